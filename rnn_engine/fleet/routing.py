@@ -41,7 +41,7 @@ class PrefixRouter:
         self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
-        """Return the candidate that is likely to run `prompt` first.
+        """Return the candidate that is likely to finish running `prompt` first.
 
         Of equal candidates, the one with the fewest requests for each slot is chosen, and then the one with the fewest
         remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared. From

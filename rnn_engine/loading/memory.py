@@ -203,8 +203,8 @@ def inspect_model(
 ) -> Inspection:
     """Return the facts of an open model, and its needs on each device of this computer, the usual weights first.
 
-    Without a device, the needs are those on one with the least limits that WebGPU allows. `device_memory` is the number
-    of bytes of a device whose memory can't be found out; if given, it is used for all devices.
+    Without a device, the needs are those on one with the least limits that WebGPU allows. `device_memory` is a device's
+    number of bytes, for devices whose memory can't be found out; if given, it is used for all devices.
     """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(

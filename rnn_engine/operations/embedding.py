@@ -42,11 +42,11 @@ _U64 = NDArray[np.uint64]
 class EmbeddingSettings:
     """Which numbers of a state become the vector.
 
-    Each layer gives its part, a field of the state. A field is a vector [D], or a matrix for each head: pooled, a
-    matrix gives one number for each key or value of each head [D]; not pooled, all its numbers [D * N]. "all" joins the
-    fields, in the state's order and pooled, each scaled to length 1 so that none dominates. Several layers are joined
-    one after the other; "mean" is the mean over all layers. If `dimensions` is smaller than the result, the vector is
-    projected by fixed random signs, which roughly keeps the angles between vectors.
+    Each layer gives its part, a field of the state. A field is a vector [D], or a matrix for each head. Pooled, the
+    matrices give one number for each key or value of each head [D]; not pooled, all their numbers [D * N]. "all" joins
+    the fields, in the state's order and pooled, each scaled to length 1 so that none dominates. Several layers are
+    joined one after the other; "mean" is the mean over all layers. If `dimensions` is smaller than the result, the
+    vector is projected by fixed random signs, which roughly keeps the angles between vectors.
     """
 
     layer: Layers = "mean"  # an index, from the end if negative; several; all joined; or the mean of all

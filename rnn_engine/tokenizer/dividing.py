@@ -339,7 +339,8 @@ class Divider:
     def _find_cut(self, text: str, start: int, end: int) -> int:
         """Return the last exact cut between `start` and `end`, or else `end`.
 
-        If `end` lies in a special token, its beginning is returned instead.
+        Without an exact cut, no special token is cut either: the beginning of one that `end` lies in is returned
+        instead.
         """
         exact = self.exact_cuts(text[start:end])
         if exact.size:
