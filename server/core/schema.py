@@ -210,7 +210,7 @@ def _translate(error: ErrorDetails) -> InvalidRequestError:
 class ErrorDetail(TypedDict):
     """What went wrong. If prompts are too long, `n_prompt_tokens` is how many tokens they have and `n_ctx` how many are
     allowed. If a grammar, a regular expression or the text of a JSON schema is wrong, `line` and `column` are the place
-    of the mistake, as far as it is known. Both count from 1, and `column` counts characters."""
+    of the mistake, if that is known. Both count from 1, and `column` counts characters."""
 
     message: str
     type: str
