@@ -66,7 +66,7 @@ class _End:
         self._outcome = ChoiceOutcome()
 
     async def note(self, event: Event) -> Mapping[str, object]:
-        """Take the next event of the call. At the last event, save the state and return the answer's fields about it."""
+        """Take the next event of the call. At the last one, save the state and return the answer's fields about it."""
         if self._saver is None:
             return {}
         self._outcome.add(event)
