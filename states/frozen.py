@@ -1,4 +1,4 @@
-"""A state that is checked, read-only and known by its digest, and the form that a checkpoint has on the host."""
+"""States that are checked, read-only and identified by a digest, and the arrays of a checkpoint on the host."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.source import show
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
-# Whether arrays are a state of a model: every field there, of the right shape, and nothing but numbers inside.
+# Checks that arrays are a state of a model: all its fields, of the right shapes, with finite numbers only.
 
 
 class Shaped(Protocol):
-    """An array, or what a file says of one."""
+    """An array, or the description of one in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -27,14 +27,15 @@ class Shaped(Protocol):
 def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
     """Return `arrays` as a state in f32.
 
-    Raises StateError, which begins with `source`, where a field or its shape is not the model's, or a value not finite.
+    Raises StateError if a field or its shape is not the model's, or a value is not finite. The message begins with
+    `source`.
     """
     check_fields(arrays, shape, source)
     return {name: check_array(array, array.shape, f"{source}: {name}") for name, array in arrays.items()}
 
 
 def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
-    """Raise StateError, which begins with `source`, where the fields or their shapes are not the model's."""
+    """Raise StateError if the fields or their shapes are not the model's. The message begins with `source`."""
     expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     if set(arrays) != set(expected):
         raise StateError(
@@ -45,9 +46,9 @@ def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -
 
 
 def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F32:
-    """Return `array` in f32. Raises StateError where its shape differs or where it holds NaN or infinity."""
+    """Return `array` in f32. Raises StateError if its shape differs or it has NaN or infinity."""
     check_shape(array.shape, expected, what)
-    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit f32 is found below, as infinity
+    with np.errstate(over="ignore", invalid="ignore"):  # a value too large for f32 becomes infinity, found below
         values = np.ascontiguousarray(array, np.float32)
     finite = np.isfinite(values)
     if not finite.all():
@@ -58,12 +59,12 @@ def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F3
 
 
 def check_shape(found: tuple[int, ...], expected: tuple[int, ...], what: str) -> None:
-    """Raise StateError, which begins with `what`, where the two differ."""
+    """Raise StateError if the two shapes differ. The message begins with `what`."""
     if found != expected:
         raise StateError(f"{what} has shape {list(found)}; this model needs {list(expected)}")
 
 
-# What is kept of a checkpoint on the host: the recurrent tensors, in f32 or f16, and the last logits.
+# The arrays of a checkpoint on the host: the recurrent tensors, in f32 or f16, and the last logits.
 
 Precision: TypeAlias = Literal["f32", "f16"]
 
@@ -72,14 +73,14 @@ LARGEST_F16 = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """The arrays of one checkpoint, which nobody writes to any more."""
+    """The arrays of one checkpoint. They must not be changed."""
 
     state: Mapping[str, NDArray[Any]]  # field name -> [L, *StateField.shape] f32 or f16
     logits: F32 | None  # [V]
 
     @property
     def num_bytes(self) -> int:
-        """The exact size of the arrays."""
+        """The exact size of the arrays in bytes."""
         logits = 0 if self.logits is None else self.logits.nbytes
         return logits + sum(array.nbytes for array in self.state.values())
 
@@ -88,14 +89,14 @@ class Payload:
         return {name: array.astype(np.float32, copy=False) for name, array in self.state.items()}
 
     def stored_as(self, precision: Precision) -> Payload:
-        """Return a payload in `precision`. Logits stay f32, since an exact repeat reads its probabilities from them."""
+        """Return a payload in `precision`. Logits stay f32, since an exact repeat takes its probabilities from them."""
         if precision == "f32":
             return Payload(self.expand(), self.logits)
         return Payload({name: _halved(array) for name, array in self.state.items()}, self.logits)
 
 
 def _halved(array: NDArray[Any]) -> NDArray[Any]:
-    # A tensor with a value beyond f16's range stays as it is: infinity would poison all that follows.
+    # A tensor with a value beyond f16's range stays f32: an infinity would spoil all later steps.
     return array.astype(np.float16) if np.abs(array).max(initial=0) <= LARGEST_F16 else array
 
 
@@ -108,22 +109,22 @@ MAX_LAST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenState:
-    """A state to start from. Its arrays are read-only: names, sequences and the cache share them."""
+    """A state from which sequences can start. Its arrays are read-only: names, sequences and the cache share them."""
 
-    digest: str  # of the state's values, from which the logits follow: equal for equal states
+    digest: str  # of the values without the logits, which follow from them; equal for equal states
     state: State
-    logits: F32 | None  # [V] those after the last token, where they are known
-    num_tokens: int | None  # taken in; 0 for a tuned state, None where some were and nobody told how many
+    logits: F32 | None  # [V] those after the last token, if they are known
+    num_tokens: int | None  # that it has taken in: 0 for a tuned state, None if there were some but not known how many
     last_tokens: tuple[int, ...]  # the last of them, as far as they are known
 
     @property
     def for_request(self) -> InitialState:
-        """The state as a request takes it. The cache keeps what follows under the digest, not under a name."""
+        """The state in the form that requests use. The cache keeps checkpoints under its digest, not under a name."""
         return InitialState(self.digest, self.state, self.logits)
 
     @property
     def num_bytes(self) -> int:
-        """The exact size of the arrays."""
+        """The exact size of the arrays in bytes."""
         return sum(array.nbytes for array in self.state.values()) + (0 if self.logits is None else self.logits.nbytes)
 
     @property
@@ -141,9 +142,10 @@ def freeze_state(
     num_tokens: int = 0,
     last_tokens: Sequence[int] = (),
 ) -> FrozenState:
-    """Check and copy arrays. Raises StateError, which begins with `source`, where they do not fit the model.
+    """Check and copy arrays. Raises StateError if they do not fit the model; the message begins with `source`.
 
-    `num_tokens` may be 0 where it is not known: a state whose shifts are set has taken in some all the same.
+    `num_tokens` may be 0 if it is not known: the result then has None if shifts are set, since such a state has taken
+    in some tokens.
     """
     checked = check_state(state, shape, source)
     kept = {name: _read_only(array) for name, array in checked.items()}

@@ -1,4 +1,4 @@
-"""Conversations as one text: chat templates, and what they say of tools."""
+"""Chat templates: they turn a conversation, and descriptions of its tools, into one text."""
 
 from rnn_engine.chat_template.messages import ROLE_WORDS as ROLE_WORDS
 from rnn_engine.chat_template.messages import ChatMessage as ChatMessage

@@ -1,4 +1,4 @@
-"""Divide what a model writes into thoughts, content and calls of tools, while it comes."""
+"""Divide a model's answer into thoughts, content and tool calls while it arrives."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rnn_engine.chat_template.messages import ToolFormat
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
 """Whether thoughts come apart from content: `auto` and `deepseek` divide them, `none` leaves them in it."""
 
-THINK_BEGINS: Final = "<think"  # a model may be asked to go on from here, before its ">"
+THINK_BEGINS: Final = "<think"  # a prompt may end here, before the ">"
 THINK_ENDS: Final = "</think"
 _OPEN: Final = f"{THINK_BEGINS}>"
 THINK_CLOSES: Final = f"{THINK_ENDS}>"
 
 
 class AnswerPart(Enum):
-    """What a piece of an answer belongs to."""
+    """The kind of a piece of an answer."""
 
-    MARKUP = "markup"  # what stands around and between the others
+    MARKUP = "markup"  # the text around and between the others
     REASONING = "reasoning"
     CONTENT = "content"
     CALL = "call"  # the text of a piece is the tool's name
@@ -30,7 +30,7 @@ class AnswerPart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of what the model wrote. `length` is how many characters of it the piece stands for."""
+    """A part of the model's text. `length` is the number of characters of that text that the piece represents."""
 
     part: AnswerPart
     text: str
@@ -39,26 +39,26 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What to look for in an answer."""
+    """What an answer may contain, and how it begins."""
 
-    thought: bool | None = None  # True: it begins with thoughts; False: they have just been closed; see `ChatPrompt`
+    thought: bool | None = None  # True: it begins inside thoughts; False: they have just been closed; see `ChatPrompt`
     bracket: bool = False  # the prompt ends before the ">" of a tag
-    divides_thoughts: bool = True  # else they are content
-    tools: ToolFormat | None = None  # how calls are written, where there may be any
+    divides_thoughts: bool = True  # otherwise thoughts are content
+    tools: ToolFormat | None = None  # how calls are written, if there may be any
     names: Sequence[str] = ()  # of the tools that may be called
     strips: bool = True  # white space at the beginning is no content
 
 
 class AnswerReader:
-    """Reads one answer as it comes. What may still become markup is held back until that is certain.
+    """Reads one answer while it arrives. Text that may still become markup is held back until that is decided.
 
-    Calls whose tool is unknown, or which are not written as they should be, are content.
+    Calls of an unknown tool, and calls that are not written correctly, are content.
     """
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._held = ""
-        self._blank = form.strips  # only white space has come of the content, and is not shown
+        self._blank = form.strips  # the content so far is white space, which is left out
         self._read: Callable[[bool], list[Piece]] = (
             self._read_beginning if form.divides_thoughts else self._read_content
         )
@@ -73,16 +73,16 @@ class AnswerReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that comes from now on is content."""
+        """Whether all further text is content."""
         return not (self._held or self._blank or self._form.names) and self._read == self._read_content
 
     def feed(self, text: str) -> list[Piece]:
-        """Return the pieces that `text` makes certain. They come in order, and leave nothing out between them."""
+        """Return the pieces that are certain after `text`. They come in order and leave nothing out between them."""
         self._held += text
         return self._take_all(last=False)
 
     def finish(self) -> list[Piece]:
-        """Return what was held back, since no more comes."""
+        """Return the pieces of the text that was held back; no more text follows."""
         return self._take_all(last=True)
 
     def _take_all(self, last: bool) -> list[Piece]:
@@ -104,7 +104,7 @@ class AnswerReader:
         elif text.startswith(_OPEN):
             thought, text = True, text.removeprefix(_OPEN).lstrip()
         if not last and (not text or (thought is None and _OPEN.startswith(text))):
-            return []  # more may belong to what is to be left out
+            return []  # more of the text to be left out may follow
         self._read = self._read_thoughts if thought else self._read_content
         return [] if thought is None else self._take(len(self._held) - len(text), AnswerPart.MARKUP)
 
@@ -162,21 +162,21 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """How far a text goes on as expected; where it is not whole, the text may still do so."""
+    """The part of a text that matches a sequence. If it is not whole, further text may still complete it."""
 
     is_whole: bool
     end: int
-    words: Sequence[str] = ()  # that were found
+    words: Sequence[str] = ()  # found in the text
 
 
 class _Sequence:
-    """Words one after another, each one of several, with any white space between them."""
+    """Words one after another, each one of several options, with any white space between them."""
 
     def __init__(self, *words: Sequence[str]) -> None:
         self._words = words
 
     def match(self, text: str, start: int) -> _Match | None:
-        """Return how `text` goes on with the words from `start`; None where it does not."""
+        """Return the match of the words in `text` from `start` on; None if they do not match."""
         found: list[str] = []
         for options in self._words:
             word = next((option for option in options if text.startswith(option, start)), None)
@@ -191,7 +191,7 @@ class _Sequence:
 
 
 class _JsonObject:
-    """Finds the end of a JSON object in pieces of text, of which the first begins with its brace."""
+    """Finds the end of a JSON object in pieces of text; the first piece begins with its brace."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -200,7 +200,7 @@ class _JsonObject:
         self.is_complete = False
 
     def feed(self, text: str) -> int:
-        """Return how many characters of `text` belong to the object."""
+        """Return the number of characters of `text` that belong to the object."""
         for place, character in enumerate(text, start=1):
             if self._in_string:
                 self._in_string = self._escaped or character != '"'
@@ -215,7 +215,7 @@ class _JsonObject:
 
 
 def _certain(text: str, mark: str) -> int:
-    """Return how much of `text` is neither white space at its end nor may be the beginning of `mark`."""
+    """Return the length of `text` without white space at its end and without a possible beginning of `mark` there."""
     longest = min(len(mark) - 1, len(text))
     overlap = next((length for length in range(longest, 0, -1) if text.endswith(mark[:length])), 0)
     return len(text[: len(text) - overlap].rstrip())

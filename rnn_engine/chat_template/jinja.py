@@ -1,4 +1,4 @@
-"""Jinja templates, as Hugging Face's folders and GGUF files bring them, in a sandbox with bounds."""
+"""Jinja templates, as Hugging Face's folders and GGUF files contain them, in a sandbox with bounds."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from rnn_engine.chat_template.messages import (
 )
 from rnn_engine.errors import InvalidRequestError, ModelError
 
-# The environment in which Jinja templates run: what transformers and llama-server offer them, and bounds.
+# The environment in which Jinja templates run: the functions of transformers and llama-server, with bounds.
 #
-# A template is a program of whoever made the model: it can't reach anything outside, and may take so many steps, so
-# much time and values of such a size.
+# A template is a program by the author of the model: it can't reach anything outside, and its steps, its time and the
+# sizes of its values are bounded.
 
 MAX_STEPS: Final = 500_000  # turns of loops, and calls of macros, functions and operators
 MAX_SECONDS: Final = 5.0
 MAX_VALUE: Final = 8 * 2**20  # characters or items of a value
-_MAX_WIDTH: Final = 1000  # that a filter may fill up to
+_MAX_WIDTH: Final = 1000  # to which a filter may pad
 _UNBOUNDED_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 _UNBOUNDED_FILTERS: Final = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
 _GLOBALS: Final = ("cycler", "dict", "joiner", "namespace", "range")
@@ -62,9 +62,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def render_bounded(self, template: Template, values: Mapping[str, object], most_characters: int) -> str:
-        """Return what `template` makes of `values`.
+        """Return the output of `template` for `values`.
 
-        Raises what the template's code meets, and InvalidRequestError for more than `most_characters`.
+        Raises what the template's code raises, and InvalidRequestError for more than `most_characters`.
         """
         self._run.steps = 0
         self._run.deadline = time.monotonic() + MAX_SECONDS
@@ -81,7 +81,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def count_step(self) -> str:
-        """Raise SecurityError where the template has run for too long; return nothing to be written."""
+        """Raise SecurityError if the template has run for too long.
+
+        Returns an empty text, which the template writes.
+        """
         self._run.steps += 1
         if self._run.steps > MAX_STEPS or time.monotonic() > self._run.deadline:
             raise SecurityError(f"it takes more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
@@ -159,7 +162,7 @@ class _Bounding(NodeTransformer):
 
 
 class _Generation(Extension):
-    """The tag that marks, for training, what the model writes; here it has no effect."""
+    """The tag that marks the model's own text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -200,13 +203,13 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _tojson(value: object, indent: int | None = None, **_options: object) -> str:
-    """Return JSON without escapes of HTML, as transformers has it."""
+    """Return JSON without HTML escapes, as transformers does."""
     return to_json(value) if indent is None else json.dumps(value, ensure_ascii=False, indent=min(indent, 8))
 
 
 _MAX_SOURCE: Final = 2**20  # characters
-_MOST_PREFIXES: Final = 8  # beginnings of a conversation that are rendered for their turns' ends
-_END_MARK: Final = "\ufdef"  # a noncharacter: stands where a message ends that is to be continued
+_MOST_PREFIXES: Final = 8  # beginnings of a conversation that are rendered to find the ends of turns
+_END_MARK: Final = "\ufdef"  # a noncharacter: marks the end of a message to be continued
 _ROLES: Final = {
     Role.SYSTEM: "system",
     Role.USER: "user",
@@ -221,9 +224,9 @@ class JinjaTemplate:
     """A template with the special tokens that it may name, such as bos_token."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, stop_tokens: Sequence[str] = ()) -> None:
-        """`special_tokens` has their texts by variable; `stop_tokens` are texts that end an answer.
+        """`special_tokens` maps variables to the tokens' texts; `stop_tokens` are texts that end an answer.
 
-        Raises ModelError where `source` is no Jinja template.
+        Raises ModelError if `source` is no Jinja template.
         """
         if len(source) > _MAX_SOURCE:
             raise ModelError(f"the chat template has {len(source)} characters; expected at most {_MAX_SOURCE}")
@@ -242,7 +245,7 @@ class JinjaTemplate:
         return conversation.characters + len(self.source)
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
-        """Return the prompt; the ends of turns are those up to which shorter conversations give the same text."""
+        """Return the prompt; its turns end at the lengths up to which shorter conversations give the same text."""
         messages = [_as_object(message) for message in conversation.messages]
         text = self._render(conversation, messages, most_characters)
         ends: dict[int, int] = {}
@@ -250,7 +253,7 @@ class JinjaTemplate:
             try:
                 shorter = self._render(_beginning(conversation, count), messages[:count], most_characters)
             except InvalidRequestError:
-                continue  # some templates want a question at the end
+                continue  # some templates need a question at the end
             if text.startswith(shorter):
                 ends[count] = len(shorter)
             elif count == len(conversation.messages):
@@ -261,7 +264,7 @@ class JinjaTemplate:
         return ""
 
     def _stop(self, text: str) -> tuple[str, ...]:
-        """Return what ends an answer: the token that ends texts where it is a plain text, or World's blank line."""
+        """Return the texts that end an answer: the end-of-text token if it is white space, or World's blank line."""
         end = self._special_tokens.get("eos_token", "")
         if end and not end.strip():
             return (end,)
@@ -281,7 +284,7 @@ class JinjaTemplate:
             text = self._environment.render_bounded(self._template, values, most_characters)
         except InvalidRequestError:
             raise
-        except Exception as error:  # whatever the template's own code meets
+        except Exception as error:  # any error of the template's own code
             raise InvalidRequestError(
                 "messages", _roles(conversation), f"what the chat template takes ({error})"
             ) from error
@@ -295,7 +298,10 @@ class JinjaTemplate:
         return begun
 
     def _complete(self, conversation: Conversation, messages: Sequence[_Object]) -> list[_Object]:
-        """Return the messages with what is said of tools, and with a mark at the end of one to be continued."""
+        """Return the messages, with a description of the tools if the template itself has none.
+
+        A message to be continued has a mark at its end.
+        """
         found = list(messages)
         if conversation.tools and not self._tells_tools:
             described = self.tool_format.describe(conversation.tools)
@@ -309,7 +315,7 @@ class JinjaTemplate:
 
 
 def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    """Return the variables that llama.cpp gives to templates beside those of transformers; of times, the day alone."""
+    """Return the variables that llama.cpp gives to templates besides those of transformers; of times, only the day."""
     now = datetime.now()
     return {
         "date_string": now.strftime("%d %b %Y"),
@@ -319,7 +325,7 @@ def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
 
 
 def _thinking(variables: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the client's variables, and those that say the same as `reasoning_effort` where they are absent."""
+    """Return the client's variables, and those that mean the same as `reasoning_effort` if they are absent."""
     effort = variables.get("reasoning_effort")
     if effort is None:
         return variables
@@ -327,7 +333,7 @@ def _thinking(variables: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _prefix_lengths(conversation: Conversation) -> list[int]:
-    """Return of which beginnings of a conversation the ends are looked for: those that its next request has too."""
+    """Return the lengths of a conversation's beginnings to render: those that its next request has too."""
     if conversation.continues:
         return []
     count = len(conversation.messages)
@@ -341,7 +347,7 @@ def _beginning(conversation: Conversation, count: int) -> Conversation:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Return with how many characters both begin, comparing ever shorter slices."""
+    """Return the length of the common beginning of two texts, comparing ever shorter slices."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""A conversation, the tools that a model may call in it, and the protocol of templates that make one text of it."""
+"""A conversation, the tools that a model may call in it, and the protocol of templates that turn it into one text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rnn_engine.errors import InvalidRequestError
 
 
 class Role(Enum):
-    """Who speaks; the value is the name that World models read."""
+    """The speaker of a message; the value is the name that World models read."""
 
     SYSTEM = "System"
     USER = "User"
@@ -35,7 +35,7 @@ ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
 
 
 def find_role(word: str) -> Role | None:
-    """Return the role that a client's word means, in any case of letters."""
+    """Return the role for a client's word, in upper or lower case; None for an unknown word."""
     return ROLE_WORDS.get(word.lower())
 
 
@@ -46,7 +46,7 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, object] = field(default_factory=lambda: {"type": "object", "properties": {}})  # a schema
-    strict: bool = False  # whether a keyword of the schema that calls can't be held to is an error
+    strict: bool = False  # whether a schema keyword that can't be enforced on calls is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class ToolCall:
 
     @property
     def parsed_arguments(self) -> object:
-        """The arguments as a value; the text itself where it is no JSON.
+        """The arguments as a value, or their text if it is no JSON.
 
-        Raises InvalidRequestError where it is nested too deeply.
+        Raises InvalidRequestError if they are nested too deeply.
         """
         try:
             return json.loads(self.arguments)
@@ -71,7 +71,7 @@ class ToolCall:
             raise self.too_deep() from error
 
     def too_deep(self) -> InvalidRequestError:
-        """Return the error for arguments that can't be read or written, since they are nested too deeply."""
+        """Return the error for arguments that are nested too deeply to be read or written."""
         return InvalidRequestError(f"arguments of the call of {self.name}", self.arguments, "JSON of fewer levels")
 
 
@@ -84,28 +84,28 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
     tool_call_id: str | None = None  # of the call that the message answers
     name: str | None = None  # of the tool that it comes from
-    reasoning: str | None = None  # what the assistant thought before its content
+    reasoning: str | None = None  # the assistant's thoughts before its content
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template makes a prompt of."""
+    """The input of a chat template."""
 
     messages: Sequence[ChatMessage]
     tools: Sequence[Tool] = ()
-    continues: bool = False  # the last message, the assistant's, is to be gone on with
-    answers: bool = True  # the prompt ends where an answer begins; not looked at where the last message is continued
-    variables: Mapping[str, object] = field(default_factory=dict)  # for templates that know them, as enable_thinking
+    continues: bool = False  # the answer continues the last message, the assistant's
+    answers: bool = True  # the prompt ends at the beginning of an answer; ignored if it `continues`
+    variables: Mapping[str, object] = field(default_factory=dict)  # for templates, such as enable_thinking
 
     @property
     def num_leading_system(self) -> int:
-        """How many system messages come before all others."""
+        """The number of system messages before all others."""
         roles = [message.role for message in self.messages]
         return next((count for count, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
 
     @property
     def characters(self) -> int:
-        """About how many characters all messages and tools have."""
+        """The approximate number of characters of all messages and tools."""
         of_messages = sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
         of_messages += sum(len(call.name + call.arguments) for each in self.messages for call in each.tool_calls)
         return of_messages + sum(len(tool_json(tool)) for tool in self.tools)
@@ -123,7 +123,7 @@ def tool_object(tool: Tool) -> dict[str, object]:
 
 
 def to_json(value: object) -> str:
-    """Return `value` as JSON in the way that models are trained on: one line, ", " and ": ", all characters as such."""
+    """Return `value` as the kind of JSON that models are trained on: one line, ", " and ": ", no character escapes."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -146,15 +146,15 @@ To call one, answer with a JSON object and nothing else:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A call is a JSON object of a name and arguments, between an opening and a closing text."""
+    """How a call is written: a JSON object of a name and arguments, between an opening and a closing text."""
 
-    opening: str = ""  # without white space around it; nothing where the object stands by itself
+    opening: str = ""  # without white space around it; empty if the object stands by itself
     closing: str = ""
-    arguments: str = "arguments"  # what the arguments are called
-    signatures: bool = False  # tools are told as `weather(city)`, without a word on how to call them
+    arguments: str = "arguments"  # the key of the arguments
+    signatures: bool = False  # tools are listed as `weather(city)`, without instructions for calling them
 
     def describe(self, tools: Sequence[Tool]) -> str:
-        """Return what a system text says of `tools`."""
+        """Return the description of `tools` for a system message."""
         if self.signatures:
             return "Tools: " + ", ".join(map(_signature, tools))
         text = _INSTRUCTIONS if self.opening else _BARE_INSTRUCTIONS
@@ -174,7 +174,7 @@ class ToolFormat:
 
 
 class ToolFormats(Enum):
-    """The formats that there are."""
+    """The known formats."""
 
     TAGGED = ToolFormat("<tool_call>", "</tool_call>")
     JSON = ToolFormat()
@@ -183,7 +183,7 @@ class ToolFormats(Enum):
 
 
 def guess_format(template: str) -> ToolFormat:
-    """Return the format that a Jinja template seems to mean."""
+    """Return the format that a Jinja template seems to use."""
     if "<tool_call>" in template or "tools" not in template:
         return ToolFormats.TAGGED.value
     return ToolFormats.JSON_PARAMETERS.value if '"parameters":' in template else ToolFormats.JSON.value
@@ -202,34 +202,36 @@ class Rendered:
     turn_ends: Mapping[int, int] = field(default_factory=dict)
     """Number of messages -> how many characters of the text these take, for those numbers for which a longer
     conversation begins with the same text. Zero messages take what is said of tools."""
-    stop: tuple[str, ...] = ()  # the texts before which an answer ends unless its request says otherwise
-    stop_tokens: tuple[str, ...] = ()  # the special tokens that end it, beside the end of text
+    stop: tuple[str, ...] = ()  # texts before which an answer ends, unless its request says otherwise
+    stop_tokens: tuple[str, ...] = ()  # special tokens that end it, besides the end of text
 
 
 class ChatTemplate(Protocol):
-    """Turns conversations into the text that a model continues. Safe to use from several threads."""
+    """Turns conversations into texts that a model continues. Safe to use from several threads."""
 
     @property
     def source(self) -> Mapping[str, str] | str:
-        """What clients may read of it: the texts around the messages, or the template's own text."""
+        """The source that clients may read: the texts around the messages, or the template's own text."""
         ...
 
     @property
     def tool_format(self) -> ToolFormat: ...
 
     def most_characters(self, conversation: Conversation) -> int:
-        """Return about how much work rendering is, and a bound on the length of the prompt where one is known
-        beforehand; builds nothing."""
+        """Return the approximate work of rendering, without rendering.
+
+        It also bounds the length of the prompt, if a bound is known beforehand.
+        """
         ...
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
         """Return the prompt.
 
-        Raises InvalidRequestError where the template refuses the conversation, or where that takes too long or makes
-        more than `most_characters`.
+        Raises InvalidRequestError if the template refuses the conversation, takes too long, or makes more than
+        `most_characters`.
         """
         ...
 
     def follow(self, text: str) -> str:
-        """Return what comes between a text that the model has taken in, of which the end is enough, and a chat."""
+        """Return the text between a text that the model has taken in and a chat; the end of the former is enough."""
         ...

@@ -1,7 +1,7 @@
 """The template of RWKV World models.
 
 A record is `{role}: {content}`, records are joined by a blank line,
-and the prompt ends with the name of the one who speaks next, `Assistant:`. A blank line inside a message would look
+and the prompt ends with the name of the next speaker, `Assistant:`. A blank line inside a message would look
 like the end of a record, so runs of blank lines become one line break.
 """
 
@@ -29,16 +29,16 @@ _EFFORTS = {"minimal": " think a bit", "low": " think a bit", "high": " think a 
 
 @dataclass(frozen=True, slots=True)
 class WorldTemplate:
-    """The texts around the messages.
+    """The template of RWKV World models, with the texts around the messages.
 
     `record` may hold {role} and {content}; `prefix` may hold {assistant}, {user}, {system} and {observation}, which
-    stand for the names of the roles. What is said of tools is the beginning of the system text.
+    stand for the names of the roles. The description of the tools is appended to the first system message.
     """
 
     record: str = "{role}: {content}"
     prefix: str = "{assistant}:"
     sep: str = "\n\n"
-    names: Mapping[Role, str] = field(default_factory=dict)  # a role that is absent has its own name
+    names: Mapping[Role, str] = field(default_factory=dict)  # a role without an entry has its own name
     tool_format: ToolFormat = ToolFormats.TAGGED.value
     thinks: bool = False  # `reasoning_effort` has a meaning, as for RWKV-7 G1
 
@@ -52,7 +52,7 @@ class WorldTemplate:
 
     @property
     def as_jinja(self) -> str:
-        """The same as a Jinja template, for messages with texts as their content and without tools."""
+        """An equivalent Jinja template, for messages with texts as their content and without tools."""
         names = {word: self._name(role) for word, role in ROLE_WORDS.items()}
         record = _fill_with_code(self.record, {"role": "names[message['role'] | lower]", "content": "ns.text"})
         return (
@@ -70,7 +70,7 @@ class WorldTemplate:
         )
 
     def most_characters(self, conversation: Conversation) -> int:
-        """Return a bound on the length of the prompt, and on the work of rendering it; builds nothing."""
+        """Return a bound on the length of the prompt, and on the work of rendering it, without rendering it."""
         messages = self._with_tools(conversation)
         contents, roles = self.record.count("{content}"), self.record.count("{role}")
         of_messages = len(messages) * len(self.record + self.sep) + sum(
@@ -82,8 +82,8 @@ class WorldTemplate:
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
         """Return the prompt.
 
-        A longer conversation begins with the same turns. A token ends where a turn does: the next one begins with a
-        letter, and hardly any vocabulary joins that to the separator.
+        A longer conversation begins with the same turns. A token ends at the end of each turn: the next turn begins
+        with a letter, and hardly any vocabulary joins a letter to the separator.
         """
         bound = self.most_characters(conversation)
         if bound > most_characters:
@@ -103,28 +103,31 @@ class WorldTemplate:
                 )
                 del turn_ends[len(conversation.messages)]
             turns.append(self.ending + (" <think" if thinking else ""))
-        # What is thought may have blank lines.
+        # Thoughts may have blank lines.
         stop = f"\n\n{self._name(Role.USER)}:" if thinking else "\n\n"
         return Rendered("".join(turns), turn_ends, stop=(stop,))
 
     @property
     def ending(self) -> str:
-        """What stands between the last turn and the answer."""
+        """The text between the last turn and the answer."""
         return _fill(self.prefix, {role.value.lower(): self._name(role) for role in Role})
 
     def follow(self, text: str) -> str:
-        """Return what is missing of the separator after a text, of which the end is enough."""
+        """Return the missing part of the separator after a text; the end of the text is enough."""
         overlap = next(n for n in range(min(len(self.sep), len(text)), -1, -1) if text.endswith(self.sep[:n]))
         return self.sep[overlap:]
 
     def _thinking(self, conversation: Conversation) -> tuple[bool, str]:
-        """Return whether the answer begins with thoughts, and what the last question says of how many."""
+        """Return whether the answer begins with thoughts, and the text in the last question about their amount."""
         wanted, effort = conversation.variables.get("enable_thinking"), conversation.variables.get("reasoning_effort")
         thinking = wanted is True or (wanted is None and self.thinks and effort not in (None, "none"))
         return thinking, _EFFORTS.get(str(effort), "") if thinking else ""
 
     def _with_tools(self, conversation: Conversation) -> list[ChatMessage]:
-        """Return the messages with what is said of tools in the first system text, which is added where it lacks."""
+        """Return the messages with a description of the tools in the first system message.
+
+        Adds a system message if there is none.
+        """
         messages = list(conversation.messages)
         if not conversation.tools:
             return messages
@@ -137,7 +140,7 @@ class WorldTemplate:
         return _fill(self.record, {"role": self._name(message.role), "content": clean(self._content(message))})
 
     def _content(self, message: ChatMessage) -> str:
-        """Return the text of a message with its calls. What was thought before is not told again."""
+        """Return the text of a message with its calls. Earlier thoughts are left out."""
         if not message.tool_calls:
             return message.content
         return "\n".join(filter(None, (message.content.rstrip(), self.tool_format.write(message.tool_calls))))
@@ -152,12 +155,12 @@ def clean(content: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return an expression of Jinja that writes a text."""
+    """Return a Jinja expression that writes a text."""
     return "{{- " + json.dumps(text) + " -}}"
 
 
 def _fill_with_code(text: str, expressions: Mapping[str, str]) -> str:
-    """Return code of Jinja that writes a text with the values of expressions in place of their {names}."""
+    """Return Jinja code that writes a text with the values of expressions in place of their {names}."""
     parts = re.split(r"\{(\w+)\}", text)
     written = []
     for number, part in enumerate(parts):
@@ -169,5 +172,5 @@ def _fill_with_code(text: str, expressions: Mapping[str, str]) -> str:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Put the values in place of their {names}, in one pass, so that a value's own braces stay as they are."""
+    """Replace {names} by their values, in one pass, so that braces in the values are kept."""
     return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), text)

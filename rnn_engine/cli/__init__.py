@@ -1,4 +1,4 @@
-"""The command `rnn-engine`: finds its commands, one a module, and shows an error as one line."""
+"""The command `rnn-engine`: finds the module of each subcommand, and shows an error as one line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MODULE_OF = {
 }
 _SERVERS = ("serve", "fleet")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-_NO_THREAD = "can't start new thread"  # as Python says it
+_NO_THREAD = "can't start new thread"  # Python's own message
 
 
 class Commands(click.Group):
-    """The group of commands. Imports a command's module when it is asked for, since some take a while to load."""
+    """The group of commands. Imports a command's module only when it is used, since some take a while to load."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_MODULE_OF)
@@ -46,7 +46,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a command line. A signal ends a server with code 0 from here on, as it does later."""
+        """Find the command of a command line. From here on, a signal ends a server with code 0, as it does later."""
         if args[0] in _SERVERS:
             from server.core.process import end_at_signals
 

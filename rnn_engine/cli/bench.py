@@ -1,4 +1,7 @@
-"""`rnn-engine bench`: measure how fast a model runs on a device, through the runner alone."""
+"""`rnn-engine bench` and `rnn-engine tune`: measure a model's speed on a device, and find its fastest kernels.
+
+`bench` measures through the runner alone.
+"""
 
 from __future__ import annotations
 
@@ -205,8 +208,8 @@ def tune_command(
     """Find the fastest kernels for a model's matrices on a device.
 
     They are kept in the user's cache folder for this device, driver and version of the kernels, and every later load
-    takes them. Of each choice the table shows what a model of cost predicts and what was measured, in microseconds of a
-    dispatch, beside the fixed choice; on a software device that is the time of all processors together.
+    uses them. For each choice, the table shows the predicted and the measured time of a dispatch in microseconds,
+    beside those of the fixed choice. On a software device, a time is that of all processors together.
     """
     if show or forget:
         for path, record in kept_records():

@@ -1,6 +1,6 @@
-"""How long whole steps take, from the tokens to the candidates on the host.
+"""Measure how long whole steps take, from the tokens to the candidates on the host.
 
-What is not measured: sampling, text, HTTP.
+Sampling, text and HTTP are not measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was measured; a figure means nothing without it."""
+    """What was measured, and under which conditions; a figure means nothing without them."""
 
     model: str
     shape: ModelShape
@@ -91,14 +91,14 @@ def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[],
     return statistics.median(seconds)
 
 
-# Where the time of a step goes: on the device kernel by kernel, on the host part by part.
+# A profile divides the time of a step: on the device by kernel, on the host by part.
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
     """A part of a step, such as "key" or "head", over all layers.
 
-    Bytes are those of matrices and states, operations the products and sums of matrices.
+    `moved_bytes` are those of matrices and states, `operations` the products and sums of matrices.
     """
 
     part: str
@@ -128,7 +128,7 @@ class StepProfile:
 
     @property
     def device(self) -> float:
-        """All kernels, one after the other."""
+        """The time of all kernels, one after another."""
         return sum(kernel.seconds for kernel in self.kernels)
 
 
@@ -180,21 +180,21 @@ def _by_part(dispatches: Sequence[Dispatch], seconds: Sequence[float]) -> tuple[
 
 
 def _part(dispatch: Dispatch) -> str:
-    """Return what a dispatch computes, whichever layer it is of."""
+    """Return what a dispatch computes, without its layer."""
     words = dispatch.label.split()
     return " ".join(words[2:] if words[0] == "layer" else words)
 
 
-# Shows what was measured: as tables in the terminal, as JSON, as one page of HTML.
+# What was measured is shown as tables in the terminal, as JSON, or as one page of HTML.
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """All that one run of `rnn-engine bench` measured."""
+    """Everything that one run of `rnn-engine bench` measured."""
 
     setting: Setting
     results: Sequence[Measurement]
-    peaks: DevicePeaks | None = None  # where kernels were timed
+    peaks: DevicePeaks | None = None  # if kernels were timed
     profiles: Sequence[StepProfile] = ()
 
     @property
@@ -210,7 +210,7 @@ class Benchmark:
 
 
 def share(reached: float, limit: float) -> str:
-    """Return `reached` as a part of `limit`, or nothing where a kernel does none of that."""
+    """Return `reached` as a percentage of `limit`, or an empty text if it is 0."""
     return f"{reached / limit:.0%}" if reached else ""
 
 
@@ -261,7 +261,7 @@ def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
 
 
 def write_report(benchmark: Benchmark, path: Path) -> None:
-    """Write one page of HTML that needs no other file. Raises OSError where it can't be written."""
+    """Write one page of HTML that needs no other file. Raises OSError if it can't be written."""
     template = (files("rnn_engine.cli") / "report.html").read_text("utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["share"] = share

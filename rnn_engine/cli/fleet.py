@@ -1,4 +1,4 @@
-"""`rnn-engine fleet`."""
+"""`rnn-engine fleet`: serve models with several replicas."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def fleet_command(
     """Serve models with several replicas, on Ray Serve.
 
     The routes and options are those of `serve`, and replicas share the requests. Each replica is a process with the
-    model on its device, and --slots, --device and the options of kept states count for each. The model's file has to
-    be at the same path on every machine. Named states are kept by this command. Needs the extra `fleet`.
+    model on its device, and --slots, --device and the options of kept states apply to each. The model's file must be at
+    the same path on every machine. Named states are kept by this command. Needs the extra `fleet`.
     """
     if find_spec("ray") is None:
         raise click.UsageError("Ray is not installed; expected pip install 'rnn-engine[fleet]'")

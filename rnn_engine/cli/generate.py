@@ -1,4 +1,4 @@
-"""`rnn-engine generate`."""
+"""`rnn-engine generate` and `rnn-engine logits`: continue a text, and write the logits of tokens to a file."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def generate_command(
 ) -> None:
     """Continue a text and print what follows.
 
-    The text is PROMPT, or what comes on standard input. One word alone is MODEL where it names a file, a folder or a
-    model that `pull` knows, and PROMPT where it does not.
+    The text is PROMPT, or what comes on standard input. A single word is MODEL if it names a file, a folder or a model
+    that `pull` knows; otherwise it is PROMPT.
     """
     if prompt is not None and tokens is not None:
         raise click.UsageError("--prompt and --tokens exclude each other")
@@ -117,9 +117,9 @@ def generate_command(
 
 
 def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None]:
-    """Return the model and the prompt among the arguments. With `has_prompt` an option has the prompt.
+    """Return the model and the prompt among the arguments. With `has_prompt`, an option gives the prompt.
 
-    Raises UsageError.
+    Raises UsageError for too many arguments, or for a model that can't be found.
     """
     if len(words) > (1 if has_prompt else 2):
         allowed = "MODEL alone beside --prompt or --tokens" if has_prompt else "MODEL and PROMPT; quote a prompt"
@@ -135,8 +135,8 @@ def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None
 
 
 def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
-    """Return whether the model has a chat template of its own, and `prompt` does not begin a turn as that does."""
-    if template == WorldTemplate():  # of models that bring none
+    """Return True if the model has its own chat template, and `prompt` lacks the text that begins a user's turn."""
+    if template == WorldTemplate():  # for models that bring none
         return False
     content = "\ue000"  # of private use, so that no template has it
     try:
@@ -148,7 +148,7 @@ def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is continued, and what ends the answer beside what the user says."""
+    """The tokens to continue, and what ends the answer in addition to the user's own stop strings."""
 
     tokens: Sequence[int]
     stop: Sequence[str] = ()
@@ -172,7 +172,7 @@ def _read_prompt() -> str:
 
 
 class _TextPrinter:
-    """Prints text as it comes, and notes whether any of it can be seen."""
+    """Prints text as it comes, and notes whether any of it is visible."""
 
     only_blanks = True
 
@@ -188,7 +188,7 @@ def _print_ids(delta: TextDelta) -> None:
     sys.stdout.flush()
 
 
-# `rnn-engine logits`: write the results of a forward pass to a file, to compare this engine with another.
+# `rnn-engine logits` writes the results of a forward pass to a file, to compare this engine with another.
 
 _SLOT = 0
 
@@ -256,7 +256,10 @@ def _check(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report, initial: State | None) -> F32:
-    """Return the logits [T, V] after every token of a sequence that begins at `initial`, run `chunk` tokens a step."""
+    """Return the logits [T, V] after every token of a sequence that starts from `initial`.
+
+    A step runs `chunk` tokens.
+    """
     logits = np.empty((len(tokens), runner.shape.vocab_size), np.float32)
     runner.write_state(_SLOT, initial)
     for start in range(0, len(tokens), chunk):

@@ -1,4 +1,4 @@
-"""The options for how tokens are drawn, made from `SamplingParams`."""
+"""Options for generation: how tokens are drawn, what the answer must match, and which states it starts from."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tup
 
 
 def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts, or the default where there are none. A click callback."""
+    """Return the texts, or the default if there are none. A click callback."""
     [default] = [one.default for one in PARAMETERS if one.name == parameter.name]
     return texts or tuple(default)
 
 
 def _parse_steps(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """Parse names that commas part, or letters. A click callback."""
+    """Parse names separated by commas, or letters. A click callback."""
     if text is None:
         return None
     try:
@@ -104,13 +104,13 @@ _PARSED: Mapping[Any, tuple[Callable[..., Any], str]] = MappingProxyType(
 
 sampling_options = option_group("Sampling", SamplingParams, _MAX_TOKENS, *map(_make_option, PARAMETERS))
 
-# The options for what an answer may be: a grammar, a JSON schema or a regular expression.
+# Options for what an answer must match: a grammar, a JSON schema or a regular expression.
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None) -> Grammar | None:
-    """Return the grammar that was given; None is any text."""
+    """Return the grammar that was given, or None for any text. Raises UsageError if several were given."""
     given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
     chosen = [one for one in given if one is not None]
     if len(chosen) > 1:
@@ -149,22 +149,22 @@ def _make_regex(pattern: str | None) -> Grammar | None:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The states that one text starts from: none, which leaves it to the model file, or one, or several in a mix."""
+    """The states that one text starts from: none (the model file's own counts then), one, or several in a mix."""
 
     files: Sequence[Path | None] = ()  # None is a state of fill values
-    weights: Sequence[float] = ()  # of each in the mix; none where there is no mix
+    weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
     kind: MixKind = "log"
 
     @property
     def settings(self) -> StateSettings:
-        """The settings of an engine that has the states, of which the first is the default."""
+        """The settings of an engine that has the states; the first of them is the default."""
         if not self.files:
             return StateSettings()
         named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
         return StateSettings(named, default=NO_INITIAL_STATE if self.files[0] is None else _name(0))
 
     def mix(self, session: Session) -> StateMix | None:
-        """Return the mix of the engine's default state with the further ones; None where there is none."""
+        """Return the mix of the engine's default state with the further ones; None if there is no mix."""
         if not self.weights:
             return None
         others = [
@@ -194,7 +194,7 @@ def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
 
 
 def _divide(text: str) -> tuple[str, float | None]:
-    """Return the file and the weight, if it has one; a file's name may have colons too."""
+    """Return the file and the weight, if there is one. A file's name may have colons too."""
     file, colon, weight = text.rpartition(":")
     try:
         return (file, float(weight)) if colon and file else (text, None)

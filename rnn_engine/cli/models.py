@@ -1,4 +1,4 @@
-"""`rnn-engine models`."""
+"""`rnn-engine models`, `inspect` and `convert`: list, describe and convert models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rnn_engine.model import LoraChoice
 def models_command() -> None:
     """List the models on this computer, and the short names of others.
 
-    On this computer are those of `rnn-engine pull` and those in Hugging Face's cache.
+    The models on this computer are those of `rnn-engine pull` and those in Hugging Face's cache.
     """
     rows = [(each.repository, _version(each.path), in_words(each.num_bytes), str(each.path)) for each in list_local()]
     if rows:
@@ -49,7 +49,7 @@ def models_command() -> None:
 
 
 def _version(path: Path) -> str:
-    """Return the version of a model, - where it is no model that is served."""
+    """Return the version of a model, or - if the file is no model that can be served."""
     try:
         with open_model(path) as model:
             return model.shape.version
@@ -70,10 +70,10 @@ _FITS = {True: "fits", False: "too large", None: "?"}
 def inspect_command(
     model: Path, slots: int, tokenizer: str, device_memory: int | None, loras: tuple[LoraChoice, ...], as_json: bool
 ) -> None:
-    """Show what a model file holds and where it fits.
+    """Show what a model file holds and on which devices it fits.
 
-    Reads no weights. Memory is told for every format of --weights, without the cache's spare slots. Given
-    a --lora, the model is told as it is with it; weights that it changes are float32.
+    Reads no weights. The memory is shown for every format of --weights, without the cache's spare slots. With --lora,
+    the model is shown after the merge; weights that the LoRA changes are float32.
     """
     with open_merged(model, loras) as opened:
         found = inspect_model(opened, tokenizer, slots, device_memory)

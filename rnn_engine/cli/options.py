@@ -31,7 +31,7 @@ from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
 from rnn_engine.scheduler import parse_policy
 from rnn_engine.types import ModelShape
 
-# Options of commands that belong together: a command takes them as one typed object.
+# Options that belong together are passed to a command as one typed object.
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -43,10 +43,11 @@ AddOption: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 def option_group(
     title: str, make: Callable[..., T], *options: AddOption
 ) -> Callable[[Callable[Concatenate[T, P], None]], Callable[P, None]]:
-    """Return a decorator that adds `options` to a command, which takes what `make` returns as its first argument.
+    """Return a decorator that adds `options` to a command and passes it the object that `make` builds from them.
 
-    The parameters of `make` are options by their names; an option that is none of them stays one of the command's own.
-    A command with several groups takes that of the nearest decorator first.
+    The object is the command's first argument. The parameters of `make` have the names of options; an option with
+    another name stays one of the command's own. A command with several groups takes the object of the nearest decorator
+    first.
     """
     names = tuple(signature(make).parameters)
 
@@ -61,13 +62,13 @@ def option_group(
     return add
 
 
-# Numbers as options: of bytes, as 4096, 256M or 2G, and finite ones in a range.
+# Numbers as options: sizes in bytes, such as 4096, 256M or 2G, and finite numbers in a range.
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class FiniteRange(click.FloatRange):
-    """A range without infinity and NaN; click's lets NaN through."""
+    """A range without infinity and NaN; click's own range lets NaN through."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
@@ -92,7 +93,7 @@ def size_in_words(num_bytes: int) -> str:
 
 
 def find_model(value: str | None) -> Path:
-    """Return the model that was named, by its path or as `pull` takes it, or the one that comes with the project."""
+    """Return the path of a model that is given as a path or as `pull` takes it; None is the model of the project."""
     if value is not None:
         try:
             return locate_model(value)
@@ -105,10 +106,10 @@ def find_model(value: str | None) -> Path:
 
 
 def names_model(word: str) -> bool:
-    """Return whether an argument is a path, or ends or reads as the name of a model does."""
+    """Return True if an argument is a path, or has the form or the ending of a model's name."""
     if len(word.split()) == 1 and could_be_wanted(word):
         return True
-    return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # which, unlike Path, takes any text
+    return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # `os.path.exists`, unlike Path, takes any text
 
 
 def _find(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
@@ -297,7 +298,7 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Report]:
-    """Yield a function that takes what is being done, how many parts are done, and how many there are."""
+    """Show a progress bar; yield a function that takes the present task, the parts that are done, and all parts."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

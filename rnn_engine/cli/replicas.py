@@ -1,4 +1,7 @@
-"""Replicas that a config file of Ray Serve describes (deploy/serve.yaml), for commands `fleet --application`."""
+"""Load the replicas of `rnn-engine fleet`: its own, or those that a config file of Ray Serve describes.
+
+Such a file is deploy/serve.yaml, for `rnn-engine fleet --application`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
-    """Start the replicas of one model, and open what this process keeps of it."""
+    """Start the replicas of one model, and open this process's part of the model."""
     from rnn_engine.fleet.cluster import open_fleet
 
     progress("starting replicas", 0, settings.replicas)
@@ -37,7 +40,7 @@ async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: P
 
 
 def front_opener(choice: EngineChoice) -> Callable[[], Front]:
-    """Return what opens this process's part of a model."""
+    """Return a function that opens this process's part of a model."""
     from rnn_engine.fleet.remote import open_front
 
     return partial(
@@ -50,10 +53,10 @@ def front_opener(choice: EngineChoice) -> Callable[[], Front]:
 
 
 async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
-    """Load the engine of a replica, in its process. Each has a device, and a folder of its own in that of the cache.
+    """Load the engine of a replica, in its process.
 
-    It refuses requests later than the front, which bounds its own: a place that is free there is not always free here
-    yet.
+    Each replica has a device, and its own folder within that of the cache. It accepts more requests than the front,
+    which enforces the bound: a place that is free in the front may not be free in the replica yet.
     """
     cache = choice.cache
     if cache is not None and cache.disk is not None:
@@ -64,11 +67,11 @@ async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
 
 
 class ReplicaArgs(BaseModel):
-    """What the file may say of a replica: options of `rnn-engine fleet`, with the same defaults."""
+    """The settings of a replica that the file may have: options of `rnn-engine fleet`, with the same defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Path  # on each machine
+    model: Path  # the same on each machine
     tokenizer: str = "auto"
     device: str = "auto"
     weights: str | None = None
@@ -78,7 +81,7 @@ class ReplicaArgs(BaseModel):
 
 
 def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application of Ray Serve's
-    """Return the application of a model's replicas. How many there are, and what each has, is said beside `args`."""
+    """Return the application of a model's replicas. Their number and resources are set beside `args`."""
     from rnn_engine.fleet.deployment import make_application
 
     given = ReplicaArgs.model_validate(args)

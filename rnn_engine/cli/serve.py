@@ -1,4 +1,4 @@
-"""`rnn-engine serve`."""
+"""`rnn-engine serve`: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from server.core.settings import AuthSettings, ConnectionSettings, Limits
 from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
 
-# The models of a server: how they are named on the command line, and what each of them is loaded with.
+# The models of a server: how the command line names them, and the settings with which each is loaded.
 
 LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
 """Loads what a choice says, here or elsewhere, and tells how far it is."""
@@ -77,7 +77,7 @@ models_argument = click.argument("models", nargs=-1, callback=_parse_models, met
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """The models of a server, how requests choose one, and what of them an admin may change."""
+    """The models of a server, how requests choose one, and what admins may change."""
 
     models: tuple[NamedModel, ...]
     default_model: str | None
@@ -145,9 +145,9 @@ models_options = option_group(
 async def load_models(
     choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
 ) -> ModelRegistry:
-    """Load all models, each by `load`. What `choice` says of one model's file counts for the first.
+    """Load all models, each by `load`. The LoRAs and states of `choice` are for the first model.
 
-    Raises InvalidRequestError where there is no model called `default`.
+    Raises InvalidRequestError if there is no model called `default`.
     """
     names = [model.name for model in models]
     if default is not None and default not in names:
@@ -166,7 +166,7 @@ def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOr
 
 
 def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
-    """Return what a model is loaded with. All but the first have folders of their own in those of `choice`."""
+    """Return the choice to load a model with. All except the first use their own folders within those of `choice`."""
     cache, folder = choice.cache, choice.states.folder
     if order.name != first:
         own = _folder_name(order.name)
@@ -191,7 +191,7 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
 
 
 def _folder_name(name: str) -> str:
-    """Return the name of a model with characters that every file system takes."""
+    """Return a folder name for a model, in characters that every file system takes."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
     return f"model-{safe}"
 
@@ -202,7 +202,7 @@ _DEFAULT = ServerSettings()
 
 
 def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
-    """Parse permissions as 660. A click callback."""
+    """Parse permissions such as 660. A click callback."""
     if not re.fullmatch("[0-7]{3,4}", text):
         raise click.BadParameter(f"{text!r} is not allowed; expected three or four octal digits as 660")
     return int(text, 8)
@@ -220,7 +220,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """Where the server listens, and how it ends."""
+    """The address of the server, and how its process ends."""
 
     host: str
     port: int
@@ -233,7 +233,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """All options of a server, a field for each group."""
+    """All options of a server, one field for each group."""
 
     loading: LoadSettings
     requests: RequestOptions
@@ -367,7 +367,7 @@ _process_options = option_group(
 
 
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
-    """Add the options of a server to `command`, which takes them as its first argument."""
+    """Add the options of a server to `serve_command`, which takes them as its first argument."""
 
     @models_argument
     @loading_options
@@ -417,11 +417,11 @@ def serve_command(options: ServeOptions) -> None:
     """Serve models over HTTP, as OpenAI's API has it.
 
     MODEL is a .safetensors, .st, .prefab, .pth or .gguf file, a .bin of rwkv.cpp, a Hugging Face folder or the name of
-    a model that was pulled, or NAME=FILE; the model that comes with rnn-engine where it is absent. Of several, each
-    answers the requests that name it. --state, --default-state and --lora are for the first; the others keep what they
-    write in folders of their names in the folders that are given. Ctrl-C or SIGTERM ends the server when its running
-    requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS) are used in place of
-    --unix-socket, and that in place of --port.
+    a model that was pulled, or NAME=FILE. Without MODEL, the model that comes with rnn-engine is served. Of several
+    models, each answers the requests that name it. --state, --default-state and --lora are for the first; the others
+    keep what they write in folders of their own names, within the folders that are given. Ctrl-C or SIGTERM ends the
+    server when its running requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS)
+    are used in place of --unix-socket, and --unix-socket in place of --port.
     """
     serve(load_engine, options)
 

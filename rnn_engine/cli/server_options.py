@@ -1,4 +1,4 @@
-"""The options that say who may come in."""
+"""Options of a server: who may come in, the limits of requests and connections, and the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from server.telemetry.logs import LogFormat, LogLevel, LogSettings, RequestIdFil
 
 
 def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """A click callback."""
+    """Check the origins of web pages. A click callback."""
     try:
         return tuple(map(check_origin, texts))
     except InvalidRequestError as error:
@@ -32,7 +32,7 @@ def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: 
 
 
 def _parse_rate(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Rate:
-    """A click callback."""
+    """Parse what a key may use in a minute. A click callback."""
     try:
         return UNBOUNDED if text is None else parse_rate(text)
     except InvalidRequestError as error:
@@ -167,13 +167,13 @@ limit_options = option_group(
     "Limits of a request", Limits, *(_limit_option(name, bound) for name, bound in BOUNDS.items())
 )
 
-# The options that bound connections: how many, and how long a client may take.
+# Options that bound connections: how many there are, and how long a client may take.
 
 _CONNECTIONS = ConnectionSettings()
 
 
 def seconds_option(name: str, default: float, meaning: str) -> AddOption:
-    """Return an option that takes a time in seconds, more than none."""
+    """Return an option that takes a time in seconds, greater than 0."""
     return click.option(
         name,
         type=FiniteRange(min=0, min_open=True),
@@ -245,7 +245,7 @@ log_options = option_group(
     ),
 )
 
-# The server's log: lines on standard error, written by a thread so that no request waits for whoever reads them.
+# The server's log is written to standard error by a thread, so that no request waits for its reader.
 
 _STANDARD_ERROR = 2
 _CAPACITY = 4096  # lines that wait to be written; those beyond are dropped
@@ -277,7 +277,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Wait until all lines are written, or for a second or two where nobody reads them."""
+        """Wait until all lines are written, or for at most two seconds if they are not read."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=_CLOSING_SECONDS)
             self._thread.join(_CLOSING_SECONDS)
@@ -292,7 +292,7 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: bytes) -> None:
         """Write with `os.write`: a thread that hangs in `sys.stderr` would keep the interpreter from ending."""
         rest = memoryview(line)
-        with suppress(OSError):  # nobody can read any more
+        with suppress(OSError):  # nothing reads any more
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
 

@@ -1,4 +1,4 @@
-"""An engine for the time of one command, with an event loop that runs only while something is waited for."""
+"""An engine for the duration of one command; its event loop runs only while the command waits for something."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What to load and where."""
+    """The model to load, and the settings of its engine."""
 
     model: Path
     loading: LoadSettings
@@ -42,9 +42,9 @@ class EngineChoice:
 
 
 async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None) -> Engine:
-    """Load an engine and show the progress, which `progress` is told, too, on any thread.
+    """Load an engine, and show the progress.
 
-    Where it is cancelled, the loading thread ends too.
+    `progress` is called with the progress too, on any thread. If this is cancelled, the loading thread ends as well.
     """
     cancelled = threading.Event()
     with progress_bar("opening the model") as show:
@@ -76,14 +76,14 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An engine and its loop. `run` raises KeyboardInterrupt on Ctrl-C, when what it ran has been cancelled."""
+    """An engine and its loop. On Ctrl-C, `run` cancels what it runs and then raises KeyboardInterrupt."""
 
     engine: EngineLike
     loop: asyncio.Runner
 
     @property
     def initial(self) -> FrozenState | None:
-        """Return the state that texts start from; None is the fill values."""
+        """The state that texts start from; None is the fill values."""
         default = self.run(self.engine.states.default())
         return None if default is None else default.frozen
 
@@ -96,7 +96,7 @@ class Session:
         on_delta: Callable[[TextDelta], None],
         on_start: Callable[[Started], None] = lambda _: None,
     ) -> Finished:
-        """Run `request`, and call `on_start` when its prompt has run and `on_delta` with its text as it comes."""
+        """Run `request`; call `on_start` when its prompt has been run, and `on_delta` with its text as it comes."""
         return self.run(_generate(self.engine, request, on_delta, on_start))
 
 
@@ -135,7 +135,7 @@ _MAX_CHARACTERS: Final = 2**24
 def prompt_of(
     engine: EngineLike, initial: FrozenState | None, messages: Sequence[ChatMessage], *, answers: bool = True
 ) -> ChatPrompt:
-    """Return the prompt of a conversation that begins at a state; with `answers` it ends where an answer begins."""
+    """Return the prompt of a conversation that begins at a state; with `answers`, an answer can follow the prompt."""
     template = engine.info.chat_template
     before = text_before_chat(engine, initial, template)
     return make_chat_prompt(engine, template, Conversation(messages, answers=answers), _MAX_CHARACTERS, before=before)

@@ -1,4 +1,4 @@
-"""`rnn-engine devices`."""
+"""`rnn-engine devices`, `pull` and `key`: list devices, fetch models and make API keys."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def devices_command() -> None:
 def pull_command(model: str) -> None:
     """Fetch a model from the Hugging Face Hub.
 
-    NAME is a short name, such as rwkv7-0.1b, that `rnn-engine models` lists; REPOSITORY is OWNER/NAME, and FILE one of
-    its files or a pattern such as '*Q8_0.gguf', of which the newest match is taken. A download that was cut is gone on
-    from, and checked by its checksum. HF_ENDPOINT names a mirror, HF_TOKEN opens repositories that are not public, and
-    RNN_ENGINE_MODELS is the folder for models.
+    NAME is a short name that `rnn-engine models` lists, such as rwkv7-0.1b. REPOSITORY is OWNER/NAME, and FILE one of
+    its files or a pattern such as '*Q8_0.gguf'; the newest match is taken. A download that was interrupted is
+    continued, and checked by its checksum. HF_ENDPOINT names a mirror, HF_TOKEN opens repositories that are not public,
+    and RNN_ENGINE_MODELS is the folder for models.
     """
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -77,8 +77,8 @@ def pull_command(model: str) -> None:
 def key_command(name: str, scope: str, weight: str, rate: str | None) -> None:
     """Make an API key.
 
-    Prints the key, which is kept nowhere, and the line for it in the file of `rnn-engine serve --api-key-file`, which
-    holds its hash alone. NAME stands for the key in the log, and its states belong to NAME.
+    Prints the key, which is kept nowhere, and the key's line for the file of `rnn-engine serve --api-key-file`. The
+    line holds only the key's hash. NAME stands for the key in the log, and its states belong to NAME.
     """
     key = new_key()
     quota = None if rate is None else parse_rate(rate)

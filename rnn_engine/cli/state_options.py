@@ -1,4 +1,4 @@
-"""The options that say which states requests may start from."""
+"""Options for the states that a server keeps: of prompts and answers, and with names."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ _QUOTA = Quota()
 
 
 class _NamedFile(click.ParamType[StateFile]):
-    """NAME=FILE; what a file of settings says may be a `StateFile` already."""
+    """The type of NAME=FILE. A value from a config file may be a `StateFile` already."""
 
     name = "NAME=FILE"
 
@@ -293,7 +293,10 @@ state_option = click.option(
 
 
 def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
-    """Add the demo model's own state to `states`, unless a file there has its name. It is not the default."""
+    """Add the demo model's own state to `states` if `model` is that model, unless a state there has the same name.
+
+    It does not become the default.
+    """
     demo = StateFile(pirate_state_path(), "pirate")
     if model != model_path() or any(file.name == demo.name for file in states.files):
         return states

@@ -1,1 +1,1 @@
-"""Write a model that is open as a file of another format, of other names, or with other weights."""
+"""Write an open model as a file of another format, with other names, or with other weights."""

@@ -1,4 +1,4 @@
-"""Write a model in the format that its target's name says."""
+"""Write a model in the format that its target's name selects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rnn_engine.versions.table import VERSIONS, VersionTable
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """A format of one file."""
+    """A format in which a model is written as one file."""
 
     title: str
     write: Callable[[IO[bytes], ConversionSource], None]  # raises ModelError for what the format can't hold
@@ -61,14 +61,16 @@ def convert_model(
 ) -> str:
     """Write `model` to `target`, one tensor at a time, and return the title of the format.
 
-    The end of the target's name says the format; a name without an ending is a folder's. `weights` is a choice as
-    `WeightChoice.parse` reads it; a float type by itself is for the embedding, too. What is no matrix stays in the type
-    that it has, where the format allows it. What is written lies beside `target` until it is complete.
-    With `force` a file takes the place of a file, and a folder that of an empty one or of one that was written by this
-    function and is unchanged since, by the list of its files in it (`.rnn-engine.json`).
-    Raises InvalidRequestError, which calls the target `field`, for an unknown format, and for a target that is there
-    and not to be replaced; ModelError for what the format can't hold, and where the model can't be read; OSError where
-    it can't be written.
+    The end of the target's name selects the format; a name without an ending is a folder's. `weights` is a choice as
+    `WeightChoice.parse` reads it; a float type by itself also applies to the embedding. Tensors that are not matrices
+    keep their type if the format allows it. The output lies beside `target` until it is complete.
+
+    With `force`, a file replaces a file. A folder replaces an empty folder, or one that this function wrote and that is
+    unchanged since, according to the list of its files in it (`.rnn-engine.json`).
+
+    Raises InvalidRequestError, which calls the target `field`, for an unknown format, and for an existing target that
+    must not be replaced. Raises ModelError if the format can't hold the model, or if the model can't be read. Raises
+    OSError if the target can't be written.
     """
     file_format = FILE_FORMATS.get(target.suffix)
     if file_format is None and target.suffix:
@@ -104,9 +106,9 @@ def model_bytes(path: Path) -> int:
 
 
 def parse_weights(text: str, suffix: str) -> WeightChoice:
-    """Read a choice as `WeightChoice.parse` does, but with a float type that comes first for the embedding, too.
+    """Parse a choice as `WeightChoice.parse` does, but apply a float type that comes first to the embedding, too.
 
-    For a GGUF file, what 4 bits leave to 8 is q8_0.
+    In a GGUF file, the matrices that a 4-bit choice keeps in int8 are q8_0.
     """
     choice = WeightChoice.parse(text)
     formats = dict(choice.formats)

@@ -1,6 +1,6 @@
-"""GGUF files as llama.cpp's converter writes them for RWKV-6 and RWKV-7: its names, transforms, and metadata.
+"""Write GGUF files as llama.cpp's converter writes them for RWKV-6 and RWKV-7: names, transforms and metadata.
 
-Large matrices have the type that is chosen; all other tensors are f32, which llama.cpp's forward pass asks of most.
+Large matrices have the chosen type; all other tensors are f32, which llama.cpp's forward pass needs for most of them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rnn_engine.versions.v6.layout import ShapeV6
 from rnn_engine.versions.v7.layout import ShapeV7
 from rnn_engine.versions.v7_deep_embed.layout import ShapeV7DeepEmbed
 
-_CONTEXT_LENGTH: Final = 1 << 20  # of a model that has no limit, as llama.cpp's converter has it
+_CONTEXT_LENGTH: Final = 1 << 20  # llama.cpp's converter writes this for a model without a limit
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's kinds of tokens
 _STAND_INS: Final = {f"time_mix_v{number}.weight": f"time_mix_a{number}.weight" for number in "012"}
 """What layer 0 of RWKV-7 has under names that it has no use for."""
 
 
 def write_llama_cpp(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a GGUF file, with the vocabulary that the engine finds for the model where it is one of byte strings.
+    """Write a GGUF file, with the vocabulary that the engine finds for the model if it is one of byte strings.
 
     Raises ModelError for a version that llama.cpp does not know, and for a tuned state.
     """
@@ -106,7 +106,7 @@ def _escape(piece: bytes) -> bytes:
 
 
 def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEntry]:
-    """Yield each tensor, by the places where a reader of the file would look for those of the model."""
+    """Yield each tensor of the file, made of the model's tensors that a reader of the file looks for in it."""
     specs = {spec.name: spec for spec in source.specs}
     names = list(list_llama_cpp_names(metadata["general.architecture"], source.shape.num_layers))
     places: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
@@ -125,7 +125,7 @@ def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEnt
 
 
 def _index(place: StoredTensor) -> int | None:
-    """Return which of several tensors this is that lie in one."""
+    """Return the tensor's index among the tensors that share one in the file; None if it has its own."""
     return next((step.index for step in place.steps if isinstance(step, StoredPart)), None)
 
 
@@ -150,7 +150,7 @@ def _single(source: ConversionSource, name: str, spec: TensorSpec, place: Stored
 
 
 def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
-    """Return a matrix in GGUF's own blocks. Raises ModelError where it has none for these."""
+    """Return a matrix in GGUF's own blocks. Raises ModelError if GGUF has no such blocks."""
     block_type = block_format.name.upper()
     shape = source.model.tensors[spec.name].shape
     if not keeps_blocks(block_type):

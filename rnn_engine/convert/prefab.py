@@ -1,4 +1,4 @@
-"""ai00's prefab models: what web-rwkv has of a model in memory, as CBOR, with its names and transforms in f16."""
+"""Write ai00's prefab models: web-rwkv's structures in memory as CBOR, with its names and transforms, in f16."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rnn_engine.versions.v7.layout import ShapeV7
 _BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn|ln1|ln2|ln0)\.(.*)")
 _FIELDS: Final = {name: field for field, name in MATRICES.items()}
 _NORM_FIELDS: Final = {"weight": "w", "bias": "b"}
-_RESCALE: Final = 6  # of the versions before RWKV-7, in which layers' results are halved after so many
+_RESCALE: Final = 6  # layers after which the results of layers are halved, in versions before RWKV-7
 _NEVER: Final = 1024
 _PADDING: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array of the file: its shape with the fastest dimension first, padded to 4, and what reads it."""
+    """An array of the file: its shape with the fastest dimension first, padded to 4, and a function that reads it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -97,7 +97,7 @@ class _Tree:
                 specs = [mixes[f"blocks.{number}.att.time_maa_{kind}"] for kind in V6_MIXES]
                 layer["att"]["time_mix"] = self._stacked(specs)
         if self._is_v7:
-            layers[0]["att"] |= {f"v{number}": layers[0]["att"][f"a{number}"] for number in "012"}  # stand-ins
+            layers[0]["att"] |= {f"v{number}": layers[0]["att"][f"a{number}"] for number in "012"}  # unused
         return {"embed": embed, "head": head, "layers": layers}
 
     def _add(self, fields: dict[str, Any], layer: int, part: str, rest: str, spec: TensorSpec) -> None:
@@ -178,5 +178,5 @@ def _write(file: IO[bytes], item: Any) -> None:  # noqa: ANN401
 
 
 def _write_head(file: IO[bytes], major: int, length: int) -> None:
-    """Write the head of a byte string (2), a list (4) or a map (5); cbor2 writes those of whole items alone."""
+    """Write the head of a byte string (2), a list (4) or a map (5). cbor2 writes heads only with whole items."""
     file.write(bytes([major << 5 | 27]) + length.to_bytes(8, "big") if length > 23 else bytes([major << 5 | length]))

@@ -46,16 +46,16 @@ _FLOATS: Final = "a --weights of f16, bf16 or f32"
 
 
 def is_matrix(spec: TensorSpec) -> bool:
-    """Whether a tensor has a weight format of its own; what has a number for each channel of a head has none."""
+    """Return True if a tensor has a weight format of its own: a matrix, unless one dimension is the head size."""
     return len(spec.dims) > 1 and "N" not in spec.dims
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionSource:
-    """A model that is to be written."""
+    """A model to be written, and the formats of its matrices."""
 
     model: OpenModel
-    specs: Sequence[TensorSpec]  # of the tensors that it has, in BlinkDL's names and orientation
+    specs: Sequence[TensorSpec]  # of the model's tensors, in BlinkDL's names and orientation
     format_of: FormatOf  # of its matrices
     progress: Progress
 
@@ -64,7 +64,7 @@ class ConversionSource:
         return self.model.shape
 
     def block_format(self, spec: TensorSpec) -> BlockFormat | None:
-        """Return the format of the blocks in which a matrix is to be written; None for plain numbers.
+        """Return the block format in which to write a tensor; None for plain numbers.
 
         Raises ModelError for the matrices of adapters, which a device does not take in blocks.
         """
@@ -78,7 +78,7 @@ class ConversionSource:
         return found
 
     def read_blocks(self, spec: TensorSpec, block_format: BlockFormat) -> Blocks:
-        """Return a matrix in blocks: those that the model has, where they are of this format."""
+        """Return a matrix in blocks: the model's own if they have this format, else quantised here."""
         self._report(spec)
         blocks = self.model.blocks(spec.name)
         if blocks is not None and blocks.format == block_format:
@@ -86,9 +86,9 @@ class ConversionSource:
         return quantise(block_format, self.model.tensor(spec.name))
 
     def dtype(self, spec: TensorSpec) -> np.dtype[Any]:
-        """Return the float type in which a tensor is to be written; that of the model where none is chosen.
+        """Return the float type in which to write a tensor; the model's own if none is chosen.
 
-        Raises ModelError where another kind of format is chosen.
+        Raises ModelError if another kind of format is chosen.
         """
         info = self.model.tensors[spec.name]
         chosen = self.format_of(spec.name) if is_matrix(spec) else None
@@ -109,13 +109,13 @@ class ConversionSource:
         shape: Sequence[int] | None = None,
         transform: Transform = lambda tensor: tensor,
     ) -> TensorEntry:
-        """Return a tensor under a name, in `dtype` where that is given; `transform` gives it another `shape`."""
+        """Return a tensor under a name, in `dtype` if that is given; `transform` changes its shape to `shape`."""
         target = self.dtype(spec) if dtype is None else dtype
         info = TensorInfo(tuple(shape or self.model.tensors[spec.name].shape), target)
         return TensorEntry(name, info, lambda: transform(self.read(spec, target)))
 
     def read(self, spec: TensorSpec, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a tensor in a float type. Raises ModelError where that can't hold its numbers."""
+        """Return a tensor in a float type. Raises ModelError if the type can't hold its numbers."""
         self._report(spec)
         return _cast(spec.name, self.model.tensor(spec.name), dtype)
 
@@ -144,7 +144,7 @@ def _cast(name: str, tensor: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]
 
 
 def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a safetensors file, with matrices in blocks where that is chosen; see `tensor_files.quantised_file`."""
+    """Write a safetensors file, with matrices in blocks if so chosen; see `tensor_files.safetensors_file`."""
     formats = {spec.name: source.block_format(spec) for spec in source.specs}
     plain = [source.entry(spec, spec.name) for spec in source.specs if formats[spec.name] is None]
     quantised: list[TensorEntry] = []
@@ -161,7 +161,7 @@ def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None
 def _quantised(
     source: ConversionSource, spec: TensorSpec, matrix: StoredMatrix, num_rows: int
 ) -> Iterator[TensorEntry]:
-    """Yield the codes and the figures of a matrix, which is read with the codes and forgotten with the figures."""
+    """Yield the codes and the figures of a matrix. Reading the codes loads the matrix, reading the figures drops it."""
     read: list[Blocks] = []
 
     def read_codes() -> NDArray[Any]:
@@ -182,7 +182,7 @@ def _entries(source: ConversionSource) -> list[TensorEntry]:
     return [source.entry(spec, spec.name) for spec in source.specs]
 
 
-# ai00's `.st` files: BlinkDL's tensors in f16, some of them under other names and turned; and what it calls sizes.
+# ai00's `.st` files: BlinkDL's tensors in f16, some under other names and transposed; and ai00's names of sizes.
 
 _VERSIONS: Final = ("v4", "v5.1", "v5.2", "v6", "v7")
 
@@ -200,7 +200,7 @@ class Ai00ModelInfo(TypedDict):
 
 
 def model_info(shape: ModelShape) -> Ai00ModelInfo:
-    """Return the sizes of a model under ai00's names; a variant that it does not know is told as its version."""
+    """Return the sizes of a model under ai00's names. A variant of a version is given as that version."""
     custom: dict[str, dict[str, int]] | Literal["None"] = "None"
     match shape:
         case ShapeV7():
@@ -226,7 +226,10 @@ def write_st(file: IO[bytes], source: ConversionSource) -> None:
 
 
 def check_ai00(source: ConversionSource, file: str) -> None:
-    """Raise ModelError for a version that ai00 does not know, and for weights other than f16 in a kind of its files."""
+    """Raise ModelError for a version that ai00 does not know, and for weights other than f16 in one of its files.
+
+    `file` names the kind of file in the message.
+    """
     if source.shape.version not in _VERSIONS:
         raise ModelError(f"ai00 does not run RWKV {source.shape.version}; expected one of {', '.join(_VERSIONS)}")
     for spec in source.specs:
@@ -247,7 +250,7 @@ def _ai00_entries(source: ConversionSource) -> Iterator[TensorEntry]:
 
 
 def _repeated(source: ConversionSource, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
-    """Return a number a head as one a channel, which makes RWKV-5.1 what ai00 knows as RWKV-5."""
+    """Return a tensor's one number a head as one a channel, which turns RWKV-5.1 into the RWKV-5 that ai00 knows."""
     size = (shape.num_heads, shape.head_size)
     return source.entry(
         spec,
@@ -258,14 +261,15 @@ def _repeated(source: ConversionSource, spec: TensorSpec, shape: ShapeV5) -> Ten
     )
 
 
-# Folders of flash-linear-attention, which Hugging Face's transformers load: config.json and one safetensors file.
+# Folders of flash-linear-attention, which Hugging Face's transformers library loads: config.json and one safetensors
+# file.
 
 _NORM_EPSILON: Final = 1e-5
 _THREE_DIMENSIONS: Final = (".att.x_r", ".att.x_w", ".att.x_k", ".att.x_v", ".att.x_a", ".att.x_g")
 
 
 def write_fla(folder: Path, source: ConversionSource) -> None:
-    """Write into an empty folder.
+    """Write the model into an empty folder.
 
     Raises ModelError for a version that flash-linear-attention's names do not cover, and for another epsilon of the
     group norm than its own, 1e-5 times the size of a head.
@@ -289,7 +293,7 @@ def write_fla(folder: Path, source: ConversionSource) -> None:
 
 
 def _is_unused(spec: TensorSpec) -> bool:
-    """Whether this is of layer 0's value residual, which the layer has no use for and fla no module."""
+    """Return True for a tensor of layer 0's value residual: the layer does not use it, and fla has no module for it."""
     return spec.name in {f"blocks.0.att.v{number}" for number in "012"}
 
 

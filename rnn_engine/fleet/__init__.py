@@ -1,9 +1,9 @@
-"""Replicas of an engine on Ray Serve, and the engine that stands for all of them in the server's process.
+"""Replicas of an engine on Ray Serve, and the engine that represents all of them in the server's process.
 
 Only `deployment`, `cluster` and `start` import Ray, which reads its settings from the environment when it is imported.
 """
 
 import os
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it tells nobody of its use
-os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # the signals are the server's
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no usage statistics
+os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # the server handles signals itself

@@ -1,4 +1,4 @@
-"""Ray as the way from a front to its replicas: starting it, deploying replicas on it, and calling them."""
+"""Ray as the link from a front to its replicas: start it, deploy replicas on it, and call them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from rnn_engine.gpu import equal_devices
 
 _CONNECT_SECONDS = 5.0  # to the head of a cluster
 _SURVEY_SECONDS = 5.0  # for all reports
-_ANSWER_SECONDS = 30.0  # for a question about what is kept
-_CALM = {"log_level": "WARNING", "enable_access_log": False}  # what Serve logs
+_ANSWER_SECONDS = 30.0  # for a question about the cache
+_CALM = {"log_level": "WARNING", "enable_access_log": False}  # Serve's logging
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 def start_ray(address: str | None, replicas: int, resources: Resources, device: str = "auto") -> None:
     """Join the cluster at `address`, or start one on this machine that ends with this process. Blocks.
 
-    `auto` is the cluster that this machine belongs to. One on this machine has room for `replicas` on all GPUs that are
-    as good for `device`; Ray itself knows few makers' GPUs. Does nothing where Ray has been started.
-    Raises InvalidRequestError for an address of Ray's client or too few GPUs, DeviceError where there is none, and
-    RnnEngineError where no cluster answers.
+    `auto` is the cluster that this machine belongs to. A cluster on this machine has room for `replicas` on all GPUs
+    that are as good for `device`; they are counted here because Ray itself knows few makers' GPUs. Does nothing if Ray
+    has been started. Raises InvalidRequestError for an address of Ray's client or for too few GPUs, DeviceError if
+    there is no such GPU, and RnnEngineError if no cluster answers.
     """
     if address is not None and address != "auto":
         _check_address(address)
@@ -51,7 +51,7 @@ def start_ray(address: str | None, replicas: int, resources: Resources, device: 
     own = {} if address is not None else _own_machine(replicas, resources, device)
     try:
         _init_for_good(address=address or "local", log_to_driver=False, logging_level="error", **own)
-    except Exception as error:  # Ray raises plain ones
+    except Exception as error:  # Ray raises plain exceptions
         raise RnnEngineError(f"Ray can't be reached at {address or 'this machine'}: {error}") from error
     serve.start(proxy_location="Disabled", logging_config=_CALM)
 
@@ -59,8 +59,8 @@ def start_ray(address: str | None, replicas: int, resources: Resources, device: 
 def _init_for_good(**settings: Any) -> None:  # noqa: ANN401 - Ray's
     """Call `ray.init` on a thread that never ends, and raise what it raises.
 
-    Linux kills the processes that Ray has started when the thread ends that started them. Were that before Ray's own
-    end, at the exit of this process, it would wait long for processes that are gone.
+    Linux kills the processes that Ray has started when the thread that started them ends. If that happened before Ray's
+    own end, at the exit of this process, Ray would wait long for processes that are gone.
     """
     started: Future[None] = Future()
 
@@ -78,7 +78,10 @@ def _init_for_good(**settings: Any) -> None:  # noqa: ANN401 - Ray's
 
 
 def _check_address(address: str) -> None:
-    """Raise where `address` is not that of a cluster's head, or nobody listens there, for which Ray waits minutes."""
+    """Raise InvalidRequestError unless `address` can be that of a cluster's head.
+
+    Raises RnnEngineError if nothing listens there; Ray would wait for minutes.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         allowed = "HOST:PORT or auto on a machine of the cluster, since Ray's client carries no streams"
@@ -90,7 +93,7 @@ def _check_address(address: str) -> None:
 
 
 def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, Any]:
-    """Return how Ray is started on this machine."""
+    """Return the settings with which Ray is started on this machine."""
     cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
     gpus = 0
     if resources.gpus:
@@ -105,9 +108,9 @@ def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, 
 
 
 def deploy(name: str, application: serve.Application) -> None:
-    """Start an application, or change the one of this name to it, and wait until its replicas run. Blocks.
+    """Start an application, or replace the one of this name, and wait until its replicas run. Blocks.
 
-    Raises RnnEngineError where they can't be started.
+    Raises RnnEngineError if they can't be started.
     """
     try:
         serve.run(application, name=name, route_prefix=None, logging_config=_CALM)
@@ -121,7 +124,7 @@ def remove(name: str) -> None:
 
 
 def check_application(name: str) -> None:
-    """Raise InvalidRequestError where the cluster has no application `name` of replicas. Blocks."""
+    """Raise InvalidRequestError unless the cluster has an application `name` of replicas. Blocks."""
     found = serve.status().applications
     names = [each for each, application in found.items() if NAME in application.deployments]
     if name not in names:
@@ -130,7 +133,7 @@ def check_application(name: str) -> None:
 
 
 def _failure(name: str) -> str | None:
-    """Return the message of the error by which the replicas of an application fail to start, where Serve tells it."""
+    """Return the error message of an application's replicas that fail to start; None if Serve does not report it."""
     application = serve.status().applications.get(name)
     if application is None or NAME not in application.deployments:
         return None
@@ -142,7 +145,7 @@ class RayLinks:
     """The `Links` to the replicas of a Serve application."""
 
     def __init__(self, application: str, *, owned: bool) -> None:
-        """The application is deleted in `close` where it is `owned`."""
+        """If the application is `owned`, `close` deletes it."""
         self._application = application
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
@@ -194,16 +197,16 @@ class RayLinks:
 
 @contextmanager
 def _losing(replica: str) -> Iterator[None]:
-    """Raise ReplicaLostError where Ray can't reach a replica any more."""
+    """Raise ReplicaLostError if Ray can't reach a replica any more."""
     try:
         yield
-    except RayTaskError:  # the replica is well, and what it ran has failed
+    except RayTaskError:  # the replica is well, but the call in it has failed
         raise
     except (RayError, RayServeException, TimeoutError) as error:
         raise ReplicaLostError(replica, type(error).__name__) from error
 
 
-# From settings to a fleet: replicas deployed on Ray, and the engine that stands for them.
+# Open a fleet from its settings: replicas deployed on Ray, and the engine that represents them.
 
 
 async def open_fleet(
@@ -215,10 +218,11 @@ async def open_fleet(
     slots: int,
     max_queued: int,
 ) -> RemoteEngine:
-    """Deploy replicas of a model, wait until they run, and return the engine over them, which removes them.
+    """Return an engine over replicas of a model that run on Ray.
 
-    Or take those of an application that is there, and leave them. `load` loads a replica's engine, with `slots` slots,
-    and can be pickled. Raises what `start_ray`, `deploy`, `check_application` and `open_front` raise.
+    The replicas are deployed here and removed by the engine's `close`. If `settings` name a running application, its
+    replicas are used, and left running. `load` loads a replica's engine, with `slots` slots, and can be pickled. Raises
+    what `start_ray`, `deploy`, `check_application` and `open_front` raise.
     """
     front = await asyncio.to_thread(open_front)
     owned = settings.application is None

@@ -19,16 +19,16 @@ LoadReplica: TypeAlias = Callable[[ReplicaPlace], Awaitable[Engine]]
 """Loads a replica's engine in its process. Can be pickled."""
 
 NAME = "replica"  # of the deployment in its application
-_MOST_STARTS = 3  # of a replica that fails while it loads, until the deployment counts as failed
+_MOST_STARTS = 3  # of a replica that fails while it loads, before the deployment counts as failed
 _MOST_CALLS = 100_000  # at a time: the engine bounds its requests itself
-_CHECK_SECONDS = 2.0  # between two looks of Serve's whether a replica lives
+_CHECK_SECONDS = 2.0  # between two of Serve's checks that a replica lives
 
 
 class EngineReplica:
-    """A replica in a process of Serve's. Its calls name it first, for `NamedReplicaRouter`."""
+    """A replica in one of Serve's processes. The first argument of its calls names it, for `NamedReplicaRouter`."""
 
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
-        """Load the engine; Serve sends calls when it is warm."""
+        """Load the engine; Serve sends calls once it is warmed up."""
         freeze_modules()
         context = serve.get_replica_context()
         gpus = get_runtime_context().get_accelerator_ids()["GPU"]
@@ -52,21 +52,21 @@ class EngineReplica:
         return await self._replica.report(known)
 
     async def check_health(self) -> None:
-        """Raise where the engine has failed for good, so that Serve starts another replica."""
+        """Raise RuntimeError if the engine has failed for good, so that Serve starts another replica."""
         health = self._engine.health()
         if health.status == "failed":
             raise RuntimeError(health.reason)
 
     async def __del__(self) -> None:
-        """Write what is to be kept and free the device; Serve calls this when the replica's calls have ended."""
+        """Save the states to be kept and free the device; Serve calls this when the replica's calls have ended."""
         await self._replica.close()
 
 
 class NamedReplicaRouter(RequestRouter):
-    """Sends a call to the replica that its first argument names, also where that one is leaving already.
+    """Sends a call to the replica that its first argument names, even if that replica is about to leave.
 
-    Which replica runs a request is decided before, by `RemoteEngine`: it has the prompt and knows at once how many of
-    its requests each replica has, which a router would ask the replicas for. A call to a replica that has died raises
+    `RemoteEngine` decides beforehand which replica runs a request. It has the prompt, and knows at once how many of its
+    requests each replica has; a router would have to ask the replicas. A call to a replica that has died raises
     ReplicaLostError at once: Serve routes few calls at a time, and one that waits holds up the others.
     """
 
@@ -83,7 +83,7 @@ class NamedReplicaRouter(RequestRouter):
 
     async def choose_replicas(
         self,
-        candidate_replicas: list[RunningReplica],  # without those that leave
+        candidate_replicas: list[RunningReplica],  # without those about to leave
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         assert pending_request is not None
@@ -95,7 +95,7 @@ class NamedReplicaRouter(RequestRouter):
             else:
                 self._remove_pending_request_from_indices(pending_request)
                 pending_request.future.set_exception(ReplicaLostError(name, "it has died"))
-        return [candidate_replicas]  # Serve sees then that the call is settled, and asks none of them
+        return [candidate_replicas]  # Serve then sees that the call is settled, and asks none of them
 
 
 def make_application(
@@ -107,9 +107,9 @@ def make_application(
     resources: Resources | None = None,
     drain_seconds: float = 30.0,
 ) -> serve.Application:
-    """Return the application of `replicas` replicas, or of more where there are requests for them.
+    """Return an application of `replicas` replicas, or of more when requests need them and `scaling` allows it.
 
-    A replica that leaves ends its requests first, within `drain_seconds`.
+    A replica that is removed ends its requests first, within `drain_seconds`.
     """
     wanted = resources or Resources()
     deployment = serve.deployment(
@@ -132,7 +132,7 @@ def _autoscaling(replicas: int, scaling: Scaling, slots: int) -> AutoscalingConf
     return AutoscalingConfig(
         min_replicas=replicas,
         max_replicas=scaling.most,
-        target_ongoing_requests=slots + 1,  # the stream to the front is one, too
+        target_ongoing_requests=slots + 1,  # the stream to the front counts as a request
         upscale_delay_s=scaling.up_seconds,
         downscale_delay_s=scaling.down_seconds,
         look_back_period_s=scaling.up_seconds,

@@ -1,4 +1,4 @@
-"""The replicas that one front knows: which there are, how they are, which takes a request, and what they answer."""
+"""The replicas that one front knows: their reports, the choice of one for a request, and their answers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from states.cache.config import CacheStats, TierStats
 from states.frozen import NO_INITIAL_STATE
 from states.shared.client import StoreCounters
 
-# One replica as a front sees it: the requests that it runs for the front, and the stream that answers them.
+# One replica as a front sees it: the requests that it runs for the front, and the stream of their outcomes.
 
 _log = logging.getLogger(__name__)
 
 
 class EndedError(RnnEngineError):
-    """A request ended without saying so."""
+    """A request's stream of events ended without a last event or an error."""
 
 
 class Member:
@@ -45,8 +45,8 @@ class Member:
 
     def __init__(self, links: Links, front: str, report: Report) -> None:
         self.name = report.name
-        self.report = report  # the last one
-        self.leaving = False  # it is in no survey any more, and gets no new requests
+        self.report = report  # the latest
+        self.leaving = False  # no survey lists it any more; it gets no new requests
         self.lost = False  # it can't be reached any more
         self.ready = asyncio.Event()  # its stream has begun, or is lost
         self._links = links
@@ -57,16 +57,16 @@ class Member:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new requests may go there."""
+        """Whether the replica may get new requests."""
         return self.ready.is_set() and not self.leaving and not self.lost and self.report.health.status == "ok"
 
     @property
     def outstanding(self) -> int:
-        """How many requests of this front are there."""
+        """The number of this front's requests at the replica."""
         return len(self._requests)
 
     def note(self, report: Report | None) -> None:
-        """Take what the replica tells of itself; None where it is not among those that take requests."""
+        """Record the replica's report; None if it is no longer among those that take requests."""
         self.leaving = report is None
         self.report = report or self.report
 
@@ -75,18 +75,18 @@ class Member:
         return RemoteRequest(self, key, call)
 
     def enter(self, request: RemoteRequest) -> asyncio.Task[None]:
-        """Send a request; for `request`."""
+        """Send a request to the replica. Called by `RemoteRequest`."""
         self._requests[request.key] = request
         if self.lost:
             request.put(self._lost_error("its stream has ended"))
         return self._spawn(self._run(request))
 
     def leave(self, request: RemoteRequest) -> None:
-        """Drop what is told of a request from now on; for `request`."""
+        """Ignore a request's outcomes from now on. Called by `RemoteRequest`."""
         del self._requests[request.key]
 
     def hold(self, key: int, held: bool) -> None:
-        """Have the replica stop to read a request's events, or go on; for `request`."""
+        """Have the replica stop reading a request's events, or go on. Called by `RemoteRequest`."""
         self._spawn(self._links.hold(self.name, self._front, key, held))
 
     def fail(self, error: RnnEngineError) -> None:
@@ -95,7 +95,7 @@ class Member:
             request.put(error)
 
     async def close(self) -> None:
-        """Leave the stream, and wait until what was cancelled is."""
+        """Cancel the stream and all tasks, and wait until they have ended."""
         self._stream.cancel()
         for task in self._tasks:
             task.cancel()
@@ -108,7 +108,7 @@ class Member:
         return task
 
     async def _run(self, request: RemoteRequest) -> None:
-        """Have a request run. How it ends is told in the stream, unless the way there fails."""
+        """Have the replica run a request. The stream reports how it ends, unless the call itself fails."""
         try:
             await self._links.run(self.name, self._front, request.key, request.call)
         except ReplicaLostError as error:
@@ -141,9 +141,9 @@ class Member:
 
 
 class RemoteRequest:
-    """A request at one replica, which runs while the block runs. A context manager that gives itself.
+    """A request at one replica. A context manager that returns itself: the request runs while the block runs.
 
-    Not a generator: a loop that shuts down closes all generators at once.
+    Not a generator: an event loop that shuts down closes all generators at once.
     """
 
     def __init__(self, member: Member, key: int, call: bytes) -> None:
@@ -154,7 +154,7 @@ class RemoteRequest:
         self._ended = False
 
     def put(self, outcome: Outcome) -> None:
-        """Take what is told of the request. Nothing counts after its end."""
+        """Pass an outcome of the request to its reader; ignore outcomes after the end."""
         if self._ended:
             return
         if outcome is None:
@@ -168,7 +168,7 @@ class RemoteRequest:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens have come."""
+        """The number of tokens received."""
         return self._inbox.num_tokens
 
     def __enter__(self) -> Self:
@@ -183,40 +183,43 @@ class RemoteRequest:
             self._run.cancel()
 
 
-SURVEY_SECONDS = 0.5  # between two looks at the replicas
+SURVEY_SECONDS = 0.5  # between two surveys of the replicas
 
 
 class Members:
     """The members of a fleet, by their names. For one event loop."""
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
-        """Nobody is known before `survey`. `front` is the id of whoever asks; `links` is closed with this."""
+        """No replica is known before `survey`. `front` is the id of this front; `close` closes `links`."""
         self._links = links
         self._front = front
         self._router = router
         self._members: dict[str, Member] = {}
-        self._gone = EngineCounters()  # what replicas have counted that are no more
-        self.closing = False  # whether nobody is chosen or asked any more
+        self._gone = EngineCounters()  # the counters of replicas that are gone
+        self.closing = False  # True: no replica is chosen or asked any more
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
     @property
     def takers(self) -> list[Member]:
-        """Those that take requests."""
+        """The replicas that take requests."""
         return [member for member in self if member.takes_requests]
 
     @property
     def reports(self) -> list[Report]:
-        """What those that can be reached have told of themselves."""
+        """The latest reports of the replicas that can be reached."""
         return [member.report for member in self if not member.lost]
 
     def counters(self, own: EngineCounters) -> EngineCounters:
-        """Return what all replicas have counted, also those that are no more, with what the front counts itself."""
+        """Return the sum of all replicas' counters, including those that are gone, and the front's own."""
         return total_counters(own, (self._gone, *(report.counters for report in self.reports)))
 
     def health(self) -> Health:
-        """Return that of the replica that is best off: the others are started anew by Serve."""
+        """Return ok if any replica takes requests, else the health of one that is unwell.
+
+        Serve restarts the replicas that fail.
+        """
         if self.closing:
             return Health("closing", "the engine is stopping")
         if self.takers:
@@ -226,13 +229,13 @@ class Members:
         return next((health for health in unwell if health.status != "ok"), nothing)
 
     def refuse_if_unable(self) -> None:
-        """Raise UnavailableError or EngineClosedError where no replica takes requests."""
+        """Raise UnavailableError or EngineClosedError if no replica takes requests."""
         if self.closing:
             raise _stopped()
         self.health().check()
 
     def choose(self, request: GenerateRequest) -> Member:
-        """Return the replica that runs a request. Raises UnavailableError where none takes any."""
+        """Return the replica that a request shall run on. Raises UnavailableError if no replica takes requests."""
         self.refuse_if_unable()
         candidates = [Candidate(one.name, one.report.info.num_slots, one.outstanding) for one in self.takers]
         if not candidates:
@@ -242,7 +245,7 @@ class Members:
         return self._members[found.name]
 
     async def ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Ask a kept position's replica. Raises NotFoundError where it is not known."""
+        """Return the answer of the replica that keeps `position`. Raises NotFoundError for an unknown position."""
         replica, _ = split_position(position)
         if replica not in self._members:
             raise position_missing(position)
@@ -252,7 +255,7 @@ class Members:
             raise position_missing(position) from None
 
     async def ask_all(self, question: bytes) -> dict[str, Any]:
-        """Return what each replica answers; one that is lost meanwhile is left out."""
+        """Return each replica's answer, by its name; a replica that is lost meanwhile is left out."""
         self.refuse_if_unable()
         names = [member.name for member in self if not member.lost]
         answers = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
@@ -263,9 +266,9 @@ class Members:
         }
 
     async def survey(self) -> None:
-        """Look which replicas there are, and how they are. Raises what `Links.survey` raises."""
+        """Update the replicas and their reports. Raises what `Links.survey` raises."""
         found = await self._links.survey(self._router.versions())
-        if found is None:  # one that hangs must not have the others count as gone
+        if found is None:  # a replica that hangs must not make the others count as gone
             return
         reports = {report.name: report for report in found}
         for report in reports.values():
@@ -278,19 +281,19 @@ class Members:
         gone = self._note(reports)
         await asyncio.gather(*(member.close() for member in gone))
         for member in new:
-            with suppress(TimeoutError):  # another survey is soon
+            with suppress(TimeoutError):  # the next survey follows soon
                 await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
 
     async def close(self) -> None:
-        """End what runs at replicas with EngineClosedError, and let go of them."""
+        """End the requests at replicas with EngineClosedError, and close the replicas and the links."""
         for member in self:
             member.fail(_stopped())
-        await asyncio.sleep(0)  # those who wait for them leave
+        await asyncio.sleep(0)  # the readers of these requests leave
         await asyncio.gather(*(member.close() for member in self))
         await self._links.close()
 
     def _note(self, reports: Mapping[str, Report]) -> list[Member]:
-        """Take what replicas tell of themselves; forget and return those that are gone and run nothing any more."""
+        """Record the replicas' reports. Forget and return the replicas that are gone and run no requests any more."""
         gone: list[Member] = []
         for name, member in list(self._members.items()):
             member.note(reports.get(name))
@@ -311,7 +314,7 @@ _OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens
 
 
 def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
-    """Return the sum of what replicas count, with what the front itself counts of requests."""
+    """Return the sum of the replicas' counters, with the front's own counters of requests."""
     total = EngineCounters()
     for name in _OF_REQUESTS:
         setattr(total, name, getattr(own, name))
@@ -327,7 +330,7 @@ def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> E
 
 
 def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
-    """Return the sum of what caches count; None where there is none."""
+    """Return the sum of the caches' counters; None if there are no caches."""
     if not replicas:
         return None
     tiers: dict[str, TierStats] = {}
@@ -344,7 +347,7 @@ def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
 
 
 def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
-    """Return the sum of what clients of a shared store count; None where there is none."""
+    """Return the sum of the counters of a shared store's clients; None if there are no clients."""
     known = [counters for counters in clients if counters is not None]
     if not known:
         return None
@@ -362,7 +365,10 @@ def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounte
 
 
 def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
-    """Return what the slots of all replicas are used for, numbered through, the oldest request of each first."""
+    """Return the uses of all replicas' slots, replica by replica, each replica's oldest request first.
+
+    Slots are numbered across all replicas, and requests too, so that no two have the same number.
+    """
     uses: list[SlotUse] = []
     first = 0
     reports = list(reports)
@@ -387,7 +393,10 @@ def _add_fields(total: CacheStats | TierStats, more: CacheStats | TierStats) -> 
 
 
 def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
-    """Return the positions of all replicas, one replica after the other, the first of each where they are too many."""
+    """Return the positions of all replicas, one replica after another.
+
+    If there are more than `limit`, only the first of each replica are returned.
+    """
     most = max(limit // max(len(replicas), 1), 1)
     joined: list[SnapshotNode] = []
     for nodes in replicas.values():
@@ -398,7 +407,7 @@ def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> 
 
 
 def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
-    """Return the positions of all replicas, each with an id that says where it is."""
+    """Return the positions of all replicas, at most `limit`, each with an id that includes its replica's name."""
     nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
     return CacheTree(
         tuple(nodes[:limit]),
@@ -408,7 +417,7 @@ def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
 
 
 def split_position(position: str) -> tuple[str, str]:
-    """Return the replica and its own id of a position that `join_trees` named."""
+    """Split a position's id from `join_trees` into its replica and the position's id there."""
     replica, _, own = position.rpartition("-")
     return replica, own
 

@@ -46,37 +46,37 @@ from states.shared.client import StoreCounters
 from states.shared.config import StoreConfig
 from states.shared.opening import open_store
 
-MOST_ATTEMPTS = 3  # replicas on which a request is begun, where those before are lost before it has answered anything
+MOST_ATTEMPTS = 3  # replicas that are tried for a request, if each is lost before it answers anything
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What the process of the server has of its own: it tokenizes, renders chats and keeps the named states."""
+    """The server process's own part of a fleet: tokenizer, chat template and named states."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     states: StateStore
     state_files: StateFiles
     folders: Mapping[str, Path] = field(default_factory=dict)
-    on_forgotten: Callable[[Callable[[str], None]], None] = lambda _: None  # takes who is told of states without names
-    store_counters: Callable[[], StoreCounters | None] = lambda: None  # of the way to the store of named states
+    on_forgotten: Callable[[Callable[[str], None]], None] = lambda _: None  # registers a callback for nameless states
+    store_counters: Callable[[], StoreCounters | None] = lambda: None  # of the client of the named states' store
     close: Callable[[], None] = lambda: None
 
 
 class RemoteEngine:
     """Many replicas as one engine. Implements `EngineLike`.
 
-    A request goes to one replica and stays there: one that has run the beginning of its prompt, where that is worth it.
-    It is chosen here and not by a router of Ray Serve's, since here the prompt is known, and at once how many requests
-    each replica has. One whose replica dies ends with UnavailableError, unless nothing of its answer has come: then
-    another replica runs it. What is told of the replicas (counters, cache, slots) is up to half a second old. For one
-    event loop.
+    A request goes to one replica and stays there: to one that has run the beginning of its prompt, if that is worth it.
+    The replica is chosen here and not by a router of Ray Serve: only here are the prompt and, at once, the number of
+    requests at each replica known. If the replica of a request dies before any of the answer has come, another replica
+    runs the request; otherwise the request ends with UnavailableError. Information about the replicas (counters, cache,
+    slots) is up to half a second old. For one event loop.
     """
 
     def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
-        """Use `open`. `links` and `front` are closed with the engine."""
+        """Use `open`. `close` closes `links` and `front`."""
         self._front = front
         self._keys = itertools.count()
         self._members = Members(links, uuid.uuid4().hex, router)
@@ -92,7 +92,10 @@ class RemoteEngine:
     async def open(
         cls, links: Links, front: Front, *, max_queued: int = 64, router: PrefixRouter | None = None
     ) -> Self:
-        """Wait for a replica, and return the engine, which tells where it is unwell. Raises what `survey` raises."""
+        """Wait for a replica's first report, and return the engine, even if it is unwell.
+
+        Raises what `survey` raises.
+        """
         engine = cls(links, front, max_queued, router or PrefixRouter())
         await engine._survey()
         while engine._facts is None:
@@ -115,7 +118,7 @@ class RemoteEngine:
         return self._front.state_files
 
     def stats(self) -> EngineStats:
-        """Return how many requests of this front hold a slot and wait for one."""
+        """Return how many requests of this front hold a slot, and how many wait for one."""
         active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members)
         return EngineStats(active, self._admission.taken - active)
 
@@ -135,7 +138,7 @@ class RemoteEngine:
         return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """See `EngineLike.cache_nodes`. `cache_stats` counts all from before the call afterwards."""
+        """See `EngineLike.cache_nodes`. Afterwards, `cache_stats` includes everything from before the call."""
         await self._survey()
         return join_nodes(await self._members.ask_all(pack_question("cache_nodes", limit, scope)), limit)
 
@@ -182,7 +185,7 @@ class RemoteEngine:
         return self._generate(request, wait_for_room)
 
     async def close(self) -> None:
-        """Stop taking requests, end the running ones with EngineClosedError, let go of the replicas. Idempotent."""
+        """Stop taking requests, end the running ones with EngineClosedError, and close the links. Idempotent."""
         if self._members.closing:
             return
         self._members.closing = True
@@ -224,8 +227,8 @@ class RemoteEngine:
                     return
 
     def _note_forgotten(self, root: str) -> None:
-        """Called on any thread."""
-        with suppress(RuntimeError):  # the loop was closed, so the replicas are left
+        """Drop what replicas keep of a state without names. Called on any thread."""
+        with suppress(RuntimeError):  # the loop was closed, so the replicas are no longer used
             self._loop.call_soon_threadsafe(self._forget_root, root)
 
     def _forget_root(self, root: str) -> None:
@@ -248,7 +251,7 @@ class RemoteEngine:
         self._note_members()
 
     def _note_members(self) -> None:
-        """Count the slots that there are."""
+        """Count the replicas' slots, and update `info`."""
         infos = [member.report.info for member in self._members.takers]
         if not infos and self._facts is None:
             infos = [report.info for report in self._members.reports]
@@ -277,7 +280,7 @@ def open_front(
     states: StateSettings | None = None,
     store: StoreConfig | None = None,
 ) -> Front:
-    """Open a model's tokenizer, chat template and named states; its weights are read for their fingerprint alone.
+    """Open a model's tokenizer, chat template and named states; the weights are read only for their fingerprint.
 
     Blocks. The options are those of `Engine.load`, and so are the errors. With a `store`, fronts share named states.
     """

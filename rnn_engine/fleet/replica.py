@@ -1,4 +1,4 @@
-"""The side of a replica: an engine whose requests come from fronts in other processes."""
+"""The replica's side of a fleet: an engine whose requests come from fronts in other processes."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from states.cache.browse import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):
-    """What a replica needs of its engine."""
+    """The interface that a replica needs of its engine."""
 
     def forget_root(self, root: str) -> None:
-        """Drop what is kept of sequences that start from the state with this digest."""
+        """Drop the kept states of sequences that start from the state with this digest."""
         ...
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
+        """Return the changes of the cache's summary since a version; None if there is no summary yet."""
         ...
 
 
 class Replica:
-    """Runs requests of fronts on an engine, and sends each front what becomes of them in one stream.
+    """Runs requests of fronts on an engine, and sends each front the outcomes of its requests in one stream.
 
-    Events of all its requests that are there together go in one parcel, so that a step costs a message for each front
-    and not one for each token. For one event loop. Owns the engine.
+    Events of a front's requests that are ready together are sent in one parcel, so that a step costs one message for
+    each front and not one for each token. For one event loop. Owns the engine.
     """
 
     def __init__(self, engine: ReplicaEngine, name: str) -> None:
-        """`name` is one that no other replica has."""
+        """`name` must differ from the names of all other replicas."""
         self.name = name
         self._engine = engine
         self._outboxes: defaultdict[str, _Outbox] = defaultdict(_Outbox)
-        self._reading: dict[tuple[str, int], asyncio.Event] = {}  # by front and key: its reader is not far behind
+        self._reading: dict[tuple[str, int], asyncio.Event] = {}  # front and key -> set unless the reader is far behind
         self._answers: Mapping[Question, Callable[..., object]] = {
             "cache_nodes": engine.cache_nodes,
             "cache_tree": engine.cache_tree,
@@ -61,7 +61,7 @@ class Replica:
         }
 
     async def run(self, front: str, key: int, call: bytes) -> None:
-        """Run a request until it has ended; what becomes of it goes into the stream of `front`, under `key`.
+        """Run a request until it has ended; put its outcomes into the stream of `front`, under `key`.
 
         Cancelling this frees the request's slot within a step.
         """
@@ -83,9 +83,9 @@ class Replica:
         outbox.put(key, end)
 
     async def parcels(self, front: str) -> AsyncGenerator[bytes]:
-        """Yield what becomes of the requests of `front`, beginning with an empty parcel; never ends by itself.
+        """Yield the outcomes of the requests of `front`, beginning with an empty parcel; never ends by itself.
 
-        Where it is left, what was not sent is dropped, and the front's requests are to be cancelled by it.
+        When the caller stops reading, outcomes that were not sent are dropped, and the caller must cancel its requests.
         """
         outbox = self._outboxes[front]
         yield pack_outcomes([])
@@ -97,7 +97,7 @@ class Replica:
                 del self._outboxes[front]
 
     async def hold(self, front: str, key: int, held: bool) -> None:
-        """Stop to read the events of a request, or go on. Does nothing for one that has ended."""
+        """Pause (`held`) or resume reading the events of a request. Does nothing for a request that has ended."""
         reading = self._reading.get((front, key))
         if reading is None:
             return
@@ -124,7 +124,7 @@ class Replica:
         return pickle.dumps(report)
 
     async def ask(self, question: bytes) -> bytes:
-        """Return the answer to a packed question about what is kept, packed with the error where there is one."""
+        """Return the packed answer to a packed question about the cache, or the packed error that it raises."""
         try:
             method, args = unpack_question(question)
             answer = self._answers[method](*args)
@@ -137,7 +137,7 @@ class Replica:
 
 
 class _Outbox:
-    """What has not been sent to one front."""
+    """The outcomes that have not been sent to one front."""
 
     def __init__(self) -> None:
         self._outcomes: list[tuple[int, Outcome]] = []
@@ -148,9 +148,9 @@ class _Outbox:
         self._any.set()
 
     async def take(self) -> list[tuple[int, Outcome]]:
-        """Wait for something and remove all that is there."""
+        """Wait for an outcome, and remove and return all outcomes."""
         await self._any.wait()
-        await asyncio.sleep(0)  # other requests of the same step put theirs meanwhile
+        await asyncio.sleep(0)  # meanwhile, other requests of the same step put theirs
         self._any.clear()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes

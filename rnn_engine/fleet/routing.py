@@ -1,8 +1,8 @@
-"""Which replica a request goes to: where most of its prompt was run before, unless too many requests are there.
+"""Choose the replica for a request: the one that has run most of its prompt before, unless it has too many requests.
 
-What a replica keeps is known in two ways. A front remembers the prompts that it sent as hashes of their blocks, and so
-knows it at once when prompts that begin alike arrive together. And replicas summarise their caches, so that what came
-by other fronts is known, and what has given way is forgotten. Knows neither Ray nor engines.
+There are two sources of what a replica keeps. A front remembers the prompts that it sent as hashes of their blocks, so
+it knows at once when prompts that begin alike arrive together. And replicas send summaries of their caches: they show
+prompts that came by other fronts, and states that were evicted. This module knows neither Ray nor engines.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TypeAlias
 from states.cache.browse import BLOCK_TOKENS, SummaryChanges, block_digests, path_digest, unpack_marks
 from states.tokens import TOKEN_BYTES, pack
 
-MOST_BLOCKS = 1 << 16  # that are remembered of each replica: the prompts of the last four million tokens
+MOST_BLOCKS = 1 << 16  # remembered for each replica: the prompts of the last four million tokens
 
-# What one more request at a replica costs a new one, as tokens of a prompt that would be run meanwhile.
-RUNNING_TOKENS = 8  # it shares the steps
-QUEUED_TOKENS = 32  # it has to end before
+# The cost of each request at a replica for a new one, in tokens of a prompt that could be run meanwhile.
+RUNNING_TOKENS = 8  # a running request shares the steps
+QUEUED_TOKENS = 32  # a queued request has to end first
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class Candidate:
 
     name: str
     num_slots: int
-    outstanding: int  # requests of this front that are there, running or queued
+    outstanding: int  # requests of this front at the replica, running or queued
 
 
 class PrefixRouter:
     """Chooses the replicas of requests, and remembers what they keep."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        """`most_blocks` bounds what is remembered of the prompts sent to each replica."""
+        """`most_blocks` bounds how many blocks of the prompts sent to each replica are remembered."""
         self._most = most_blocks
         self._replicas: dict[str, _Kept] = {}
         self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
-        """Return the candidate that is likely to have run `prompt` first.
+        """Return the candidate that is likely to finish running `prompt` first.
 
-        Of equal ones it is that with the fewest requests for each slot, and then the one that has run least. `root`
-        tells prompts apart that start from other states, or whose cache is not shared. The prompt counts as run there
-        from now on.
+        Of equal candidates, the one with the fewest requests for each slot is chosen, and then the one with the fewest
+        remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared. From
+        now on the prompt counts as run by the chosen candidate.
         """
         packed = pack(prompt)
         blocks = block_digests(root, packed)
@@ -63,11 +63,11 @@ class PrefixRouter:
         return chosen
 
     def note(self, replica: str, changes: SummaryChanges) -> None:
-        """Take in what has changed in a replica's cache since the version that `versions` gave."""
+        """Apply the changes of a replica's cache since the version that `versions` returned."""
         self._replica(replica).note(changes)
 
     def versions(self) -> Mapping[str, int]:
-        """Return for each replica which version of its summary is known, where any is."""
+        """Return the known version of each replica's summary, without the replicas that have sent none."""
         return {name: kept.version for name, kept in self._replicas.items() if kept.version is not None}
 
     def forget(self, replica: str) -> None:
@@ -82,9 +82,9 @@ class PrefixRouter:
         return kept
 
     def _saved_tokens(self, blocks: Sequence[bytes], packed: bytes) -> Mapping[str, int]:
-        """Return for the replicas that are likely to keep a beginning of a prompt how many tokens it has.
+        """Return how many tokens of a prompt each replica is likely to keep, without the replicas that keep none.
 
-        Takes the hashes of its blocks and its packed tokens.
+        Takes the hashes of the prompt's blocks and its packed tokens.
         """
         saved: dict[str, int] = {}
         for number in range(len(blocks), 0, -1):
@@ -99,35 +99,35 @@ _Holders: TypeAlias = defaultdict[bytes, set[str]]
 
 
 class _Kept:
-    """What one replica keeps, as far as it is known."""
+    """What is known of the states that one replica keeps."""
 
     def __init__(self, name: str, holders: _Holders) -> None:
-        """`holders` is kept up to date."""
+        """`holders`, which all replicas share, is kept up to date."""
         self.version: int | None = None  # of its summary
         self._name = name
         self._holders = holders
         self._marks: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)  # whole blocks -> path -> length
-        self._sent: OrderedDict[bytes, _Sent] = OrderedDict()  # beginnings of prompts, last used last
-        self._longer: Counter[bytes] = Counter()  # beginnings -> how many in `_sent` are one block longer
+        self._sent: OrderedDict[bytes, _Sent] = OrderedDict()  # beginnings of prompts, the last used one last
+        self._longer: Counter[bytes] = Counter()  # beginning -> how many in `_sent` are one block longer
         self._notes = 0
 
     @property
     def num_sent(self) -> int:
-        """How many blocks are remembered of the prompts that were sent there."""
+        """The number of remembered blocks of the prompts that were sent to the replica."""
         return len(self._sent)
 
     def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
-        """Return how many tokens of a prompt are likely to be kept: all to the end of a block, or some more, or 0."""
+        """Return how many tokens of a prompt are likely to be kept: up to the end of a block, some more, or 0."""
         longest = max(self._lengths(block, number, packed), default=0)
         return max(longest, number * BLOCK_TOKENS) if block in self._sent else longest
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget everything."""
         for block in {*self._sent, *self._marks}:
             self._leave(block)
 
     def note_sent(self, blocks: Iterable[bytes], most: int) -> None:
-        """Remember a prompt that is sent."""
+        """Remember a prompt that is sent to the replica."""
         shorter = None
         for block in blocks:
             if block not in self._sent and shorter is not None:
@@ -140,7 +140,7 @@ class _Kept:
             self._remove(next(iter(self._sent)))
 
     def note(self, changes: SummaryChanges) -> None:
-        """Take in a summary, or its changes."""
+        """Apply a summary of the replica's cache, or its changes."""
         lost = {(mark.blocks, mark.path) for mark in unpack_marks(changes.lost)}
         if changes.whole:
             lost = {(blocks, path) for blocks, paths in self._marks.items() for path in paths}
@@ -160,16 +160,16 @@ class _Kept:
         self._notes += 1
 
     def _lengths(self, block: bytes, number: int, packed: bytes) -> Iterable[int]:
-        """Return the lengths of the checkpoints along a prompt that end in the block after this beginning of it."""
+        """Yield the lengths of the checkpoints along a prompt that end in the block after the one with hash `block`."""
         start = number * BLOCK_TOKENS * TOKEN_BYTES
         for path, length in self._marks.get(block, {}).items():
             if path_digest(block, packed[start : length * TOKEN_BYTES]) == path and length * TOKEN_BYTES <= len(packed):
                 yield length
 
     def _prune(self, block: bytes | None) -> None:
-        """Forget a beginning of prompts of which nothing is kept any more, and those before it that led there alone.
+        """Forget a beginning of prompts of which nothing is kept any more, and the shorter ones that led only to it.
 
-        What was sent since the summary before the last one stays, for the summary may not know of it.
+        A beginning that was sent since the summary before the last one stays, because the last one may not cover it.
         """
         while block is not None and not self._longer[block] and block not in self._marks:
             sent = self._sent.get(block)
@@ -188,7 +188,7 @@ class _Kept:
                 del self._longer[sent.shorter]
 
     def _leave(self, block: bytes) -> None:
-        """Be no holder of a beginning any more."""
+        """Remove the replica from the holders of a beginning."""
         holders = self._holders[block]
         holders.discard(self._name)
         if not holders:
@@ -197,7 +197,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Sent:
-    """A beginning of prompts that were sent."""
+    """A beginning of prompts that were sent to a replica."""
 
-    shorter: bytes | None  # the beginning that has a block less
+    shorter: bytes | None  # the beginning that is one block shorter
     notes: int  # how many summaries had come when it was last sent

@@ -1,6 +1,6 @@
-"""What goes between a front, which is a server's process, and a replica, which runs its requests.
+"""The messages between a front, which is a process of the server, and a replica, which runs the front's requests.
 
-Everything goes as bytes that are made here, so that the transport copies them and does not look into them.
+Messages are converted to bytes here, so that the transport copies them and does not look into them.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ Question: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica tells of itself at one moment."""
+    """A replica's report of itself at one moment."""
 
-    name: str  # that no other replica of the deployment has
-    info: EngineInfo  # without folders and chat template, which a front has of its own
+    name: str  # no other replica of the deployment has it
+    info: EngineInfo  # without folders and chat template: a front has its own
     stats: EngineStats
     health: Health
     counters: EngineCounters
     cache: CacheStats | None
     slots: tuple[SlotUse, ...]
-    changes: SummaryChanges | None  # of what its cache keeps; None where it summarises nothing, or not yet
+    changes: SummaryChanges | None  # of its cache's summary; None if there is no summary, or not yet
 
 
 def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
-    """Return a request as bytes. Its deadline goes as seconds from now, since clocks differ between machines.
+    """Return a request as bytes. Its deadline is sent as seconds from now, since clocks differ between machines.
 
-    Raises InvalidRequestError for a mask, which is a function of this process.
+    Raises InvalidRequestError for a token mask, which is a function of this process.
     """
     if request.token_mask is not None:
         raise InvalidRequestError("token_mask", request.token_mask, "null where replicas run requests; see `grammar`")
@@ -77,7 +77,7 @@ def pack_outcomes(outcomes: list[tuple[int, Outcome]]) -> bytes:
 
 
 def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
-    """Return outcomes, in which times are by this process's clock, as exactly as the machines' times of day agree."""
+    """Return outcomes with times by this process's clock. They are as exact as the machines' times of day agree."""
     zero, outcomes = pickle.loads(data)
     ahead = zero - _monotonic_zero()
     return [(key, _shifted(outcome, ahead) if type(outcome) is Started else outcome) for key, outcome in outcomes]
@@ -97,18 +97,18 @@ def _shifted(started: Started, seconds: float) -> Started:
 
 
 def unpack_report(data: bytes) -> Report:
-    """Return what `Replica.report` gave."""
+    """Return the report that `Replica.report` packed."""
     report: Report = pickle.loads(data)
     return report
 
 
 def pack_question(method: Question, *args: object) -> bytes:
-    """Return a question to a replica: the method of its engine that answers it, and that one's arguments."""
+    """Pack a question to a replica: the method of its engine that answers, and that method's arguments."""
     return pickle.dumps((method, args))
 
 
 def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
-    """Return a method's name and its arguments. Raises InvalidRequestError for one that may not be asked."""
+    """Return a method's name and its arguments. Raises InvalidRequestError for a method that may not be called."""
     method, args = pickle.loads(data)
     for question in get_args(Question):
         if method == question:
@@ -117,12 +117,12 @@ def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
 
 
 def pack_answer(value: object, error: RnnEngineError | None) -> bytes:
-    """Return an answer, or the error that is in its place."""
+    """Pack an answer, or the error that takes its place."""
     return pickle.dumps((value, error), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_answer(data: bytes) -> Any:  # noqa: ANN401 - the question says which type it has
-    """Return an answer. Raises the error that is in its place."""
+    """Return an answer. Raises the error that takes its place."""
     value, error = pickle.loads(data)
     if error is not None:
         raise error
@@ -133,26 +133,27 @@ NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 
 
 class Links(Protocol):
-    """The way to all replicas of one deployment. For one event loop."""
+    """The connection to all replicas of one deployment. For one event loop."""
 
     async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
-        """Return what each replica that takes requests tells of itself; None where not all answer in time.
+        """Return a report of each replica that takes requests; None if not all answer in time.
 
-        `known` has by replica the version of its cache's summary that is known; what has changed since is told.
+        `known` has the version of each replica's cache summary that the caller knows; the reports have the changes
+        since.
         """
         ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
-        """Have a replica run a request; see `Replica.run`. Being cancelled cancels the request there.
+        """Have a replica run a request; see `Replica.run`. Cancelling this cancels the request there.
 
-        Raises ReplicaLostError where the replica is gone.
+        Raises ReplicaLostError if the replica is gone.
         """
         ...
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        """Yield what becomes of the requests of `front`; see `Replica.parcels`.
+        """Yield the outcomes of the requests of `front`; see `Replica.parcels`.
 
-        Ends, or raises, where the replica is gone.
+        Ends, or raises, when the replica is gone.
         """
         ...
 
@@ -161,9 +162,9 @@ class Links(Protocol):
         ...
 
     async def ask(self, replica: str, question: bytes) -> bytes:
-        """Return a replica's answer; see `Replica.ask`. Raises ReplicaLostError where the replica is gone."""
+        """Return a replica's answer; see `Replica.ask`. Raises ReplicaLostError if the replica is gone."""
         ...
 
     async def close(self) -> None:
-        """Let go of the replicas; stop them where they were started for this front alone."""
+        """Let go of the replicas; stop them if they were started for this front alone."""
         ...

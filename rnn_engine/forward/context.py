@@ -1,4 +1,6 @@
-"""What the stages of a forward pass are built from, and the norm with token shift that begins each part of a layer."""
+"""The inputs for building the stages of a forward pass, and the layer norm with token shift that begins each part of
+a layer.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from shaders import Constant, Include
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """A model, the device that it goes to, and the buffers that its stages share."""
+    """A model, the device it is loaded onto, and the buffers that its stages share."""
 
     model: Model
     format_of: FormatOf
@@ -38,7 +40,7 @@ class BuildContext:
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] where it is `transposed`."""
+        """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] if it is `transposed`."""
         chosen = self.format_of(name)
         if not transposed and (weights := self._kept_blocks(name, chosen)) is not None:
             return weights
@@ -47,7 +49,7 @@ class BuildContext:
         return SegmentWeights(tensor.T if transposed else tensor, chosen)
 
     def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> SegmentWeights | None:
-        """Return the blocks in which the model has a matrix, where no other format is `chosen`."""
+        """Return a matrix in the blocks of the model's file; None if it has none, or another format is `chosen`."""
         stored = WEIGHT_FORMATS.get((self.model.block_type(name) or "").lower())
         if stored is None or (chosen is not None and chosen.name != stored.name):
             return None
@@ -65,7 +67,7 @@ class BuildContext:
         *,
         state_bytes: int = 0,
     ) -> KernelStage:
-        """Compile `name`.wgsl and bind `buffers`, and the step's batch, to its variables."""
+        """Compile `name`.wgsl and bind `buffers` and the step's batch to its variables."""
         kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)
         bind_group = self.kernels.bind(kernel.source, {"batch": self.buffers.batch, **buffers})
         return KernelStage(label, kernel, bind_group, workgroups, state_bytes)
@@ -73,7 +75,7 @@ class BuildContext:
     def matmul_stage(
         self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer
     ) -> BoundMatMul:
-        """Upload `matrices`, to be multiplied with the tokens of a step."""
+        """Upload `matrices` and return the stage that multiplies them with the tokens of a step."""
         matmul = MatMul(label, matrices, self.matmuls, self.memory)
         return matmul.bind(MatMulBuffers(self.buffers.batch, vectors, inputs, outputs))
 
@@ -87,7 +89,7 @@ class PackedVectors:
 
     @classmethod
     def load(cls, context: BuildContext, label: str, prefix: str, names: Sequence[str]) -> PackedVectors:
-        """Upload those tensors called `prefix` + name that the model has, in the order of `names`."""
+        """Upload the tensors called `prefix` + name, in the order of `names`; skip those that the model lacks."""
         model = context.model
         return cls.pack(
             context, label, {name: model.tensor(prefix + name) for name in names if model.has(prefix + name)}
@@ -116,11 +118,14 @@ def norm_shift_stage(
     outputs: Buffer,
     keeps_difference: bool = False,
 ) -> KernelStage:
-    """The stage that fills `outputs` [len(mixes), max_tokens, D] with the normed tokens, mixed with those before them.
+    """Return the stage that norms each token and mixes it with the one before, into `outputs`.
 
-    `norm` is the layer norm's name in `vectors`, `mixes` are the vectors of the mixes, which lie side by side there,
-    and `shift` is the state's field with the normed token before the first. The difference from each token to the one
-    before it is kept in a plane of its own, after the mixes, where `keeps_difference` says so.
+    `outputs` is [len(mixes), max_tokens, D].
+    `norm` is the layer norm's name in `vectors`.
+    `mixes` are the names of the mixes' vectors, which lie side by side in `vectors`.
+    `shift` is the field of the state that holds the normed token before the first one.
+    If `keeps_difference`, the difference between each token and the one before it goes to one more plane of `outputs`,
+    after the mixes.
     """
     width = context.model.shape.width
     constants = {

@@ -1,4 +1,4 @@
-"""What every runner shares, whatever device it runs on: what it demands of a batch, a slot, a state and a ticket."""
+"""The checks of a batch, a slot, a state and a ticket that every runner makes, whatever device it runs on."""
 
 from __future__ import annotations
 
@@ -62,8 +62,10 @@ def check_draws(
 
 
 def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
-    """Return the ids of each run's tokens. Those with embeddings of their own have ids beyond the vocabulary, in the
-    order of `given_rows`."""
+    """Return the ids of each run's tokens.
+
+    Tokens that come with embeddings get ids from V on, in the order of `given_rows`.
+    """
     ids: list[Sequence[int] | NDArray[np.intp]] = []
     first = vocab_size
     for run in batch:
@@ -76,21 +78,21 @@ def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.
 
 
 def given_rows(batch: Batch) -> F32 | None:
-    """Return the embeddings that runs bring, [n, D]; None where none does."""
+    """Return the embeddings [n, D] that runs bring, or None if no run brings any."""
     given = [run.embeddings for run in batch if run.embeddings is not None]
     return np.concatenate(given) if given else None
 
 
 def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
-    """Raise InvalidRequestError where a runner has no such slot."""
+    """Raise InvalidRequestError if a runner of `num_slots` slots has no such slot."""
     if not 0 <= slot < num_slots:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
 
 
 def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]:
-    """Return the masks [rows, ceil(V / 32)] of each run, None where all tokens are allowed; called once a step.
+    """Make and return the masks [rows, ceil(V / 32)] of each run; None allows all tokens.
 
-    Raises InvalidRequestError for masks of another shape.
+    Call it once a step. Raises InvalidRequestError for masks of another type or shape.
     """
     made = [None if run.masks is None else run.masks() for run in batch]
     for position, (run, masks) in enumerate(zip(batch, made, strict=True)):
@@ -103,9 +105,9 @@ def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]
 
 
 def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], vocab_size: int) -> NDArray[np.bool_]:
-    """Whether the mask of each row allows each token; all are allowed where a row has none. [R, V]
+    """Return [R, V] whether the mask of each row allows each token. A row without a mask allows all.
 
-    `masks` are those of the runs of `batch`.
+    `masks` has one item for each run of `batch`.
     """
     allowed = [np.ones((0, vocab_size), np.bool_)]
     for run, own in zip(batch, masks, strict=True):
@@ -114,7 +116,7 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether all rows of each run are finite. `finite`: [R], a flag a row -> [B], a flag a run."""
+    """Return [B] whether all rows of each run are finite. `finite` [R] says it of each row."""
     if finite.all():
         return np.ones(len(batch), np.bool_)
     num_rows = np.array([run.rows for run in batch])
@@ -125,7 +127,7 @@ def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def check_state(state: State, shape: ModelShape) -> None:
-    """Raise StateError where the fields, sizes or number format of `state` are not those of the model."""
+    """Raise StateError if the fields, sizes or number format of `state` are not those of the model."""
     check_fields(state, shape, "state")
     for name, values in state.items():
         if values.dtype != np.float32:
@@ -133,9 +135,9 @@ def check_state(state: State, shape: ModelShape) -> None:
 
 
 def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
-    """Remove the step of `ticket`, which must be the oldest, from the steps that were not collected.
+    """Remove the step of `ticket`, which must be the oldest, from the uncollected steps and return it.
 
-    Raises InvalidRequestError where it was collected before, or where an older one was not.
+    Raises InvalidRequestError if it was collected before, or if an older one was not.
     """
     oldest = next(iter(in_flight), None)
     if ticket != oldest:
@@ -145,7 +147,7 @@ def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
 
 
 def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
-    """Check a run but for its slot and the ids of its tokens, and make no words unless something is wrong."""
+    """Check a run, except its slot and the ids of its tokens. Build messages only if something is wrong."""
     length = len(run.tokens)
     if length == 0:
         raise InvalidRequestError(f"run {position}: tokens", list(run.tokens), "at least one token")
@@ -168,7 +170,7 @@ def _check_tokens(batch: Batch, vocab_size: int) -> None:
 
 
 def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
-    """Check the numbers that every draw has, field by field, which is quicker than draw by draw."""
+    """Check the numbers that every draw has, field by field, since that is quicker than draw by draw."""
     drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
     if drawing and max_draws == 0:
         raise InvalidRequestError(f"run {drawing[0][0]}: draw", drawing[0][1], "null: this runner draws nothing")

@@ -1,4 +1,4 @@
-"""Run a model with numpy behind the same protocol as a GPU: for machines without one, and to compare with."""
+"""Run a model with numpy behind the same protocol as a GPU: for machines without one, and as a reference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_out(
     num_candidates: int,
     full_row: Callable[[int], F32],
 ) -> Readout:
-    """What a step says of its rows' `logits` [R, V], with K = `num_candidates`; `masks` are those of its runs."""
+    """Return the read-out of a step's `logits` [R, V], with K = `num_candidates`. `masks` has one item a run."""
     has_masks = any(own is not None for own in masks)
     allowed = allowed_tokens(batch, masks, logits.shape[-1])  # [R, V]
     allowed_logits = np.where(allowed & ~np.isnan(logits), logits, np.float32(-np.inf))
@@ -68,14 +68,14 @@ def read_out(
 
 
 def _row_targets(batch: Batch) -> list[int | None]:
-    """The target of each row, None where its run has none. [R]"""
+    """Return [R] the target of each row; None if its run has no targets."""
     return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
 
 
 def _greatest(row: F32, count: int) -> I32:
-    """Ids of the `count` greatest of row [V], greatest first, equal ones by ascending id."""
+    """Return the ids of the `count` greatest logits of `row` [V], greatest first, equal ones by ascending id."""
     least = np.partition(row, len(row) - count)[len(row) - count]
-    ids = np.flatnonzero(row >= least).astype(np.int32)  # ascending; more than `count` where others equal the least
+    ids = np.flatnonzero(row >= least).astype(np.int32)  # ascending; more than `count` if others equal the least
     return ids[np.argsort(-row[ids], kind="stable")[:count]]
 
 
@@ -99,7 +99,7 @@ class CpuRunner:
         max_rows: int = 64,
         num_candidates: int = 128,
     ) -> None:
-        """`num_candidates` is K of the read-outs, or the vocabulary where that is smaller."""
+        """K of the read-outs is `num_candidates`, or V if that is less."""
         self._shape = model.shape
         self._run_layers = run_layers
         self._num_slots = num_slots
@@ -192,6 +192,6 @@ class CpuRunner:
 
 
 def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
-    """Where on the token axis the rows are: the last `rows` tokens of each run. [R]"""
+    """Return [R] the place of each row on the token axis. A run's rows are its last `rows` tokens."""
     ends = np.cumsum([len(run.tokens) for run in batch])
     return np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])

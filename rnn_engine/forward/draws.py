@@ -1,4 +1,4 @@
-"""What runs have the device draw, as the words of draw.wgsl, what it has drawn, and the penalties that it keeps."""
+"""Draws on the device: encode them as the words of draw.wgsl, decode their results, and keep the slots' penalties."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _NUM_BIASES, _PENALTIES, _POSITION, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_D
 """Words of struct Draw."""
 
 _NUCLEUS: Final = -3e38  # in place of the logarithm of min_p
-_SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
+_SETTLED, _GOES_ON = 1, 2  # outcomes; the third, 0, is a row that is left to the host
 
 
 def count_draws(batch: Batch) -> int:
-    """Return the most tokens that are drawn after a run; 0 where no run has a draw."""
+    """Return the greatest number of tokens that are drawn after a run; 0 if no run has a draw."""
     return max((run.draw.count for run in batch if run.draw is not None), default=0)
 
 
 def count_told(batch: Batch) -> int:
-    """Return how many words the draws of `batch` tell at most with their tokens."""
+    """Return the most words that the draws of `batch` report beside their tokens: log-probabilities and ids."""
     return sum(_count_told(run.draw) for run in batch)
 
 
@@ -50,14 +50,14 @@ def _count_told(draw: TokenDraw | None) -> int:
 
 
 def _told_words(draw: TokenDraw) -> int:
-    """Return how many words are told with each token."""
+    """Return the number of words that are reported with each token."""
     return 0 if draw.logprobs is None else 2 + 2 * draw.logprobs
 
 
 def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
-    """Return a `struct Draw` for each row of `batch`, [R, words]; zeros are a row that is not drawn from.
+    """Return a `struct Draw` for each row of `batch`, [R, words]. A row without a draw is all zeros.
 
-    `penalties` are brought to what the draws begin with.
+    Updates `penalties`, uploading what the draws need before their first token.
     """
     ends = np.cumsum([run.rows for run in batch])
     drawing = [run.draw is not None for run in batch]
@@ -89,7 +89,10 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
 
 
 def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]:
-    """Return what was drawn after each run of `batch`, from the draws of its rows and what these have told."""
+    """Return what was drawn after each run of `batch`.
+
+    `answer` holds a `struct Draw` for each row, then the words that the draws have reported.
+    """
     words = np.frombuffer(answer, np.uint32)
     ends = np.cumsum([run.rows for run in batch])
     rows, told = np.split(words, [ends.item(-1) * limits.draw_words])
@@ -104,7 +107,7 @@ def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]
 
 
 def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn]) -> None:
-    """Set the log-probabilities of what was drawn."""
+    """Set the `logprobs` of each of `drawn` from the words that the draws have reported."""
     first = 0
     floats = told.view(np.float32).astype(np.float64)
     for run, one in zip(batch, drawn, strict=True):
@@ -116,7 +119,7 @@ def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn])
 
 
 def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[TokenLogprobs]:
-    """Return the log-probabilities that are told with the tokens of a run; both are the same words [tokens, words]."""
+    """Return the log-probabilities of a run's tokens. `words` and `floats` hold the same words [tokens, words]."""
     values = floats - floats[:, 1:2]
     half = words.shape[1] // 2
     ids, likeliest = words[:, 2 : 1 + half].tolist(), values[:, 1 + half :].tolist()
@@ -125,7 +128,7 @@ def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[To
 
 
 class Following:
-    """The stage, the first of a step, that gives runs that follow their tokens."""
+    """The first stage of a step, which gives each following run its token: the last one that its slot has drawn."""
 
     weight_bytes = 0
 
@@ -145,7 +148,7 @@ class Following:
 
 
 class DeviceDraws:
-    """The draws of a step on a device: what they need of the host, and what the host reads of them."""
+    """The draws of a step on a device: uploads their inputs, and lists the copies of their results."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._draws = buffers.draws
@@ -156,13 +159,13 @@ class DeviceDraws:
         self._penalties = SlotPenalties(buffers.penalties, vocab_size, limits.num_penalty_slots, memory)
 
     def upload(self, batch: Batch) -> None:
-        """Write what the draws of `batch` need and the device does not have yet."""
+        """Upload what the draws of `batch` need and the device does not have yet."""
         self._halts.upload(batch)
         self._biases.upload(batch)
         self._memory.upload(self._draws, 0, encode_draws(batch, self._limits, self._penalties))
 
     def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
-        """Yield the copies of what `decode_draws` reads to `answer` from the byte `start` on."""
+        """Yield the copies that put the input of `decode_draws` into `answer`, from the byte `start` on."""
         row_bytes = 4 * self._limits.draw_words
         num_bytes = row_bytes * sum(run.rows for run in batch)
         yield BufferCopy(self._draws, 0, answer, start, num_bytes)
@@ -171,7 +174,7 @@ class DeviceDraws:
 
 
 class SlotHalts:
-    """The tokens after which none is drawn, for each slot, on a device."""
+    """For each slot of a device, the mask of the tokens after which no further token is drawn."""
 
     def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
         """`buffer`: [slots, ceil(V / 32)] u32, of zeros."""
@@ -182,7 +185,7 @@ class SlotHalts:
         self._masks = [self._none] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Write the masks of the runs that draw, where their slots have others."""
+        """Upload the masks of the runs that draw, unless their slots have them already."""
         for run in batch:
             if run.draw is None:
                 continue
@@ -193,7 +196,7 @@ class SlotHalts:
 
 
 class SlotBiases:
-    """What is added to tokens' logits, for each slot, on a device."""
+    """For each slot of a device, the biases that are added to tokens' logits."""
 
     def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
         """`buffer`: [slots, MOST_DRAW_BIASES] struct Bias."""
@@ -202,7 +205,7 @@ class SlotBiases:
         self._biases: list[DrawBiases | None] = [None] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Write the biases of the runs that draw with some, where their slots have others."""
+        """Upload the biases of the runs that draw with some, unless their slots have them already."""
         for run in batch:
             biases = None if run.draw is None else run.draw.biases
             if biases is not None and biases is not self._biases[run.slot]:
@@ -211,33 +214,34 @@ class SlotBiases:
                 self._biases[run.slot] = biases
 
 
-# The penalties that a device keeps for the sequences in its slots: see penalties.wgsl.
+# The penalties that a device keeps for the sequences in its slots; penalties.wgsl describes them.
 
-_WHOLE_TABLE: Final = 2**32 - 1  # a window that every token is in
-_LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
-_ERROR: Final = 2.0**-23  # of f32, twice what one operation may be off by
+_WHOLE_TABLE: Final = 2**32 - 1  # a window that holds every token
+_LEAST_SCALE: Final = 2.0**-60  # below it the numbers of penalties.wgsl are multiplied by the scale, which becomes 1
+_ERROR: Final = 2.0**-23  # twice the greatest relative error of one operation in f32
 
 
 class SlotPenalties:
-    """The penalties of the sequences in the first slots."""
+    """The penalties of the sequences in the first `num_slots` slots, on a device."""
 
     def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
         """`buffer`: [slots, 2, V] u32."""
         self._buffer = buffer
         self._memory = memory
         self._vocab_size = vocab_size
-        self._texts: list[_Text | None] = [None] * num_slots  # by slot: whose penalties it holds
+        self._texts: list[_Text | None] = [None] * num_slots  # by slot: the text whose penalties it holds
 
     def prepare(self, run: TokenRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the words of struct Draw from `presence` to `repeat`, and from `position` to `counts_input`.
+        """Return the words of struct Draw from `presence` to `repeat`, and those from `position` to `counts_input`.
 
-        Uploads what there was before a text. The run draws with penalties.
+        `run` must have a draw with penalties. If its slot holds the penalties of another text, this uploads the
+        penalties from which the new text starts.
         """
         slot, draw = run.slot, run.draw
         assert draw is not None, "a run that draws"
         assert draw.penalties is not None, "and penalises"
         penalties = draw.penalties
-        counted = draw.index - draw.counts_input  # tokens of the text that are counted in the slot's rows
+        counted = draw.index - draw.counts_input  # tokens of the text that the slot's rows have counted
         text, rescale = self._texts[slot], 1.0
         if text is None or text.penalties is not penalties:
             self._texts[slot] = text = self._begin(slot, penalties, counted)
@@ -252,7 +256,7 @@ class SlotPenalties:
         return amounts, (text.num_seen + counted - text.first, window, draw.counts_input)
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
-        """Upload what there was before a text of which so many tokens were `counted`."""
+        """Upload the penalties with which a slot starts a text, of which `counted` tokens are in them already."""
         first = slot * slot_penalty_bytes(self._vocab_size)
         if penalties.earlier is not None:
             self._memory.upload(self._buffer, first, penalties.earlier)
@@ -266,19 +270,20 @@ class SlotPenalties:
 
 @dataclass(slots=True)
 class _Text:
-    """A text whose penalties are kept: from which of its tokens on, and at which of them the scale was 1."""
+    """A text whose penalties a slot keeps."""
 
     penalties: DrawPenalties
-    first: int
-    base: int
-    num_seen: int  # before the first
+    first: int  # the number of the text's tokens that were counted when the slot took it over
+    base: int  # the number of counted tokens at which the scale was 1
+    num_seen: int  # the greatest place in `penalties.seen`, or 0
 
 
 def _penalty_error(decay: float, length: int) -> float:
-    """Bound what a penalty is off by, as a part of itself, after `length` tokens.
+    """Return a bound of a penalty's relative error after `length` tokens.
 
-    A number is a sum of f32, and each addition to it may be off by half a unit in the last place, which later ones
-    make less of a part where the penalties decay. The scale is a product of up to eighteen, and is a part of what is
-    added and of what is read: 40 units. All that is taken twice.
+    A number is a sum of f32, and each addition may be off by half a unit in the last place.
+    If the penalties decay, that error's share of the sum shrinks with later additions.
+    The scale is a product of up to eighteen factors. It enters both what is added and what is read: 40 units.
+    The bound is twice the sum of all this.
     """
     return _ERROR * (96.0 + min(length, 1.0 / max(1.0 - decay, 1e-9)))

@@ -1,4 +1,4 @@
-"""A model on its device from embedding to head: its states, the buffers of its steps, and the plan of a step."""
+"""A model on its device, from the embedding to the head: its states, its steps' buffers, and the plan of a step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Model
 from shaders import Constant
 
-# Tables with a row for each token: the embedding, with whose layer norm every step begins, and those of layers.
+# Tables with a row for each token: the embedding, with which every step begins, and the tables of layers.
 
 
 class GivenEmbeddings:
-    """The stage that takes in embeddings that runs bring: a table that is written for each step with some."""
+    """The stage that takes in the embeddings that runs bring. Their table is written anew for each step with some."""
 
     def __init__(self, context: BuildContext, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> None:
         self._memory = context.memory
@@ -55,13 +55,13 @@ class GivenEmbeddings:
             yield from self._stage.dispatches(step)
 
     def upload(self, rows: F32) -> None:
-        """Write the embeddings of the next step, [n, D]."""
+        """Upload the embeddings `rows` [n, D] of the next step."""
         for variable, array in self._format.pack(rows).items():
             self._memory.upload(self._stored[variable], 0, array)
 
 
 def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
-    """Upload the embedding and return the stages that look tokens up in it, and that for embeddings that runs bring."""
+    """Upload the embedding. Return the stages that look tokens up in it, and the stage for given embeddings."""
     vectors = PackedVectors.load(context, "ln0", "blocks.0.ln0.", ("weight", "bias"))
     constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
     buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
@@ -77,9 +77,9 @@ def table_stages(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> tuple[Stage, ...]:
-    """Upload the tensor `name` [V, C], in parts that fit a binding, and return the stage of each.
+    """Upload the tensor `name` [V, C] in parts that fit a binding, and return the stage of each part.
 
-    The kernel includes table_part.wgsl, and runs a workgroup for each token of a step.
+    The kernel must include table_part.wgsl. It runs one workgroup for each token of a step.
     """
     weights = context.weights(name)
     table, chosen = weights.values, weights.format
@@ -108,11 +108,11 @@ def table_stages(
     return tuple(stages)
 
 
-# The end of a forward pass: the last norm, the head, and the candidates of the rows whose logits are wanted.
+# The end of a forward pass: the last norm, the head, and the candidates of each row.
 
 
 class Head:
-    """The weights of the head on the device. `bind` gives its stages for one set of outputs."""
+    """The weights of the head on the device. `bind` returns its stages for one set of outputs."""
 
     def __init__(self, context: BuildContext) -> None:
         shape = context.model.shape
@@ -122,7 +122,7 @@ class Head:
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
-        """The stages that write `outputs`, for steps with at least one row."""
+        """Return the stages that write `outputs`, for steps with at least one row."""
         context = self._context
         shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
         norm = context.kernel_stage(
@@ -180,14 +180,14 @@ class Head:
 class HeadStages:
     """The stages of the head for one set of outputs."""
 
-    logits: tuple[Stage, ...]  # that write the logits
-    candidates: Stage  # that reduces them
-    draw: Stage  # that draws from what is left of them
+    logits: tuple[Stage, ...]  # write the logits
+    candidates: Stage  # reduces them to candidates
+    draw: Stage  # draws from the candidates
 
 
 @dataclass(frozen=True, slots=True)
 class FindCandidates:
-    """The stage that reduces rows to candidates, by a quicker kernel where no row has a mask."""
+    """The stage that reduces rows to candidates. It runs a quicker kernel if no row has a mask."""
 
     without_masks: KernelStage
     with_masks: KernelStage
@@ -209,7 +209,7 @@ LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
 
 
 class ForwardPass:
-    """The stages of a model, bound to their buffers. `plan` says what a step dispatches."""
+    """The stages of a model, bound to their buffers. `plan` returns what a step dispatches."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class ForwardPass:
         format_of: FormatOf,
         progress: Progress,
     ) -> None:
-        """Upload `model`, whose file may be closed afterwards. Raises DeviceError for a width that no kernel takes."""
+        """Upload `model`, whose file may be closed afterwards. Raises DeviceError if no kernel takes its width."""
         shape = model.shape
         if shape.width % COLUMNS_AT_ONCE:
             raise DeviceError(f"width {shape.width} is not served on a GPU; expected a multiple of {COLUMNS_AT_ONCE}")
@@ -257,21 +257,21 @@ class ForwardPass:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of matrices that a step reads, the head's included."""
+        """The bytes of matrices that a step reads, the head's included."""
         return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0].logits))
 
     def logits_plan(self, step: StepSize, side: int) -> Plan:
-        """The dispatches of a step up to the logits of its rows, if it has any, in `outputs[side]`."""
+        """Return the dispatches of a step up to the logits. These go to `outputs[side]`, if the step has rows."""
         return Plan(tuple(self._logits_dispatches(step, side)))
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
-        """The dispatches that read the logits of a step with rows out, and draw; its masks must be there."""
+        """Return the dispatches that reduce the logits of a step with rows, and draw. Upload its masks before."""
         head = self._heads[side]
         stages = (head.candidates, head.draw) if step.has_draws else (head.candidates,)
         return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
 
     def plan(self, step: StepSize, side: int) -> Plan:
-        """The dispatches of a step; where it has rows, also those that write `outputs[side]`."""
+        """Return the dispatches of a step. If it has rows, they include those that write `outputs[side]`."""
         logits = self.logits_plan(step, side).dispatches
         return Plan((*logits, *self.readout_plan(step, side).dispatches) if step.num_rows else logits)
 
@@ -281,7 +281,7 @@ class ForwardPass:
 
 
 def _create_states(layer: int, initial: F32, num_slots: int, memory: Memory) -> Buffer:
-    """A buffer with the state `initial` [stride] in each of its slots."""
+    """Return a buffer with the state `initial` [stride] in each of its slots."""
     buffer = memory.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes)
     if initial.any():  # a new buffer holds zeros
         memory.upload(buffer, 0, np.tile(initial, num_slots))

@@ -1,4 +1,4 @@
-"""Run a model on a GPU, a batch of token runs a step."""
+"""Run a model on a GPU, one batch of token runs in each step."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ from rnn_engine.types import (
 
 
 class OpenRuns:
-    """Tells `states` what is run. A run counts as having come to its end until the device says how far it came.
+    """Keeps the shift sides of `states` right while the device has yet to report how many tokens it has drawn.
 
-    So a run that follows can be submitted at once; it does nothing where the one before did not come to its end.
+    A run with a draw counts as complete until the device reports how far it came.
+    So a run that follows it can be submitted at once. On the device it does nothing if the run before is not complete.
     """
 
     def __init__(self, states: SlotStates) -> None:
         self._states = states
-        self._steps: dict[Ticket, dict[int, TokenRun]] = {}  # open ones by slot, of steps in flight, the oldest first
+        self._steps: dict[Ticket, dict[int, TokenRun]] = {}  # open runs by slot, of each step in flight, oldest first
         self._followable: set[int] = set()  # slots whose last run has a draw
 
     def check(self, batch: Batch) -> None:
-        """Raise InvalidRequestError for a run that follows nothing."""
+        """Raise InvalidRequestError for a run that `follows` if its slot's last run has no draw."""
         for position, run in enumerate(batch):
             if run.follows and run.slot not in self._followable:
                 raise InvalidRequestError(f"run {position}: follows", True, "a slot whose last run has a draw")
@@ -66,7 +67,7 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """Note what was drawn in the oldest step in flight, or nothing where it failed."""
+        """Take in what was drawn in the oldest step in flight; `drawn` is empty if the step failed."""
         own = self._steps.pop(ticket)
         for run, one in zip(batch, drawn, strict=False):
             if run.slot in own:
@@ -78,13 +79,13 @@ class OpenRuns:
                         del later[run.slot]
 
     def forget(self, slot: int) -> None:
-        """Note that `slot` holds another state from now on."""
+        """Drop what is known of the runs of `slot`, since it holds another state from now on."""
         self._followable.discard(slot)
         for step in self._steps.values():
             step.pop(slot, None)
 
     def any_in(self, slots: Iterable[int]) -> bool:
-        """Whether the state that one of `slots` will hold is not known yet."""
+        """Return True if one of `slots` has an open run, so that the side of its state is not known yet."""
         return any(slot in step for slot in slots for step in self._steps.values())
 
     def _correct(self, run: TokenRun, num_run: int) -> None:
@@ -92,20 +93,20 @@ class OpenRuns:
         self._states.advance(run.slot, run.draw.count - num_run)
 
 
-_PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs, and for each side
+_PLANS = 256  # that are kept; each combination of token, run and row counts and side has its own
 _MAX_IN_FLIGHT = 2
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A step that was submitted. Even steps use side 0 of what exists twice, odd ones side 1."""
+    """A step that was submitted. Even steps use side 0 of the buffers that exist twice, odd ones side 1."""
 
     ticket: Ticket
     batch: Batch
     submission: int
-    download: Download | None  # of the read-outs and draws; None where the step has no rows
-    answer: bytes = field(default=b"", init=False)  # the read-outs that were downloaded, as is the next
-    drawn: Sequence[Drawn] = field(default=(), init=False)
+    download: Download | None  # of the read-outs and draws; None if the step has no rows
+    answer: bytes = field(default=b"", init=False)  # the downloaded read-outs
+    drawn: Sequence[Drawn] = field(default=(), init=False)  # from the same download
     error: DeviceError | None = field(default=None, init=False)
 
     @property
@@ -114,10 +115,11 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It shares the device with others, and owns its memory there, which it frees.
+    """A `Runner` on a GPU. It may share the device with others; it owns its memory there and frees it.
 
-    What the device writes in a step and the host reads, logits and answer, exists twice. What the host writes exists
-    once: uploads and submissions run in the order of the calls, so a step's batch can't overtake the step before.
+    The buffers that the device writes and the host reads, logits and answer, exist twice.
+    The buffers that the host writes exist once: uploads and submissions run in the order of the calls, so a step's
+    batch can't overtake the step before.
     """
 
     def __init__(
@@ -134,9 +136,9 @@ class GpuRunner:
     ) -> None:
         """Upload `model`, which may be closed afterwards.
 
-        `matmuls` are kernels of `device` for steps of `limits`. `memory` is an empty group of buffers of `device`,
-        which the caller closes where this fails and the runner does from then on. Raises DeviceMemoryError where the
-        device has no room, DeviceError where it can't run the model.
+        `matmuls` are kernels of `device` for steps of `limits`.
+        `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
+        Raises DeviceMemoryError if the device has no room, DeviceError if it can't run the model.
         """
         self._device = device
         self._memory = memory
@@ -151,7 +153,7 @@ class GpuRunner:
         self._draws = DeviceDraws(self._forward.buffers, self._shape.vocab_size, limits, memory)
         self._open = OpenRuns(self._states)
         self._num_submitted = 0
-        self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
+        self._unfinished: deque[_Step] = deque()  # steps that the device may not have done yet; at most two
         self._uncollected: dict[Ticket, _Step] = {}
         self._plan = lru_cache(_PLANS)(self._forward.plan)
         self._logits_plan = lru_cache(_PLANS)(self._forward.logits_plan)
@@ -191,12 +193,12 @@ class GpuRunner:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the device's memory that the runner holds."""
+        """The bytes of the device's memory that the runner holds."""
         return self._memory.allocated_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of matrices that a step with logits reads."""
+        """The bytes of matrices that a step with logits reads."""
         return self._forward.weight_bytes
 
     def plan(
@@ -209,7 +211,7 @@ class GpuRunner:
         has_draws: bool = False,
         has_following: bool = False,
     ) -> Plan:
-        """What a step of so many tokens, runs and rows dispatches."""
+        """Return what a step of these counts of tokens, runs and rows dispatches."""
         size = StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws, has_following=has_following)
         return self._plan(size, side=0)
 
@@ -235,7 +237,7 @@ class GpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        """See `Runner`. A step without rows has nothing to be read, so this does not wait for it."""
+        """See `Runner`. Does not wait for a step without rows, since it has nothing to read."""
         step = take_oldest(self._uncollected, ticket)
         if step.download is not None:
             while step in self._unfinished:
@@ -245,8 +247,9 @@ class GpuRunner:
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Run a step of each of these token counts, with as many rows as may be; then one with a mask and one
-        with a draw. Clears slot 0.
+        """Run a step of each of `token_counts` in slot 0, then one with a mask and one with a draw, and clear slot 0.
+
+        Each step has as many rows as it may have.
         """
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
@@ -287,10 +290,10 @@ class GpuRunner:
             self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
-        """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way.
+        """Upload what the step needs, submit it and start the download of its read-outs and draws.
 
-        Masks are made while the device computes the logits. Where several tokens are drawn after each run, a step each
-        is submitted, so that the device begins while the later ones are encoded.
+        Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
+        one plan for each of them, so that the device begins while the later ones are encoded.
         """
         side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self._shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
@@ -321,14 +324,14 @@ class GpuRunner:
         return _Step(ticket, batch, submission, download)
 
     def _upload_masks(self, batch: Batch) -> bool:
-        """Make the masks of `batch` and upload them; whether there are any."""
+        """Make the masks of `batch` and upload them. Return True if there are any."""
         masks = encode_masks(batch, self._shape.vocab_size)
         if masks is not None:
             self._memory.upload(self._forward.buffers.masks, 0, masks)
         return masks is not None
 
     def _finish(self, step: _Step) -> None:
-        """Wait until the device has done `step`, and keep its answer, or its error, until it is collected."""
+        """Wait until the device has done `step`, and keep its answer or its error until it is collected."""
         if step.download is None:
             self._recorder.wait(step.submission)
         else:
@@ -344,7 +347,7 @@ class GpuRunner:
         self._open.close(step.ticket, step.batch, step.drawn)
 
     def _finish_open(self, slots: Iterable[int]) -> None:
-        """Wait for the steps in flight that tell how often one of `slots` is run."""
+        """Wait for all steps in flight if any has an open run in any of `slots`."""
         if self._open.any_in(slots):
             while self._unfinished:
                 self._finish(self._unfinished.popleft())

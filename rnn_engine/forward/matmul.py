@@ -1,4 +1,4 @@
-"""Matrices times activations, as dispatches: several matrices at once, split by rows where a binding ends."""
+"""Matrices times activations. One dispatch takes several matrices; those larger than a binding are split by rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shaders import Constant, ShaderSource
 
 @dataclass(frozen=True, slots=True)
 class MatMulBuffers:
-    """What a matmul reads and writes besides its weights."""
+    """The buffers that a matmul reads and writes besides its weights."""
 
     batch: Buffer
     vectors: Buffer
@@ -38,7 +38,7 @@ class MatMulBuffers:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """A part on the device. It does not refer to the weights on the host, whose memory is freed after loading."""
+    """A part on the device. It holds no reference to the weights on the host, so that their memory can be freed."""
 
     format: WeightFormat
     num_rows: int
@@ -50,17 +50,17 @@ class LoadedPart:
 
 
 class MatMulKernels:
-    """The compiled variants of the matmul kernels for one model on one device, and its matmuls.
+    """The compiled variants of the matmul kernels for one model on one device, and the model's matmuls.
 
     `tuning` may be replaced before the first plan is made.
     """
 
     def __init__(self, kernels: Kernels, tuning: Tuning, limits: StepLimits, *, activations: str = "f32") -> None:
-        """`activations` are f32, or int8 where matrices of bytes are to be multiplied with bytes."""
+        """`activations` is f32, or int8 to multiply matrices of bytes with inputs in bytes."""
         self.kernels = kernels
         self.tuning = tuning
         self.limits = limits
-        self.bound: list[BoundMatMul] = []  # those of the model, in the order of loading
+        self.bound: list[BoundMatMul] = []  # the model's matmuls, in the order of loading
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
         self._constants: dict[str, Constant] = {
@@ -70,7 +70,7 @@ class MatMulKernels:
         }
 
     def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
-        """Return the kernel of a variant for matrices of a format; compiled at the first call."""
+        """Return the kernel of a variant for matrices of a format. The first call compiles it."""
         include = weights.packed if variant.number == "int8" else weights.include
         assert include is not None
         return self.kernels.get(
@@ -80,15 +80,15 @@ class MatMulKernels:
         )
 
     def source(self, part: LoadedPart) -> ShaderSource:
-        """Return the WGSL whose bindings all variants for a part have."""
+        """Return the WGSL of one variant for a part. All variants for the part have the same bindings."""
         return self.get(self.tuning.matmul(1, part.kind), part.format).source
 
     def number_of(self, weights: WeightFormat) -> str:
-        """Return of which type the products with weights of this format are."""
+        """Return the type, f32 or int8, of the products with weights of this format."""
         return "int8" if self._quantises and weights.packed is not None else "f32"
 
     def packed_inputs(self, memory: Memory, token_bytes: int) -> Buffer:
-        """Return a buffer for the quantised inputs of a step, which matmuls share: each writes it anew."""
+        """Return a buffer for the quantised inputs of a step. Matmuls share it: each writes it anew."""
         if token_bytes not in self._packed:
             num_bytes = token_bytes * max(self.limits.max_tokens, self.limits.max_rows)
             self._packed[token_bytes] = memory.create_buffer("quantised inputs", num_bytes)
@@ -96,7 +96,7 @@ class MatMulKernels:
 
 
 class MatMul:
-    """Matrices on the device, to be multiplied with the tokens, or the rows, of a step."""
+    """Matrices on the device, which are multiplied with the tokens or the rows of a step."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class MatMul:
         *,
         counts_rows: bool = False,
     ) -> None:
-        """Upload `matrices`. `counts_rows`: runs over the step's logit rows instead of its tokens."""
+        """Upload `matrices`. If `counts_rows`, they are multiplied with the step's logit rows instead of its tokens."""
         self._label = label
         self._kernels = kernels
         self._memory = memory
@@ -119,7 +119,7 @@ class MatMul:
         self._parts = [self._load(part, memory) for part in split_matrices(readers, memory.max_binding_bytes)]
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
-        """The stage that multiplies what these buffers hold. The weights are not copied."""
+        """Return the stage that multiplies what these buffers hold. The weights are not copied."""
         parts = []
         quantised, stage = self._quantise(buffers)
         for loaded in self._parts:
@@ -137,7 +137,7 @@ class MatMul:
         return bound
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
-        """Return where the quantised inputs are, and the stage that makes them, if there are any."""
+        """Return the buffer of the quantised inputs and the stage that makes them; without any, `inputs` and None."""
         if not self._inputs.sources:
             return buffers.inputs, None
         packed = self._kernels.packed_inputs(self._memory, self._inputs.token_bytes)
@@ -176,14 +176,14 @@ class BoundMatMul:
     parts: tuple[tuple[LoadedPart, BindGroup], ...]  # one a dispatch
     counts_rows: bool
     batch: Buffer  # says how many tokens and rows a step has
-    quantise: KernelStage | None  # its inputs, for those parts that multiply bytes
+    quantise: KernelStage | None  # the stage that quantises the inputs, if some part multiplies bytes
 
     @property
     def weight_bytes(self) -> int:
         return sum(part.weight_bytes for part, _ in self.parts)
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        """One dispatch a part, for the tokens or rows of the step, of which there is at least one."""
+        """Yield one dispatch a part, for the tokens or rows of the step. There must be at least one token or row."""
         if self.quantise is not None:
             yield from self.quantise.dispatches(step)
         count = step.num_rows if self.counts_rows else step.num_tokens
@@ -192,7 +192,7 @@ class BoundMatMul:
             yield self.dispatch(part, bind_group, variant, count)
 
     def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
-        """Return the dispatch of a part for `count` tokens or rows by a given kernel."""
+        """Return the dispatch of a part for `count` tokens or rows by the kernel of `variant`."""
         tiles = -(-count // variant.tokens)
         moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
         kernel = self.kernels.get(variant, part.format)

@@ -1,4 +1,4 @@
-"""Matrices cut into parts, each of which one dispatch multiplies, packed and uploaded piece by piece."""
+"""Cut matrices into parts, one for each dispatch, and pack and upload them piece by piece."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, Weigh
 from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.quantised import Blocks
 
-ROW_ALIGNMENT = 64  # every segment starts at such a row; no workgroup takes more rows
+ROW_ALIGNMENT = 64  # every segment starts at a multiple of it; no workgroup takes more rows
 MAX_SEGMENTS = 8  # of a part
 SEGMENT_WORDS = 12  # of struct Segment
 
 
 class Activation(IntEnum):
-    """What a matmul does with a finished sum; the numbers are the WGSL's."""
+    """What a matmul does with a finished sum. segments.wgsl uses the same numbers."""
 
     NONE = 0
     TANH = 1
@@ -30,24 +30,24 @@ class Activation(IntEnum):
     SQUARED_RELU = 3
     BIASED_SIGMOID = 4
     DECAY = 5
-    RESIDUAL = 6  # the sum is added to what the output holds
+    RESIDUAL = 6  # adds the sum to what the output holds
     SILU = 7
     DOUBLE_EXP_DECAY = 8
-    SCALED_RESIDUAL = 9  # as RESIDUAL, times the operand
+    SCALED_RESIDUAL = 9  # adds the sum times the operand
     SHIFTED_MIX = 10  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
-    BIASED_SCALE = 11  # what the output holds is multiplied by the sum and the operand
+    BIASED_SCALE = 11  # multiplies what the output holds by the sum plus the operand
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentWeights:
-    """The weights of a matrix, and how the device is to store them."""
+    """The weights of a matrix, and the format in which the device stores them."""
 
     values: NDArray[Any] | Blocks  # [R, C], any float type, or in blocks
     format: WeightFormat
 
     @property
     def numbers(self) -> NDArray[Any]:
-        """The values of a tensor that is not in blocks, as none is that is transposed or has three dimensions."""
+        """The values as numbers. They must not be in blocks; transposed and three-dimensional tensors never are."""
         assert not isinstance(self.values, Blocks)
         return self.values
 
@@ -58,7 +58,7 @@ class SegmentWeights:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a matmul: its weights, and where its inputs, outputs and operands lie. Offsets count floats.
+    """One matrix of a matmul: its weights, and the places of its inputs, outputs and operands. Offsets count floats.
 
     An operand is what the activation combines a sum with: a bias, or a factor of each token.
     """
@@ -70,7 +70,7 @@ class Matrix:
     outputs_stride: int
     activation: Activation = Activation.NONE
     operand_start: int = 0
-    operand_stride: int = 0  # 0 where all tokens share the operands
+    operand_stride: int = 0  # 0 if all tokens share the operands
 
     @property
     def num_columns(self) -> int:
@@ -79,26 +79,26 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `start` to `end` of `matrix`, the first of them at `first_row` of its part."""
+    """Rows `start` to `end` of `matrix`. The first of them is row `first_row` of its part."""
 
     matrix: Matrix
     start: int
     end: int
     first_row: int
-    weights_start: int  # blocks
+    weights_start: int  # the number of its first block in the part
 
     @property
     def rows(self) -> NDArray[Any] | Blocks:
-        """Its weights [rows, C]."""
+        """The weights [rows, C] of these rows."""
         return self.matrix.weights.values[self.start : self.end]
 
     @property
     def row_blocks(self) -> int:
-        """Blocks of a row."""
+        """The number of blocks of a row."""
         return self.matrix.weights.row_blocks
 
     def pack(self) -> list[int]:
-        """The fields of struct Segment."""
+        """Return the fields of struct Segment of segments.wgsl."""
         matrix = self.matrix
         return [
             self.first_row,
@@ -118,7 +118,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """What one dispatch computes: segments of one weight format, whose weights fit one binding."""
+    """The segments that one dispatch multiplies: all of one weight format, together small enough for a binding."""
 
     format: WeightFormat
     segments: tuple[Segment, ...]
@@ -130,7 +130,7 @@ class SegmentPart:
 
     @property
     def num_weights(self) -> int:
-        """Weights without what pads them."""
+        """The number of weights without padding."""
         return sum((s.end - s.start) * s.matrix.num_columns for s in self.segments)
 
     @property
@@ -140,7 +140,7 @@ class SegmentPart:
 
 
 def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[SegmentPart]:
-    """Share out `matrices` to parts of one format each, whose weights are at most `max_bytes` in any buffer."""
+    """Divide `matrices` into parts of one format each. A part's weights take at most `max_bytes` in any buffer."""
     formats = {matrix.weights.format.name: matrix.weights.format for matrix in matrices}
     for name, weights in formats.items():
         max_blocks = max_bytes // max(weights.block_bytes.values())
@@ -149,7 +149,7 @@ def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Segme
 
 
 def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:
-    """Share out the rows of `matrices` to parts of at most `max_blocks` blocks."""
+    """Divide the rows of `matrices` into parts of at most `max_blocks` blocks."""
     part: list[Segment] = []
     first_row = blocks = 0
     for matrix in matrices:
@@ -170,7 +170,7 @@ def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[S
     yield tuple(part)
 
 
-_PIECE_BYTES = 16 << 20  # of weights in f32 that are packed at once
+_PIECE_BYTES = 16 << 20  # of the weights, counted in f32, that are packed at once
 _NUM_THREADS = os.cpu_count() or 1
 
 T = TypeVar("T")
@@ -178,7 +178,7 @@ R = TypeVar("R")
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:
-    """Allocate the buffers of a format for `num_blocks` blocks, by the variable's name in the WGSL."""
+    """Allocate the buffers of a format for `num_blocks` blocks; return them by the variable's name in the WGSL."""
     return {
         variable: memory.create_buffer(f"{label} {variable}", num_blocks * num_bytes)
         for variable, num_bytes in weights.block_bytes.items()
@@ -192,7 +192,7 @@ def upload_rows(
     rows: NDArray[Any] | Blocks,
     first_block: int,
 ) -> None:
-    """Pack `rows` [R, C] and write them to `buffers` from block `first_block` on. Packs on all cores."""
+    """Pack `rows` [R, C] and upload them to `buffers` from block `first_block` on. Packs on all cores."""
     blocks = row_blocks(weights, rows.shape[1])
     piece = max(1, _PIECE_BYTES // (4 * rows.shape[1]) // PANEL_ROWS) * PANEL_ROWS
     starts = range(0, len(rows), piece)

@@ -14,14 +14,14 @@ from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Download, Kernels, Memory, Plan, Recorder
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 
-_KEYS_AT_ONCE: Final = 8  # that the kernels of a recurrence load
+_KEYS_AT_ONCE: Final = 8  # the keys that a kernel of a recurrence loads at once
 
 
 class StateLayout:
-    """How a layer's buffer holds a slot's state, field after field, each from a multiple of 4 floats on.
+    """How a layer's buffer holds a slot's state: field after field, each beginning at a multiple of 4 floats.
 
-    A shift is there twice, as sides 0 and 1: a step reads the side that its run names and writes the other one.
-    A matrix [H, value, key] is stored as [H, key / 4, value, 4], with the keys rounded up to 8 by zeros.
+    A shift is stored twice, as sides 0 and 1: a step reads the side that its run names and writes the other one.
+    A matrix [H, value, key] is stored as [H, key / 4, value, 4], with the keys padded with zeros to a multiple of 8.
     """
 
     def __init__(self, shape: ModelShape) -> None:
@@ -34,7 +34,7 @@ class StateLayout:
             self.stride += round_up(_stored_size(field), 4)
 
     def pack(self, state: State) -> F32:
-        """Return every layer's fields as [L, stride], with side 0 in use."""
+        """Return the fields of every layer as [L, stride], with the shifts in side 0."""
         packed = np.zeros((self._num_layers, self.stride), np.float32)
         for field in self._fields:
             values = state[field.name]
@@ -49,7 +49,7 @@ class StateLayout:
         return packed
 
     def unpack(self, packed: F32, side: int) -> dict[str, F32]:
-        """Return the fields that `pack` or a device stored in [L, stride], with the shifts of `side`."""
+        """Return the fields of `packed` [L, stride], which `pack` or a device wrote, with the shifts of `side`."""
         return {field.name: self._unpack_field(packed, field, side) for field in self._fields}
 
     def _unpack_field(self, packed: F32, field: StateField, side: int) -> F32:
@@ -67,7 +67,7 @@ class StateLayout:
 
 
 def _stored_size(field: StateField) -> int:
-    """Floats of a field in a layer's buffer."""
+    """Return the number of floats that a field takes in a layer's buffer."""
     match field.kind:
         case FieldKind.SHIFT:
             return 2 * prod(field.shape)
@@ -79,11 +79,11 @@ def _stored_size(field: StateField) -> int:
 
 
 _COPY_THREADS = 64
-_MAX_READS = 4  # on their way to the host at the same time
+_MAX_READS = 4  # that are on their way to the host at the same time
 
 
 class SlotStates:
-    """States in their layers' buffers, each with the side that its shifts are on. All calls keep the device's order."""
+    """The states of all slots in their layers' buffers. The device carries out the calls in their order."""
 
     def __init__(
         self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, memory: Memory
@@ -99,18 +99,18 @@ class SlotStates:
         self._copy = self._plan_copy(device.kernels)
         self._unused = [self._create_staging()]
         self._num_staging = 1
-        self._reads: deque[SlotRead] = deque()  # those that hold a staging buffer, oldest first
+        self._reads: deque[SlotRead] = deque()  # the reads that hold a staging buffer, oldest first
 
     @property
     def sides(self) -> Sequence[int]:
-        """For each slot the side that the next step reads its shifts from; that step writes the other one.
+        """For each slot, the side from which the next step reads the shifts; that step writes the other one.
 
-        Runs that draw count as having come to their end until it is known how far they came.
+        A run that draws counts as complete until it is known how far it came.
         """
         return self._sides
 
     def advance(self, slot: int, times: int = 1) -> None:
-        """Note that `slot` is run so many times by what was submitted."""
+        """Count `times` more submitted passes over `slot`; each swaps its side."""
         self._sides[slot] ^= times & 1
 
     def write(self, slot: int, state: State) -> None:
@@ -125,9 +125,10 @@ class SlotStates:
         self._sides[target] = self._sides[source]
 
     def start_read(self, slot: int) -> SlotRead:
-        """Submit a copy of the state of `slot` to the host. Waits only where four reads are under way.
+        """Submit a copy of the state of `slot` to the host.
 
-        Raises DeviceError where the device refuses.
+        Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
+        Raises DeviceError if the device refuses.
         """
         staging = self._take_staging()
         copies = [
@@ -145,7 +146,7 @@ class SlotStates:
         return read
 
     def close(self) -> None:
-        """End the reads that are under way: their results can't be had any more."""
+        """Abandon the reads that are under way: their `result` raises from now on."""
         while self._reads:
             self._reads.popleft().abandon()
 
@@ -155,7 +156,7 @@ class SlotStates:
                 self._unused.append(self._create_staging())
                 self._num_staging += 1
             except DeviceMemoryError:
-                pass  # those that there are have to do
+                pass  # reads share the existing ones
         while not self._unused:
             self._reads[0].finish()
         return self._unused.pop()
@@ -168,7 +169,7 @@ class SlotStates:
         return self._memory.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
 
     def _plan_copy(self, kernels: Kernels) -> Plan:
-        """The dispatches that fork a state: one a layer."""
+        """Return the dispatches that copy a state from slot to slot, one a layer."""
         kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": self._layout.stride})
         num_groups = -(-self._layout.stride // (4 * _COPY_THREADS))
         return Plan(
@@ -180,7 +181,7 @@ class SlotStates:
 
 
 class SlotRead:
-    """A `PendingState` on a device."""
+    """A `PendingState` that comes from a device."""
 
     def __init__(
         self, layout: StateLayout, side: int, download: Download, on_finished: Callable[[SlotRead], None]

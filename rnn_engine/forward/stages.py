@@ -1,6 +1,6 @@
-"""The parts of a plan, and the stage that turns inputs of matmuls into bytes.
+"""The stages of a forward pass, and the one that quantises the inputs of matmuls to bytes.
 
-A stage is bound to its buffers when the model is loaded; for a step it gives dispatches.
+A stage is bound to its buffers when the model is loaded. It yields dispatches for each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stage(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the matrices that it reads."""
+        """The bytes of the matrices that the stage reads."""
         ...
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]: ...
@@ -31,13 +31,13 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelStage:
-    """A stage of one dispatch, which reads no matrix."""
+    """A stage of one dispatch that reads no matrix."""
 
     label: str
     kernel: Kernel
     bind_group: BindGroup
     workgroups: Callable[[StepSize], tuple[int, int]]  # in x and in y
-    state_bytes: int = 0  # of a run's state, which it reads and writes
+    state_bytes: int = 0  # the bytes of a run's state that it reads and writes
 
     @property
     def weight_bytes(self) -> int:
@@ -48,15 +48,15 @@ class KernelStage:
         yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step), moved_bytes)
 
 
-# Inputs of matmuls as bytes, for matrices whose weights are bytes too: see quantise_inputs.wgsl.
+# Inputs of matmuls as bytes, for matrices whose weights are bytes too. quantise_inputs.wgsl makes them.
 
-_BLOCK_WORDS: Final = 10  # of 4 bytes: see packed_inputs.wgsl
+_BLOCK_WORDS: Final = 10  # words of 4 bytes of a block: see packed_inputs.wgsl
 _THREADS: Final = 64  # of a workgroup
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BufferSource:
-    """Inputs of one or more matrices, where they lie as floats. Counts floats."""
+    """The place, in floats, of the inputs of one or more matrices before they are quantised."""
 
     start: int
     stride: int
@@ -73,7 +73,7 @@ class BufferSource:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedInputs:
-    """The inputs of some matrices as blocks: those of a token side by side, token after token."""
+    """The inputs of some matrices as blocks. The blocks of a token lie side by side, token after token."""
 
     sources: tuple[BufferSource, ...]
 
@@ -83,7 +83,7 @@ class QuantisedInputs:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a token."""
+        """The number of blocks of a token."""
         return sum(source.num_blocks for source in self.sources)
 
     @property
@@ -91,7 +91,7 @@ class QuantisedInputs:
         return 4 * _BLOCK_WORDS * self.num_blocks
 
     def read_by(self, matrix: Matrix) -> Matrix:
-        """Return `matrix` with its inputs where they lie as blocks."""
+        """Return `matrix` with the place of its quantised inputs, counted in words of 4 bytes."""
         before = self.sources[: self.sources.index(BufferSource.of(matrix))]
         start = _BLOCK_WORDS * sum(source.num_blocks for source in before)
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)
@@ -107,7 +107,7 @@ class QuantisedInputs:
         packed: Buffer,
         counts_rows: bool,
     ) -> KernelStage:
-        """Return the stage that makes blocks in `packed` of the floats in `inputs`."""
+        """Return the stage that quantises the floats in `inputs` to blocks in `packed`."""
         kernel = kernels.get("quantise_inputs", {**limits.constants(), "THREADS": _THREADS})
         table = self._table(counts_rows=counts_rows)
         sources = memory.create_buffer("sources of inputs", table.nbytes)

@@ -1,4 +1,4 @@
-"""The size and the buffers of a step, a batch as the words of batch.wgsl, and a read-out from those of readout.wgsl."""
+"""The size and the buffers of a step; encode a batch as the words of batch.wgsl, decode those of readout.wgsl."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from shaders import Constant
 
 
 def slot_penalty_bytes(vocab_size: int) -> int:
-    """Return what a slot's rows of penalties.wgsl take."""
+    """Return how many bytes a slot's two rows of penalties.wgsl take."""
     return 2 * 4 * vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a step takes; the dispatches of its plan depend on nothing else."""
+    """The counts and kinds of a step's inputs. The dispatches of its plan depend on nothing else."""
 
     num_tokens: int
     num_runs: int
@@ -41,58 +41,58 @@ class StepSize:
     has_masks: bool = False  # some row has a mask of its own
     has_given: bool = False  # some run brings embeddings
     has_draws: bool = False  # the device draws from some row
-    has_following: bool = False  # some run goes on from what its slot has drawn last
+    has_following: bool = False  # some run goes on from the token that its slot has drawn last
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most that one step takes, and how many slots there are."""
+    """The most that one step may contain, and the number of slots."""
 
     num_slots: int
     max_tokens: int
     max_rows: int
     num_candidates: int
     max_draws: int = MOST_DRAWS  # tokens that a step draws after a run
-    num_penalty_slots: int = 0  # the first ones, in which draws may have penalties
+    num_penalty_slots: int = 0  # in the first slots of this number, draws may have penalties
 
     @property
     def batch_words(self) -> int:
-        """Words of 4 bytes of struct Batch of batch.wgsl."""
+        """The number of 4-byte words of struct Batch of batch.wgsl."""
         return 4 + 4 * self.num_slots + 3 * self.max_rows + 2 * self.max_tokens
 
     @property
     def readout_words(self) -> int:
-        """Words of 4 bytes that a row has in the read-out of readout.wgsl."""
+        """The number of 4-byte words that a row takes in the read-out of readout.wgsl."""
         return 5 + 2 * self.num_candidates
 
     @property
     def draw_words(self) -> int:
-        """Words of 4 bytes of struct Draw of draw.wgsl, of which each row has one."""
+        """The number of 4-byte words of struct Draw of draw.wgsl. Each row has one such struct."""
         return 23 + self.max_draws
 
     @property
     def max_logprobs(self) -> int:
-        """Tokens whose log-probabilities a draw may tell with each token."""
+        """The most tokens whose log-probabilities a draw may report with each token."""
         return min(MOST_DRAW_LOGPROBS, self.num_candidates)
 
     @property
     def told_words(self) -> int:
-        """Words of 4 bytes of what the draws of a step may tell with their tokens."""
+        """The most 4-byte words that the draws of a step report beside their tokens."""
         return self.num_slots * self.max_draws * (2 + 2 * self.max_logprobs)
 
     def constants(self) -> dict[str, Constant]:
-        """The constants of batch.wgsl; a step has at most one run a slot."""
+        """Return the constants of batch.wgsl. A step has at most one run a slot."""
         return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Where a step is described, and the activations of every version."""
+    """The buffers that describe a step, and the activations that models of every version have."""
 
     batch: Buffer  # struct Batch of batch.wgsl
     masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
     draws: Buffer  # struct Draws of draw.wgsl
-    halts: Buffer  # [slots, ceil(V / 32)] u32, a bit a token after which none is drawn
+    halts: Buffer  # [slots, ceil(V / 32)] u32, a set bit for each token after which none is drawn
     last_drawn: Buffer  # [slots] u32, a token or HALTED of last_drawn.wgsl
     biases: Buffer  # [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl
     penalties: Buffer  # [slots that may have some, 2, V] u32, the rows of penalties.wgsl
@@ -118,14 +118,14 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True)
 class HeadOutputs:
-    """What a step leaves for the host."""
+    """The buffers that a step leaves for the host."""
 
     logits: Buffer  # [R, V] f32
     readout: Buffer  # [R] struct Readout of readout.wgsl
 
     @classmethod
     def create_pair(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> tuple[HeadOutputs, HeadOutputs]:
-        """One for each of two steps in flight. They share the read-out, which a step copies away at its end."""
+        """Return one for each of two steps in flight. They share the read-out, which a step copies away at its end."""
         readout = memory.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
         logits = [memory.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size) for _ in range(2)]
         return cls(logits[0], readout), cls(logits[1], readout)
@@ -136,7 +136,7 @@ NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
-    """The words of `struct Batch` up to its last token."""
+    """Return the words of `struct Batch` up to its last token."""
     ids = given_ids(batch, vocab_size)
     slots = [run.slot for run in batch]
     lengths = np.array([len(run_ids) for run_ids in ids])
@@ -163,14 +163,14 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], v
             tokens[end - 1, 1] = DRAWN_LAST
         if run.targets is not None:
             rows[own_rows, 1] = run.targets
-        if run.masks is not None:  # they are made later
+        if run.masks is not None:  # `encode_masks` makes them later
             rows[own_rows, 2] = np.arange(num_masks, num_masks + run.rows)
             num_masks += run.rows
     return words
 
 
 def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
-    """Make the masks of all runs that may have some, and return them in order; None where all tokens are allowed."""
+    """Make the masks of all runs that may have some. Return them in order, or None if all tokens are allowed."""
     made = make_masks(batch, vocab_size)
     if all(own is None for own in made):
         return None
@@ -187,7 +187,7 @@ def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
 def decode_readout(
     answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32], drawn: Sequence[Drawn]
 ) -> Readout:
-    """The read-out of `batch` from its rows' `struct Readout`, with what was `drawn`."""
+    """Return the read-out of `batch`. `answer` is a `struct Readout` for each row; `drawn` is passed on."""
     count = limits.num_candidates
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
     floats = words.view(np.float32)
@@ -210,7 +210,7 @@ def decode_readout(
 
 
 def _target_logits(logits: F32, batch: Batch) -> F32:
-    """Return `logits` [R], NaN in the rows of runs without targets."""
+    """Return `logits` [R] with NaN in the rows of runs without targets."""
     if all(run.targets is None for run in batch):
         return np.full_like(logits, np.nan)
     has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])

@@ -1,4 +1,4 @@
-"""Finds the kernels that are fastest for a model on its device: by a model of cost first, then by the clock."""
+"""Find the fastest kernels for a model on its device: pick candidates by a model of cost, then measure them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rnn_engine.gpu import BindGroup, Device, Memory, Plan, time_plan
 
 _REPEATS: Final = 3
 _TIMED_SECONDS: Final = 3e-3  # that one measurement should take
-_LONG_SECONDS: Final = 0.1  # from which on a measurement is not repeated
+_LONG_SECONDS: Final = 0.1  # a measurement that takes this long is not repeated
 _MOST_DISPATCHES: Final = 64  # of one measurement
-_LEAST_SHARE: Final = 0.04  # of all matmuls at a count of tokens, below which a class is left as it is
-_WORTH_A_TRIAL: Final = 2.0  # times the least predicted cost
-_FINALISTS: Final = 3  # of a task, which are measured again in turns
+_LEAST_SHARE: Final = 0.04  # of the time of all matmuls at a count of tokens; a class below it is not tuned
+_WORTH_A_TRIAL: Final = 2.0  # times the least predicted cost; variants beyond are not tried
+_FINALISTS: Final = 3  # of a task; they are measured again in turns
 _ROUNDS: Final = 5
 _FINAL_PART: Final = 0.25  # of the time, for the finalists
-_LEAST_GAIN: Final = 0.03  # below which the fixed choice is kept
-_LEAST_GAIN_UNSURE: Final = 0.1  # the same for what was measured fewer times than `_SURE`
+_LEAST_GAIN: Final = 0.03  # below it the fixed choice is kept
+_LEAST_GAIN_UNSURE: Final = 0.1  # the same for a variant that was measured fewer than `_SURE` times
 _SURE: Final = 3
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel for a class of matmuls and a count of tokens, beside the fixed choice. Seconds are of a dispatch."""
+    """The kernel for a class of matmuls and a count of tokens, and the fixed choice. Times are seconds a dispatch."""
 
     kind: MatMulClass
     tokens: int
@@ -57,13 +57,13 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """How many times as fast it is as the fixed choice."""
+        """The speed of the kernel divided by that of the fixed choice."""
         return self.default_measured / self.measured
 
 
 @dataclass(slots=True)
 class _Task:
-    """One choice to make, and what was measured for it."""
+    """One choice to make, and the measurements for it."""
 
     kind: MatMulClass
     tokens: int
@@ -78,11 +78,11 @@ class _Task:
 
     @property
     def work_seconds(self) -> float:
-        """What all layers' dispatches may take with the fixed choice."""
+        """The predicted seconds of all layers' dispatches with the fixed choice."""
         return len(self.parts) * self.predicted[self.default]
 
     def ranked(self) -> list[MatMulVariant]:
-        """Return what was measured, the fastest first."""
+        """Return the variants that were measured, the fastest first."""
         return sorted(self.measured, key=lambda variant: median(self.measured[variant]))
 
     def choice(self) -> Choice:
@@ -103,7 +103,7 @@ class _Task:
 
 
 class Tuner:
-    """The search for one model, which must be loaded; no step may run meanwhile."""
+    """The search for the fastest kernels of one loaded model. No step may run meanwhile."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Tuner:
         half: bool = False,
         counts: Sequence[int] = TOKEN_COUNTS,
     ) -> None:
-        """`matmuls` are those of `runner`. `half`: products in f16 are allowed, too. `counts` are those of tokens."""
+        """`matmuls` are the kernels of `runner`. `half` also allows products in f16. `counts` are numbers of tokens."""
         self._runner = runner
         self._matmuls = matmuls
         self._device = runner.device
@@ -134,8 +134,8 @@ class Tuner:
     ) -> Chosen:
         """Return choices for the classes of matmuls that matter and are not `known`, by class and count of tokens.
 
-        Ends after `seconds`, with the trial that is under way, or at Ctrl-C; what was found until then is returned.
-        `exhaustive` measures every variant, however long it takes.
+        Ends after `seconds`, once the trial under way is done, or at Ctrl-C, and returns what was found until then.
+        `exhaustive` measures every variant and has no time limit.
         """
         begun = clock()
         tasks = [task for task in _that_matter(list(self._tasks())) if task.kind not in known]
@@ -165,7 +165,7 @@ class Tuner:
     def times(
         self, kind: MatMulClass, tokens: int, wanted: Sequence[MatMulVariant], rounds: int
     ) -> dict[MatMulVariant, float]:
-        """Return the median seconds of a dispatch by each of `wanted`, measured in turns."""
+        """Measure each of `wanted` in turns and return its median seconds a dispatch."""
         (task,) = (task for task in self._tasks() if (task.kind, task.tokens) == (kind, tokens))
         with closing(self._device.allocate()) as memory:
             measure = _Measure(self._device, memory)
@@ -198,8 +198,9 @@ class Tuner:
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
-        """Yield what to try: first for steps of one sequence, of all slots and of prompts, the most promising first.
+        """Yield the variants to try, each with the tasks it may serve, the most promising first.
 
+        Variants for steps of one sequence, of all slots and of prompts come before all others.
         Tasks that need the same kernel share its compilation.
         """
         usual = {1, rounded_count(self._runner.num_slots), rounded_count(self._runner.max_tokens)}
@@ -217,7 +218,7 @@ class Tuner:
             yield key[2], fitting[key]
 
     def _try(self, measure: _Measure, task: _Task, variant: MatMulVariant) -> None:
-        """Measure `variant` once more; a variant that the device refuses is left out."""
+        """Measure `variant` once more. Leave it out if the device refuses it."""
         try:
             seconds = measure(task, variant)
         except DeviceError as error:
@@ -228,7 +229,7 @@ class Tuner:
 
 
 def _that_matter(tasks: list[_Task]) -> list[_Task]:
-    """Leave out tasks whose matmuls take little of the time of all at their count of tokens."""
+    """Leave out tasks whose matmuls take only a small part of the time of all at the same count of tokens."""
     totals: defaultdict[int, float] = defaultdict(float)
     for task in tasks:
         totals[task.tokens] += task.work_seconds
@@ -237,13 +238,13 @@ def _that_matter(tasks: list[_Task]) -> list[_Task]:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """The clock. Weights of several layers are read in turns, so that caches help no more than in a step."""
+    """Times dispatches. It reads the weights of several layers in turns, so that caches help no more than in a step."""
 
     device: Device
     memory: Memory
 
     def __call__(self, task: _Task, variant: MatMulVariant) -> float:
-        """Return the seconds of a dispatch: the median of a few repeats after a warm-up."""
+        """Return the seconds of one dispatch: the median of a few repeats after a warm-up."""
         known = task.measured.get(task.default)
         wanted = math.ceil(_TIMED_SECONDS / max(median(known), 1e-9)) if known else 2
         count = min(_MOST_DISPATCHES, wanted)
@@ -251,12 +252,12 @@ class _Measure:
         self.memory.upload(task.parts[0][0].batch, 0, header)
         chosen = (task.parts[number % len(task.parts)] for number in range(count))
         plan = Plan(tuple(matmul.dispatch(part, group, variant, task.tokens) for matmul, part, group in chosen))
-        (first,) = time_plan(self.device, plan, 1)  # in which the driver may compile it
+        (first,) = time_plan(self.device, plan, 1)  # the driver may compile the kernel here
         seconds = median(time_plan(self.device, plan, _REPEATS if first < _LONG_SECONDS else 1)) / count
         return seconds * _idleness(plan) if self.device.info.is_software else seconds
 
 
 def _idleness(plan: Plan) -> float:
-    """Return how much longer processors take than their work: the last workgroups leave some of them idle."""
+    """Return the factor by which idle processors lengthen a plan: the last workgroups do not occupy all of them."""
     groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
     return -(-groups // processors) * processors / groups

@@ -1,7 +1,7 @@
-"""Which variant of a kernel to run, by the kind of device, the matrices and the number of tokens.
+"""Choose the variant of a kernel by the kind of device, the matrices and the number of tokens.
 
-The figures behind the fixed choices are in docs/performance.md; `tuner` finds better ones for a device. Everything here
-changes speed alone, never a result's meaning: any variant is right on any device.
+The figures behind the fixed choices are in docs/performance.md; `tuner` finds better ones for a device.
+The choice affects speed alone, never a result's meaning: any variant is right on any device.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def rounded_count(num_tokens: int) -> int:
-    """Return the least of `TOKEN_COUNTS` that is no less than `num_tokens`, else the last."""
+    """Return the least of `TOKEN_COUNTS` that is at least `num_tokens`, or the last if there is none."""
     return next((count for count in TOKEN_COUNTS if num_tokens <= count), TOKEN_COUNTS[-1])
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MatMulClass:
-    """Matmuls for which one kernel is best: of one weight format, and of much the same sizes."""
+    """Matmuls of one weight format and similar sizes, for which the same kernel is best."""
 
     weights: str  # the name of the format
-    rows: int  # powers of two, no less than the matrices have
-    columns: int
-    number: str = "f32"  # of products, or int8 where the inputs are bytes, too
+    rows: int  # of the matrices, rounded up to a power of two
+    columns: int  # the same
+    number: str = "f32"  # the type of products: f32, or int8 if the inputs are bytes too
 
     @classmethod
     def of(cls, weights: str, rows: int, columns: int, number: str = "f32") -> MatMulClass:
@@ -42,10 +42,10 @@ class MatMulClass:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The variants for one kind of device, and those that were found for this one."""
+    """The variants for one kind of device, and those that the tuner found for this device."""
 
     matmuls: tuple[StreamVariant, ...]  # by ascending token count; the first that takes all tokens is run
-    tiled: TiledVariant | None  # beyond that; None = the last variant again and again
+    tiled: TiledVariant | None  # for more tokens; None = the last variant again and again
     broadcast: bool  # the recurrence's lanes share what they load
     norm_threads: int
     candidate_threads: int
@@ -53,11 +53,11 @@ class Tuning:
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
     packed: tuple[StreamVariant, ...]  # in place of `matmuls` for products of bytes
     packed_tiled: TiledVariant | None
-    blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, where there are any
+    blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
     def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
-        """Return the variant for `num_tokens` tokens: what was found for `kind`, else the fixed choice."""
+        """Return the variant for `num_tokens` tokens: the one that was found for `kind`, else the fixed choice."""
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
         fixed, tiled = self._fixed(kind)
@@ -73,19 +73,19 @@ class Tuning:
         return (in_blocks and self.blocks) or self.matmuls, self.tiled
 
     def token_counts(self, max_tokens: int) -> set[int]:
-        """Return counts of tokens, none beyond `max_tokens`, whose steps run every kernel that any step may run."""
+        """Return counts of tokens, at most `max_tokens`, whose steps together run every kernel that a step may run."""
         counts = {variant.tokens for variant in self.matmuls} | {count for _, count in self.found} | {max_tokens}
         return {min(count, max_tokens) for count in counts}
 
     def step_tokens(self, shape: ModelShape) -> int:
-        """The most tokens of a step of such a model, where the user does not say."""
+        """Return the default for the most tokens in one step of a model of this shape."""
         layer = 4 * shape.width**2 + 2 * shape.width * shape.ffn_width
         tokens = int(self.max_step_operations / (2 * shape.num_layers * layer))
         return min(self.max_tokens, max(16, tokens // 16 * 16))
 
 
 def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
-    """The fixed choices for `device`. `can_broadcast`: its subgroups have at least 8 lanes."""
+    """Return the fixed choices for `device`. `can_broadcast` is True if its subgroups have at least 8 lanes."""
     if device.is_software:
         one = "broadcast" if can_broadcast else "direct"
         few = (

@@ -1,4 +1,4 @@
-"""A model of which only the header is read, and weight formats that pack nothing: to count what loading allocates."""
+"""Count what loading would allocate: a model of which only the header is read, and formats that pack nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shaders import Include
 
 @dataclass(frozen=True, slots=True)
 class UnreadModel:
-    """A `Model` whose tensors have the right shapes and types and are all zeros, which take no memory."""
+    """A `Model` whose tensors have the right shapes and types. They are all zeros and take no memory."""
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in BlinkDL's names and orientation
@@ -38,12 +38,12 @@ class UnreadModel:
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> None:
-        """Return None, since the blocks of a matrix are the least that is read of it."""
+        """Return None: the blocks are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A weight format with the sizes of `format`, which packs a matrix as nothing."""
+    """A weight format with the sizes of `format` that packs every matrix to nothing."""
 
     format: WeightFormat
 

@@ -1,7 +1,7 @@
 """The variants of the matmul kernels: their constants, which of them a device can run, and which are worth a trial.
 
-Any variant is right on any device that can run it; they differ in speed, and by what rounding another order of the
-same sums brings.
+Any variant is right on any device that can run it.
+Variants differ in speed, and in rounding, since they add up the same sums in another order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
-    """matmul.wgsl, where the constants are explained: every weight is read once for up to `tokens` tokens."""
+    """A variant of matmul.wgsl, which explains the constants. It reads every weight once for up to `tokens` tokens."""
 
     tokens: int
     groups: int = 1
     panels: int = 1
     splits: int = 1
     inputs: str = "direct"  # direct, broadcast or by_token: the WGSL that loads the inputs
-    number: str = "f32"  # of products, or int8
+    number: str = "f32"  # the type of products: f32 or int8
 
     @property
     def shader(self) -> str:
@@ -35,7 +35,7 @@ class StreamVariant:
 
     @property
     def rows(self) -> int:
-        """Rows of a workgroup."""
+        """The number of rows of a workgroup."""
         return PANEL_ROWS * self.groups * self.panels
 
     @property
@@ -61,14 +61,17 @@ class StreamVariant:
 
 @dataclass(frozen=True, slots=True)
 class TiledVariant:
-    """matmul_tiled.wgsl: `rows` by `tokens` a workgroup, `each_rows` by `each_tokens` of them a thread."""
+    """A variant of matmul_tiled.wgsl.
+
+    A workgroup computes a tile of `rows` by `tokens`, and each of its threads `each_rows` by `each_tokens` of it.
+    """
 
     rows: int
     tokens: int
     each_rows: int = 4
     each_tokens: int = 4
     eights: int = 2  # of columns in workgroup memory at once
-    number: str = "f32"  # of products, or f16 or int8; sums are f32 in any case
+    number: str = "f32"  # the type of products: f32, f16 or int8; sums are f32 in any case
 
     @property
     def shader(self) -> str:
@@ -114,12 +117,12 @@ _KINDS: Final[dict[str, type[StreamVariant] | type[TiledVariant]]] = {
 
 
 def to_record(variant: MatMulVariant) -> dict[str, Any]:
-    """Return a variant as JSON has it."""
+    """Return a variant as a dict for JSON."""
     return {"shader": variant.shader, **asdict(variant)}
 
 
 def from_record(record: Mapping[str, Any]) -> MatMulVariant:
-    """Return the variant of `to_record`. Raises ValueError, KeyError or TypeError for what it did not make."""
+    """Return the variant of a record of `to_record`. Raises ValueError, KeyError or TypeError for any other record."""
     fields = dict(record)
     kind = _KINDS[fields.pop("shader")]
     variant = kind(**fields)
@@ -130,7 +133,7 @@ def from_record(record: Mapping[str, Any]) -> MatMulVariant:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """What the kernels of a device may use."""
+    """The limits and features that a device's kernels may use."""
 
     threads: int = 256  # of a workgroup
     workgroup_bytes: int = 1 << 14
@@ -138,7 +141,7 @@ class KernelLimits:
     has_f16: bool = False
 
     def allow(self, variant: MatMulVariant) -> bool:
-        """Whether a device with these limits can run `variant`, and its tiles fit the rows of a segment."""
+        """Return True if a device with these limits can run `variant`, and its tiles fit the rows of a segment."""
         if ROW_ALIGNMENT % variant.rows or not 8 <= variant.threads <= self.threads:
             return False
         if variant.workgroup_bytes > self.workgroup_bytes:
@@ -155,22 +158,22 @@ class KernelLimits:
         return self.can_broadcast and variant.splits == 1 and fits
 
 
-# The variants of a matmul that are worth a trial on a device, and what each may cost there.
+# The variants of a matmul that are worth a trial on a device, and the predicted cost of each.
 #
-# The model of cost only has to put them in order: those that it takes for slow are not measured. Its figures for
-# software devices are cycles of llvmpipe, from the trials in docs/performance.md; those for hardware are typical of
+# The model of cost only has to put them in order: those that it predicts to be slow are not measured. Its figures for
+# software devices are cycles of llvmpipe, from the trials in docs/performance.md. Those for hardware are typical of
 # its kind.
 
 TOKENS_A_PASS: Final = 64
 """On hardware no choice reads the weights more than once for so many tokens."""
 
-_PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes beside those in f32
-_BYTE_PRODUCTS: Final = 4  # that hardware computes in the time of one in f32
+_PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes for each load of inputs in f32
+_BYTE_PRODUCTS: Final = 4  # products of bytes that hardware computes in the time of one in f32
 
 
 @dataclass(frozen=True, slots=True)
 class MatMulWork:
-    """One dispatch: matrices of so many rows and columns times so many tokens."""
+    """One dispatch: matrices of `rows` and `columns` times `tokens` tokens."""
 
     rows: int
     columns: int
@@ -180,7 +183,10 @@ class MatMulWork:
 
 
 def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bool = False) -> Iterator[MatMulVariant]:
-    """Yield the variants for `work` that a device can run. `half`: also those that multiply in f16."""
+    """Yield the variants for `work` that a device can run. `half` adds those that multiply in f16.
+
+    On hardware, leave out those that read the weights more than once for `TOKENS_A_PASS` tokens.
+    """
     passes = -(-work.tokens // TOKENS_A_PASS)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](
         _streams(work.tokens, work.number), _tiles(work.tokens, _tile_numbers(work.number, half))
@@ -193,7 +199,7 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
 
 
 def _streams(tokens: int, number: str) -> Iterator[StreamVariant]:
-    least = min(tokens, PANEL_ROWS)  # more threads than tokens have nothing to do
+    least = min(tokens, PANEL_ROWS)  # variants for fewer tokens would read the weights more often
     counts = [count for count in (1, 2, 4, 8, 16, 32) if least <= count <= max(least, 2 * tokens - 1)]
     for count, groups, panels in product(counts, (1, 2, 4, 8), (1, 2, 4, 8)):
         if groups * panels > 8 or count * panels > 64:
@@ -217,18 +223,18 @@ def _tiles(tokens: int, numbers: tuple[str, ...]) -> Iterator[TiledVariant]:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareCost:
-    """The cost on a driver that runs a workgroup's threads as the lanes of vectors, eight at a time."""
+    """The cost on a driver that runs a workgroup's threads as lanes of vectors, eight at a time."""
 
     seconds_a_cycle: float = 1 / 3e9
-    load: float = 70.0  # cycles to load from a place of its own for each lane, however wide
-    multiply: float = 1.0  # a product and a sum of all lanes
+    load: float = 70.0  # cycles to load from a place of its own for each lane, whatever the width
+    multiply: float = 1.0  # cycles of a product and a sum of all lanes
     multiply_bytes: float = 0.3  # the same in bytes
-    store: float = 250.0  # what becomes of the finished sums of all lanes
-    registers: int = 76  # vectors that can be alive before they are kept in memory
-    spilling: float = 1.7  # how much slower it is then
+    store: float = 250.0  # cycles to activate and store the finished sums of all lanes
+    registers: int = 76  # vectors that can be alive before some are kept in memory
+    spilling: float = 1.7  # the factor by which loads and products are slower then
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return seconds of one processor."""
+        """Return the seconds that one processor would take."""
         lines, eights = work.rows / PANEL_ROWS, -(-work.columns // COLUMNS_AT_ONCE)
         passes = -(-work.tokens // variant.tokens)
         in_bytes = variant.number == "int8"
@@ -256,18 +262,18 @@ class SoftwareCost:
 
 @dataclass(frozen=True, slots=True)
 class HardwareCost:
-    """The cost on a device of many threads: the greatest of what memory, caches and arithmetic take."""
+    """The cost on a device of many threads: the greatest of the times of memory, caches and arithmetic."""
 
     memory: float  # bytes a second
-    near_memory: float  # of the first cache, and of workgroup memory
+    near_memory: float  # bytes a second of the first cache, and of workgroup memory
     operations: float  # a second
     threads: int  # that keep the device busy
     dispatch: float = 4e-6  # seconds
-    registers: int = 160  # of a thread before they are kept in memory
-    spilling: float = 2.0
+    registers: int = 160  # of a thread before some are kept in memory
+    spilling: float = 2.0  # the factor by which it is slower then
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return seconds."""
+        """Return the seconds of the dispatch."""
         passes = -(-work.tokens // variant.tokens)
         computed = work.rows * work.columns * variant.tokens * passes
         in_bytes = variant.number == "int8"
@@ -301,5 +307,5 @@ _HARDWARE: Final[Mapping[str, HardwareCost]] = {
 
 
 def cost_on(kind: str) -> SoftwareCost | HardwareCost:
-    """Return the model of cost for a kind of device (see `DeviceInfo`)."""
+    """Return the model of cost for a `kind` of device, as `DeviceInfo` has it."""
     return SoftwareCost() if kind == "software" else _HARDWARE.get(kind, _HARDWARE["integrated"])

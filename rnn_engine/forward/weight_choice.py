@@ -1,4 +1,4 @@
-"""Which weight format each matrix of a model has: chosen by name, for classes of matrices, and by layer."""
+"""Choose the weight format of each matrix of a model: by class of matrix, and by layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
 """The format of each matrix, by the name of its tensor; None for the type in which the file has it."""
 
 _CLASSES: Final = ("att", "ffn", "first", "last", "head", "emb", "adapters")
-_FEW_LAYERS: Final = 2  # with the last of them in 8 bits none would have 4
+_FEW_LAYERS: Final = 2  # up to this many layers "last" is not used: no layer would be left in 4 bits
 _LAYERS: Final = "layers"
 _ACTIVATIONS: Final = "activations"
 _ACTIVATION_TYPES: Final = ("f32", "int8")
@@ -34,10 +34,16 @@ _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
 class WeightChoice:
     """A format for each class of matrices.
 
-    Matrices of time mix (att) and channel mix (ffn), both kinds in the first layer and in the last of three or more
-    (first, last; absent where they have no format of their own), the head, the embedding (emb), and all low-rank
-    matrices in layers (adapters). From layer `num_layers` on, matrices of layers are f16; None is no such layer.
-    Where `activations` are int8, matrices whose weights are bytes are multiplied with bytes: see quantise_inputs.wgsl.
+    The classes are:
+
+    * att, ffn: the matrices of time mix and of channel mix.
+    * first, last: both kinds in the first layer, and in the last of three or more. Absent if they have no format of
+      their own.
+    * head, emb: the head and the embedding.
+    * adapters: all low-rank matrices in layers.
+
+    From layer `num_layers` on, matrices of layers are f16; None means no layer is.
+    If `activations` is int8, matrices whose weights are bytes are multiplied with bytes: see quantise_inputs.wgsl.
     """
 
     formats: Mapping[str, str]  # class -> name of a format, or STORED
@@ -48,9 +54,9 @@ class WeightChoice:
     def parse(cls, text: str) -> WeightChoice:
         """Read a choice such as `int8,activations=int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
 
-        A format by itself is for att, ffn and head; but of 4 bits not for the head, the first layer and the last, on
-        which more depends and which become int8. The adapters have it if it is a float type, else f16. The embedding
-        stays as it is stored.
+        The leading format is for att, ffn and head. The adapters have it if it is a float type, else f16.
+        If it has 4 bits, the head, the first layer and the last become int8, since results depend on them more.
+        The embedding keeps the type in which it is stored.
         """
         first, *rest = (part.strip() for part in text.split(","))
         _check_format(text, first)
@@ -82,7 +88,7 @@ class WeightChoice:
         return cls(formats, num_layers, activations)
 
     def of(self, model_layers: int) -> FormatOf:
-        """Return the format of each matrix of a model with so many layers."""
+        """Return the format of each matrix of a model with `model_layers` layers."""
         return partial(
             self._format_of, {0: "first", model_layers - 1: "last"} if model_layers > _FEW_LAYERS else {0: "first"}
         )
@@ -101,9 +107,9 @@ class WeightChoice:
 
 
 def parse_weights(weights: str | FormatOf, num_layers: int) -> tuple[FormatOf, str]:
-    """Return the format of each matrix of a model with so many layers, and the type of activations.
+    """Return the format of each matrix of a model with `num_layers` layers, and the type of activations.
 
-    `weights` is as `WeightChoice.parse` reads it, or the formats themselves, with activations in f32.
+    `weights` is a text for `WeightChoice.parse`, or the formats themselves; activations are f32 then.
     """
     if not isinstance(weights, str):
         return weights, "f32"
@@ -127,9 +133,9 @@ def _check_format(text: str, name: str) -> None:
 
 
 def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:
-    """Return the format that keeps numbers of a float type as they are, or in the blocks that their file has.
+    """Return the format that keeps numbers of a float type, or the blocks of `block_type`, without conversion.
 
-    f32 where there is none for a type, f16 where there is none for the blocks.
+    If no format does, return f32 for a float type and f16 for blocks.
     """
     if block_type is not None:
         return WEIGHT_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])
@@ -138,19 +144,19 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
 
 
 def has_bytes(model: Model, format_of: FormatOf) -> bool:
-    """Whether the weights of some matrices are bytes on a device, so that they can be multiplied with bytes."""
+    """Return True if the weights of some matrices are bytes on a device, so that bytes can be multiplied with them."""
     kept = ((model.block_type(name) or "").lower() for name in model.names)
     chosen = (format_of(name) or WEIGHT_FORMATS.get(stored) for name, stored in zip(model.names, kept, strict=True))
     return any(weights is not None and weights.packed is not None for weights in chosen)
 
 
 def has_kept_blocks(model: Model) -> bool:
-    """Whether some matrices are stored in blocks that a device keeps as they are."""
+    """Return True if some matrices are stored in blocks that a device can use without conversion."""
     return any((model.block_type(name) or "").lower() in BLOCK_FORMATS for name in model.names)
 
 
 def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
-    """Yield lines on what becomes of matrices that the file has in blocks; none where there are no such matrices."""
+    """Yield lines for the user on how matrices that the file has in blocks are loaded. Without any, yield none."""
     kept: Counter[str] = Counter()
     dequantised: Counter[str] = Counter()
     converted: Counter[str] = Counter()

@@ -1,8 +1,8 @@
-"""How the weights of a matrix are stored on a device, in the order that the matmul kernels read.
+"""The formats in which a device stores the weights of a matrix, in the order that the matmul kernels read.
 
-A new format is a class with these fields and methods, a WGSL file with its load function, and an entry in
-`WEIGHT_FORMATS`; `weight_choice` says which matrix has which. The kernels have no format in them: they ask
-`load_weights` for 8 columns of a row.
+A new format is a class with the members of `WeightFormat`, a WGSL file with its load function, and an entry in
+`WEIGHT_FORMATS`. `weight_choice` chooses the format of each matrix.
+The kernels are the same for all formats: they call `load_weights` for 8 columns of a row.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from shaders import Include
 # Matrices in the order that the matmul kernels read: panels of 8 rows, cut in blocks of columns.
 
 PANEL_ROWS = 8  # the constant PANEL of segments.wgsl
-COLUMNS_AT_ONCE = 8  # that a kernel loads of a row, whatever the width of a block
+COLUMNS_AT_ONCE = 8  # columns of a row that a kernel loads at once, whatever the width of a block
 INPUT_BLOCK = 32  # columns of inputs in bytes that share a scale: see packed_inputs.wgsl
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the least multiple of `multiple` that is no less than `count`."""
+    """Return the least multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 
 def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return [R, C] of any float type as [R / 8, C / B, 8 rows, B columns] of `dtype`, a float type.
+    """Return a matrix [R, C] of any float type as [R / 8, C / B, 8 rows, B columns] of the float type `dtype`.
 
-    It is zero where R and C had to be rounded up. A value beyond the range of `dtype` becomes its greatest.
+    R and C are rounded up by zeros. A value beyond the range of `dtype` becomes its greatest, with the same sign.
     """
     target = np.dtype(dtype)
     if np.dtype(matrix.dtype) != target:
@@ -47,7 +47,7 @@ def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDA
 
 
 def _convert(matrix: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
-    """Return a matrix in another float type; what is beyond its range becomes its greatest."""
+    """Return a matrix in another float type. Values beyond its range become its greatest, with the same sign."""
     converted: NDArray[Any]
     if matrix.dtype == ml_dtypes.bfloat16 and target == np.float16:
         converted = _halves()[matrix.view(np.uint16)]  # numpy computes halves one by one
@@ -59,7 +59,7 @@ def _convert(matrix: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
 
 @cache
 def _halves() -> NDArray[np.float16]:
-    """Return the half of every bfloat16, by its bits."""
+    """Return the f16 number of every bfloat16, indexed by the bits of the bfloat16."""
     every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
     limit = np.finfo(np.float16).max
     halves: NDArray[np.float16] = np.clip(every, -limit, limit).astype(np.float16)
@@ -67,7 +67,7 @@ def _halves() -> NDArray[np.float16]:
 
 
 def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
-    """Return the matrix [num_rows, num_columns] that `to_panels` made `panels` of."""
+    """Return the matrix [num_rows, num_columns] from which `to_panels` made `panels`, as f32."""
     matrix = panels.transpose(0, 2, 1, 3).reshape(panels.shape[0] * PANEL_ROWS, -1)
     return np.ascontiguousarray(matrix[:num_rows, :num_columns], np.float32)
 
@@ -75,7 +75,7 @@ def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
 def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
     """Return blocks [R, C / B, bytes] as [R / 8, C / B, items, 8 rows, item_bytes]: items of 8 rows side by side.
 
-    It is zero where R had to be rounded up.
+    R is rounded up by zeros.
     """
     num_rows, num_blocks = rows.shape[:2]
     items = np.ascontiguousarray(rows).reshape(num_rows, -1).view(f"V{item_bytes}")
@@ -84,7 +84,7 @@ def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
 
 
 def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
-    """Return [R, K] as [R / 8, K, 8 rows], in one transposed copy, and zero where R had to be rounded up."""
+    """Return [R, K] as [R / 8, K, 8 rows], in one transposed copy. R is rounded up by zeros."""
     num_rows, num_items = items.shape
     whole, rest = divmod(num_rows, PANEL_ROWS)
     panels = np.empty((whole + (rest > 0), num_items, PANEL_ROWS), items.dtype)
@@ -96,7 +96,7 @@ def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def restore_blocks(arranged: NDArray[np.uint8], num_rows: int) -> NDArray[np.uint8]:
-    """Return the blocks [num_rows, C / B, bytes] that `arrange_blocks` made `arranged` of."""
+    """Return the blocks [num_rows, C / B, bytes] from which `arrange_blocks` made `arranged`."""
     panels, num_blocks, items, _, item_bytes = arranged.shape
     rows = arranged.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL_ROWS, num_blocks, items * item_bytes)
     return np.ascontiguousarray(rows[:num_rows])
@@ -106,7 +106,7 @@ class WeightFormat(Protocol):
     """A way to store matrices. A block is `block_columns` consecutive weights of one row.
 
     The blocks of a matrix lie in panels of 8 rows: [rows / 8][columns / block_columns][8 rows], both rounded up.
-    How the bytes of the 8 blocks side by side are ordered is the format's own affair.
+    The format decides how the bytes of the 8 blocks that lie side by side are ordered.
     """
 
     @property
@@ -114,27 +114,27 @@ class WeightFormat(Protocol):
 
     @property
     def block_columns(self) -> int:
-        """A multiple of 8."""
+        """The number of columns of a block, a multiple of 8."""
         ...
 
     @property
     def block_bytes(self) -> Mapping[str, int]:
-        """For each of its buffers, by the variable's name in the WGSL, the bytes that a block has in it."""
+        """The bytes that a block takes in each of the format's buffers, by the variable's name in the WGSL."""
         ...
 
     @property
     def include(self) -> Include:
         """A WGSL file that declares these variables, one at binding 2 and the others from 6 on, and a load function.
 
-        `fn load_weights(row: u32, eight: u32) -> Eight` returns the 8 columns from 8 * `eight` on of the row whose
-        first block is the block number `row`. The row's next block is 8 blocks further on; every panel begins at
-        a multiple of 8.
+        `fn load_weights(row: u32, eight: u32) -> Eight` returns 8 columns of a row, from 8 * `eight` on.
+        `row` is the number of the row's first block. Its next block is 8 blocks further on; every panel begins at a
+        multiple of 8.
         """
         ...
 
     @property
     def packed(self) -> Include | None:
-        """A WGSL file by which its bytes are multiplied with inputs in bytes; None where weights are no bytes.
+        """A WGSL file for products with inputs in bytes; None if the weights are not bytes.
 
         It includes `include` and declares what products_int8.wgsl and tiles_int8.wgsl leave to the format: `Scale`,
         `load_bytes`, `load_scale` and `add_block`.
@@ -142,20 +142,20 @@ class WeightFormat(Protocol):
         ...
 
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
-        """Return what each buffer holds of a matrix [R, C] of any float type, block after block.
+        """Return the contents of each buffer for a matrix [R, C] of any float type, block after block.
 
-        Blocks of this format itself are kept as they are.
+        Blocks of this format are not converted.
         """
         ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
-        """Return the weights [R, C] that a device computes with where `pack` returned `arrays`."""
+        """Return the weights [R, C] that a device computes with, from the `arrays` that `pack` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """Weights as floats of one type; those beyond its range become its greatest."""
+    """Weights as floats of one type. Those beyond its range become its greatest, with the same sign."""
 
     name: str
     dtype: DTypeLike
@@ -176,7 +176,7 @@ class FloatFormat:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFormat:
-    """Weights in blocks of codes with figures, halves that are `figures` in the WGSL."""
+    """Weights in blocks of codes, each with f16 figures such as a scale. `figures` is their variable in the WGSL."""
 
     blocks: BlockFormat
     include: Include
@@ -214,7 +214,7 @@ def _numbers(matrix: NDArray[Any] | Blocks) -> NDArray[Any]:
 
 
 def row_blocks(weights: WeightFormat, num_columns: int) -> int:
-    """Return how many blocks a row of a matrix with so many columns has."""
+    """Return how many blocks a row of a matrix with `num_columns` columns has."""
     return blocks_of_row(num_columns, weights.block_columns)
 
 

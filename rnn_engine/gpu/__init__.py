@@ -1,4 +1,4 @@
-"""The only package that knows wgpu: devices, buffers, kernels, and the recorder that replays a plan."""
+"""Devices, buffers, kernels, and the recorder that replays a plan. No other package uses wgpu."""
 
 from rnn_engine.gpu.device import (
     Device,

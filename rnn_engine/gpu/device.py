@@ -1,4 +1,4 @@
-"""The devices of this machine: choosing one, and opening it once for all models that run on it."""
+"""List the devices of this machine, choose one, and open it once for all models that run on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rnn_engine.gpu.memory import Memory, device_errors, is_lost
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _KINDS = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software", "Unknown": "other"}
 _PREFERENCE = ("discrete", "integrated", "other", "software")
-_listing = threading.Lock()  # wgpu ends the process where two threads list adapters at once
+_listing = threading.Lock()  # wgpu ends the process if two threads list adapters at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,19 @@ class DeviceInfo:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """All devices that WebGPU reaches here, in the order of their indices."""
+    """Return all devices that WebGPU finds on this machine, in the order of their indices."""
     return [info for info, _ in _list_adapters()]
 
 
 def economical_device() -> str:
-    """Return the choice of a device that takes little power: the first that is part of the processor, else "auto"."""
+    """Return the choice of a device that takes little power: the first integrated GPU, or "auto" if there is none."""
     return next((str(info.index) for info in list_devices() if info.kind == "integrated"), "auto")
 
 
 def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
     """Find a device by `choice`: "auto" (the fastest kind), an index, or a part of a name.
 
-    Raises DeviceError that lists the devices where none fits.
+    Raises DeviceError if none fits. Its message lists the devices.
     """
     return _fitting(choice)[0]
 
@@ -54,7 +54,7 @@ def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
 def equal_devices(choice: str) -> list[DeviceInfo]:
     """Return the device of `choice` (see `choose_adapter`) and all others that fit and have its kind and backend.
 
-    They are in the order of their indices. Raises DeviceError where none fits.
+    They are in the order of their indices. Raises DeviceError if none fits.
     """
     first, *others = [info for info, _ in _fitting(choice)]
     alike = [info for info in others if (info.kind, info.backend) == (first.kind, first.backend)]
@@ -62,7 +62,7 @@ def equal_devices(choice: str) -> list[DeviceInfo]:
 
 
 def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
-    """Return the devices that fit, the one to take first. Raises DeviceError where there is none."""
+    """Return the devices that fit `choice`, the best first. Raises DeviceError if there is none."""
     adapters = _list_adapters()
     if not adapters:
         raise DeviceError(
@@ -99,7 +99,7 @@ def _enumerate() -> Iterator[tuple[DeviceInfo, wgpu.GPUAdapter]]:
             index += 1
 
 
-_FEATURES = ("subgroup", "timestamp-query", "shader-f16")  # used where a device has them
+_FEATURES = ("subgroup", "timestamp-query", "shader-f16")  # used if a device has them
 _LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -111,9 +111,9 @@ _LIMITS = (
 
 
 class Device:
-    """An open device with its compiled kernels. Models of different threads may share it.
+    """An open device with its compiled kernels. Models on different threads may share it.
 
-    `checked` modules test every index at run time; unchecked ones are faster and trust the shaders.
+    If `checked`, shader modules check every index at run time. Unchecked ones are faster and trust the shaders.
     """
 
     def __init__(self, info: DeviceInfo, adapter: wgpu.GPUAdapter, *, checked: bool) -> None:
@@ -138,26 +138,26 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the device was reset or taken away; it can't be used again."""
+        """True if the device was reset or removed. It can't be used again."""
         return is_lost(self.wgpu_device)
 
     @property
     def is_usable(self) -> bool:
-        """Whether new models may be put on it."""
+        """True if new models may be loaded onto it."""
         return not self._retired and not self.is_lost
 
     def retire(self) -> None:
-        """Have the next `open_device` open it anew, since it does not do what it should. Other models stay on it."""
+        """Make the next `open_device` open it anew, because it has misbehaved. Models that are on it stay there."""
         self._retired = True
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the buffers of all groups."""
+        """The bytes of the buffers of all groups."""
         with self._lock:
             return sum(group.allocated_bytes for group in self._groups)
 
     def allocate(self) -> Memory:
-        """A new, empty group of buffers."""
+        """Return a new, empty group of buffers."""
         memory = Memory(self.wgpu_device, self.info.name, self.max_binding_bytes, self._remove)
         with self._lock:
             self._groups.add(memory)
@@ -173,10 +173,10 @@ _opening = threading.Lock()
 
 
 def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
-    """Return the device of this `choice` (see `choose_adapter`), which is opened at the first call.
+    """Return the device of this `choice` (see `choose_adapter`). The first call opens it.
 
-    It stays open until the process ends: without models it holds its compiled kernels alone. One that was lost or
-    retired is opened anew. May be called from any thread.
+    It stays open until the process ends. Without models it holds only its compiled kernels.
+    A device that was lost or retired is opened anew. May be called from any thread.
     """
     info, adapter = choose_adapter(choice)
     with _opening:
@@ -187,6 +187,6 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
 
 
 def allocated_on(info: DeviceInfo) -> int:
-    """Return the bytes that all models of this process have on a device. May be called from any thread."""
+    """Return the bytes that all models of this process take on a device. May be called from any thread."""
     with _opening:
         return sum(device.allocated_bytes for (opened, _), device in _opened.items() if opened == info)

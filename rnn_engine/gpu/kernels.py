@@ -18,7 +18,7 @@ from shaders import Constant, Include, ShaderSource, specialise
 BindGroup: TypeAlias = wgpu.GPUBindGroup
 """The buffers that a kernel's variables stand for."""
 
-_KERNELS = 512  # kept of one device; a model has about twenty
+_KERNELS = 512  # that are kept for one device; a model has about twenty
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Kernel:
 
 
 class Kernels:
-    """Compiles kernels for one device and keeps those that were asked for last. May be called from any thread."""
+    """Compiles kernels for one device and keeps the most recently used. May be called from any thread."""
 
     def __init__(self, device: wgpu.GPUDevice, device_name: str, *, checked: bool, limit: int = _KERNELS) -> None:
-        """`checked`: see `Device`. `limit` bounds the kernels that are kept; models hold on to their own."""
+        """`checked` is as in `Device`. At most `limit` kernels are kept here; models keep references to their own."""
         self._device = device
         self._device_name = device_name
         self._checked = checked
@@ -49,22 +49,22 @@ class Kernels:
     def get(
         self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
     ) -> Kernel:
-        """The kernel of `name`.wgsl with these constants and includes; compiled at the first call.
+        """Return the kernel of `name`.wgsl with these constants and includes. The first call compiles it.
 
-        Raises DeviceError that shows the WGSL file and line where the device refuses it.
+        Raises DeviceError if the device refuses it. The message has the WGSL file and line.
         """
         key = (name, tuple(constants.items()), tuple((includes or {}).items()))
         with self._lock:
             kernel = self._kernels.pop(key, None) or self._compile(specialise(name, constants, includes))
-            self._kernels[key] = kernel  # the last of the dictionary
+            self._kernels[key] = kernel  # now the last of the dictionary
             if len(self._kernels) > self._limit:
                 del self._kernels[next(iter(self._kernels))]
             return kernel
 
     def bind(self, source: ShaderSource, buffers: Mapping[str, Buffer]) -> BindGroup:
-        """A bind group that gives every variable of `source` its buffer.
+        """Return a bind group that binds every variable of `source` to its buffer.
 
-        Raises KeyError where the names are not those that the WGSL declares.
+        Raises KeyError if the names are not those that the WGSL declares.
         """
         if buffers.keys() != source.bindings.keys():
             raise KeyError(f"{source.name}.wgsl binds {sorted(source.bindings)}, not {sorted(buffers)}")
@@ -115,7 +115,7 @@ class Kernels:
 
 
 def _with_origins(message: str, source: ShaderSource) -> str:
-    """A compiler's message, headed by the file and line of our own that it speaks of."""
+    """Return a compiler's message, preceded by the WGSL file and line that it is about."""
     found = re.search(r"wgsl:(\d+):(\d+)", message)
     place = source.origin(int(found[1])) if found else f"{source.name}.wgsl"
     return f"{place}: {message}"

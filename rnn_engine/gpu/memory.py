@@ -1,4 +1,4 @@
-"""Buffers of a device, in groups that are freed together, and moving bytes to and from them."""
+"""Buffers of a device, in groups that are freed together, and transfers of bytes to and from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from rnn_engine.gpu import native
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Whether a device was reset or taken away. Ask before calls for which wgpu-native ends the process then."""
+    """Return True if a device was reset or removed.
+
+    Check this before calls for which wgpu-native would end the process if the device is lost.
+    """
     try:
         device.create_buffer(size=16, usage=wgpu.BufferUsage.COPY_DST).destroy()
     except wgpu.GPUError:
@@ -25,7 +28,7 @@ def is_lost(device: wgpu.GPUDevice) -> bool:
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """Raise whatever wgpu raises inside as a DeviceError that says `what` failed."""
+    """Raise whatever wgpu raises in the block as a DeviceError. Its message begins with `what`."""
     try:
         yield
     except (wgpu.GPUError, RuntimeError) as error:
@@ -43,7 +46,7 @@ _STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUs
 class Memory:
     """A group of buffers of one device, such as those of a model. `close` frees all of them at once.
 
-    Not thread-safe; groups of one device may be used by a thread each.
+    Not thread-safe, but different threads may use different groups of one device.
     """
 
     def __init__(
@@ -57,13 +60,13 @@ class Memory:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all buffers of the group."""
+        """The bytes of all buffers of the group."""
         return sum(buffer.size for buffer in self._buffers)
 
     def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
-        """A zeroed buffer of at least `num_bytes`: a storage buffer, or one to read back from.
+        """Return a zeroed buffer of at least `num_bytes`: a storage buffer, or if `mappable` one to read back from.
 
-        Raises DeviceMemoryError where the device has no room for it.
+        Raises DeviceMemoryError if the device has no room for it.
         """
         limit = self._device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
         if num_bytes > limit:
@@ -85,9 +88,11 @@ class Memory:
         return buffer
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Write `data` into `buffer` from byte `offset` on: after what was submitted before, ahead of what comes.
+        """Write `data` into `buffer` from byte `offset` on.
 
-        Waits for the device only where `data` is more than 16 MB, which go in pieces, so that staging stays small.
+        The device does it after all earlier submissions and before all later ones.
+        More than 16 MB go in pieces, to keep staging small, and this waits for the device after each. Otherwise it does
+        not wait.
         """
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         queue = self._device.queue
@@ -99,7 +104,7 @@ class Memory:
                     native.wait_until_idle(self._device)
 
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
-        """A copy of `num_bytes` of `buffer` from byte `offset` on; waits for all that was submitted."""
+        """Return a copy of `num_bytes` of `buffer` from byte `offset` on. Waits for all submitted work."""
         with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
             target = self._device.create_buffer(size=num_bytes, usage=_READ_BACK)
             encoder = self._device.create_command_encoder()
@@ -113,11 +118,11 @@ class Memory:
                 target.destroy()
 
     def close(self) -> None:
-        """Free all buffers and wait until the device has them back. Idempotent."""
+        """Free all buffers and wait until the device has released them. Idempotent."""
         for buffer in self._buffers:
             buffer.destroy()
         self._buffers.clear()
         if not is_lost(self._device):  # a lost one holds nothing
-            self._device.queue.submit([])  # the last uploads hold on to their buffers until then
+            self._device.queue.submit([])  # the last uploads keep their buffers until a submission
             native.wait_until_idle(self._device)
         self._on_close(self)

@@ -1,9 +1,10 @@
-"""The few calls that go past wgpu's public Python API, straight to wgpu-native.
+"""The few calls that bypass wgpu's public Python API and go straight to wgpu-native.
 
-The public API has no shader module without run-time checks, no way to wait for one submission, no length of a clock's
-tick, and costs several times the native call for a dispatch. Its own mapping wakes a thread that waits for all
-submitted work, while which no other thread can submit; the one here starts no thread. The package's version is pinned,
-since these names are not promised.
+The public API has no shader modules without run-time checks, can't wait for one submission, and does not give the
+length of a clock tick. It costs several times the native call for a dispatch.
+Its mapping wakes a thread that waits for all submitted work, and meanwhile no other thread can submit. The mapping here
+starts no thread.
+The version of wgpu is pinned, since it does not promise to keep these names.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ RawDispatch: TypeAlias = tuple[Handle, Handle, int, int]
 
 
 def handle(wgpu_object: object) -> Handle:
-    """The native pointer inside a wgpu object."""
+    """Return the native pointer inside a wgpu object."""
     return wgpu_object._internal  # type: ignore[attr-defined]
 
 
 def create_trusted_module(device: wgpu.GPUDevice, label: str, code: str) -> wgpu.GPUShaderModule:
-    """A WGSL shader module with no bounds checks and no loop limits: only for shaders that are known to be right.
+    """Return a WGSL shader module without bounds checks and loop limits. Use it only for shaders known to be right.
 
-    Raises wgpu.GPUValidationError where the code is not valid.
+    Raises wgpu.GPUValidationError if the code is not valid.
     """
     source = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(code))
     source[0].chain.next = ffi.NULL
@@ -46,7 +47,7 @@ def create_trusted_module(device: wgpu.GPUDevice, label: str, code: str) -> wgpu
 
 
 def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDispatch]) -> None:
-    """Encode `dispatches` in order. An error shows when the command encoder is finished."""
+    """Encode `dispatches` in order. An error is raised only when the command encoder is finished."""
     encoder = handle(compute_pass)
     set_pipeline = lib.wgpuComputePassEncoderSetPipeline
     set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
@@ -68,30 +69,30 @@ def submit(device: wgpu.GPUDevice, commands: wgpu.GPUCommandBuffer) -> int:
 
 
 def timestamp_period(device: wgpu.GPUDevice) -> float:
-    """Nanoseconds of a tick of the device's clock."""
+    """Return the nanoseconds of a tick of the device's clock."""
     return float(_api.libf.wgpuQueueGetTimestampPeriod(handle(device.queue)))
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
-    """Block until the device has done `submission` and all before it, but none of those after it."""
+    """Block until the device has done `submission` and all before it. Does not wait for later ones."""
     lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 
 
 def wait_until_idle(device: wgpu.GPUDevice) -> None:
-    """Block until the device has done all that was submitted."""
+    """Block until the device has done all submitted work."""
     lib.wgpuDevicePoll(handle(device), True, ffi.NULL)
 
 
 def poll(device: wgpu.GPUDevice) -> None:
-    """Let the mappings whose work is done become ready. Does not block."""
+    """Mark as ready all mappings whose work is done. Does not block."""
     lib.wgpuDevicePoll(handle(device), False, ffi.NULL)
 
 
 class Mapping:
-    """The first `num_bytes` of a mappable buffer on their way to the host.
+    """The first `num_bytes` of a mappable buffer, on their way to the host.
 
-    Ready once the device has done what was submitted before this was made, and some thread has polled the device or
-    waited for it. No submission may use the buffer until the bytes were taken.
+    It is ready once the device has done all work submitted before it was made, and some thread has polled the device
+    or waited for it. No submission may use the buffer until `take` has returned.
     """
 
     def __init__(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> None:
@@ -113,13 +114,13 @@ class Mapping:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` would return, or raise, at once."""
+        """True if `take` would return or raise at once."""
         return self._settled.is_set()
 
     def take(self) -> bytes:
-        """A copy of the bytes; the buffer may be used again. Call it once, after the device was waited for.
+        """Return a copy of the bytes and release the buffer for further use. Call it once, after a wait for the device.
 
-        Raises RuntimeError where the buffer could not be mapped.
+        Raises RuntimeError if the buffer could not be mapped.
         """
         self._settled.wait()  # another thread's poll may be about to report it
         if self._error is not None:
@@ -136,12 +137,12 @@ class Mapping:
 
 
 def copy_mapped(buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
-    """The first `num_bytes` of a buffer that is mapped."""
+    """Return the first `num_bytes` of a mapped buffer."""
     address = _api.libf.wgpuBufferGetConstMappedRange(handle(buffer), 0, num_bytes)
     return bytes(ffi.buffer(address, num_bytes))
 
 
-_mappings: dict[Handle, Mapping] = {}  # those not settled yet: wgpu-native holds a bare pointer to each
+_mappings: dict[Handle, Mapping] = {}  # kept alive until they are settled: wgpu-native holds a bare pointer to each
 
 
 @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]

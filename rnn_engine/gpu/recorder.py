@@ -1,4 +1,4 @@
-"""Replays a plan: a flat list of dispatches with all handles prepared, so that a step costs little host time.
+"""Replay a plan: a flat list of dispatches with all handles prepared, so that a step costs little host time.
 
 WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step.
 """
@@ -22,8 +22,8 @@ from rnn_engine.gpu.memory import Buffer, device_errors, is_lost
 class Dispatch:
     """One kernel over x * y workgroups. `label` says what it computes.
 
-    `moved_bytes` are those of matrices and states that it reads and writes, `operations` the products and sums of its
-    matrices. What activations take is not counted.
+    `moved_bytes` counts the bytes of matrices and states that it reads and writes. `operations` counts the products
+    and sums with its matrices. Neither includes activations.
     """
 
     label: str
@@ -37,7 +37,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the device does in one step, in order; to be read by people as well as by the recorder."""
+    """The dispatches of one step, in order. `str` lists them for people."""
 
     dispatches: tuple[Dispatch, ...]
 
@@ -61,7 +61,7 @@ class BufferCopy:
 
 
 class Download:
-    """Bytes of a mappable buffer on their way to the host. Threads may share it only one after the other."""
+    """Bytes of a mappable buffer on their way to the host. Only one thread may use it at a time."""
 
     def __init__(self, device: wgpu.GPUDevice, buffer: Buffer, num_bytes: int, submission: int) -> None:
         self._device = device
@@ -72,19 +72,19 @@ class Download:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` would not block."""
+        """True if `take` would not block."""
         if not self._mapping.is_ready:
             native.poll(self._device)
         return self._mapping.is_ready
 
     def take(self) -> bytes:
-        """Wait for the bytes and copy them, once; the buffer may then be used again.
+        """Wait for the bytes and return a copy. The buffer may then be used again. Call this once.
 
-        Raises DeviceError where they can't be read.
+        Raises DeviceError if the bytes can't be read.
         """
         if not self._mapping.is_ready:
             native.wait(self._device, self.submission)
-        if is_lost(self._device):  # where the mapping may have succeeded, but there are no bytes
+        if is_lost(self._device):  # the mapping may have succeeded then, but there are no bytes
             raise DeviceError(f"{self._label} can't be read: the device is lost")
         with device_errors(f"{self._label} can't be read"):
             return self._mapping.take()
@@ -97,9 +97,9 @@ class Recorder:
         self._device = device.wgpu_device
 
     def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
-        """Submit `plan`, then `copies`, without waiting; return the submission's index for `wait` and `download`.
+        """Submit `plan`, then `copies`, without waiting. Return the submission's index for `wait` and `download`.
 
-        Submissions run in order, each after the uploads before it. Raises DeviceError where the device refuses.
+        Submissions run in order, each after the uploads before it. Raises DeviceError if the device refuses.
         """
         with device_errors("a step can't be submitted"):
             encoder = self._device.create_command_encoder()
@@ -120,6 +120,6 @@ class Recorder:
     def download(self, buffer: Buffer, num_bytes: int, submission: int) -> Download:
         """Start to read the first `num_bytes` of a mappable buffer that `submission` fills. Does not block.
 
-        Nothing that uses the buffer may be submitted until the bytes were taken.
+        Submit nothing that uses the buffer until `Download.take` has returned.
         """
         return Download(self._device, buffer, num_bytes, submission)

@@ -1,6 +1,6 @@
-"""A device that runs nothing and holds nothing: what is loaded to it says how much memory a real one needs.
+"""A device that runs nothing and stores nothing. Load a model onto it to count the memory that a real one needs.
 
-It stands behind `Device`, `Memory` and `Kernels` in place of wgpu, so that the same code counts and allocates.
+It replaces wgpu under `Device`, `Memory` and `Kernels`, so that the code that allocates on a device also counts here.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _LEAST_LIMITS: Final = {
 
 
 class SizingDevice(Device):
-    """A device to which a model is loaded in order to read `allocated_bytes` of its runner; no step can run on it."""
+    """A device on which a model can be loaded to read its runner's `allocated_bytes`. It can't run steps."""
 
     def __init__(self, info: DeviceInfo, limits: Mapping[str, int]) -> None:
         super().__init__(info, _CountingAdapter(limits), checked=True)
 
     @classmethod
     def like(cls, choice: str) -> SizingDevice:
-        """Return one with the kind and the limits of a real device (see `choose_adapter`), which is not opened."""
+        """Return one with the kind and the limits of a real device (see `choose_adapter`). Does not open that."""
         info, adapter = choose_adapter(choice)
         return cls(info, adapter.limits)
 
     @classmethod
     def smallest(cls) -> SizingDevice:
-        """Return one with the least limits that a device may have, where there is none to ask."""
+        """Return one with the least limits that a device may have, for machines without a device."""
         return cls(DeviceInfo(0, "any device", "discrete", "none", "none"), _LEAST_LIMITS)
 
     def allocate(self) -> Memory:
@@ -47,7 +47,7 @@ class SizingDevice(Device):
 
 
 class _SizingMemory(Memory):
-    """Buffers that are sizes alone."""
+    """Buffers that have a size but no contents."""
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
         """Do nothing."""
@@ -73,7 +73,7 @@ class _WgpuDevice:
         return _Buffer(label, size, usage)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return a function that makes nothing, for shader modules, pipelines, layouts and bind groups."""
+        """Return a function that returns None, for shader modules, pipelines, layouts and bind groups."""
         if not name.startswith("create_"):
             raise AttributeError(name)
         return lambda **_: None

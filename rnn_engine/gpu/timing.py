@@ -1,4 +1,4 @@
-"""Measure a device: the dispatches of a plan by its own clock, what it reaches at best, and its subgroups."""
+"""Measure a device: the times of a plan's dispatches, its peak speeds, and the size of its subgroups."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MAX_DISPATCHES = 2048  # WebGPU promises query sets of 4096 times
 
 
 def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Run `plan` once to warm up and `repeats` times more; return the median seconds of each of its dispatches.
+    """Run `plan` once to warm up and `repeats` times more. Return the median seconds of each of its dispatches.
 
-    Each dispatch is a compute pass of its own here, so what the device overlaps within a step is not seen. Blocks.
-    Raises DeviceError where the device has no clock, or fails.
+    Each dispatch is a compute pass of its own here, so the times do not show dispatches that overlap within a step.
+    Blocks. Raises DeviceError if the device has no clock, or fails.
     """
     if not device.has_timestamps:
         raise DeviceError(f"{device.info.name} can't tell how long a dispatch takes: it has no timestamp queries")
@@ -34,11 +34,12 @@ def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
 
 
 def time_plan(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Run `plan` `repeats` times; return for each the seconds that its dispatches took, one after the other. Blocks.
+    """Run `plan` `repeats` times. Return the seconds that each run's dispatches took together. Blocks.
 
-    By the device's own clock where it has one. Of a software device it is the time of all processors together, which
-    other work on the machine changes little; of a device without a clock it is the time until the host hears of the
-    end. Raises DeviceError where the device fails.
+    The times are by the device's own clock if it has one and the plan has at most 2048 dispatches.
+    For a software device they are the time of all processors together, since other work on the machine changes that
+    little. Otherwise they last until the host learns of the end.
+    Raises DeviceError if the device fails.
     """
     with device_errors("a plan can't be timed"):
         if device.has_timestamps and not device.info.is_software and len(plan.dispatches) <= _MAX_DISPATCHES:
@@ -75,27 +76,27 @@ def _time_once(device: Device, plan: Plan) -> list[float]:
     return [seconds * max(0, end - begun) for begun, end in zip(ticks[::2], ticks[1::2], strict=True)]
 
 
-# What a device reaches at best, measured with work that is one thing alone: a copy, or products and sums.
+# The peak speeds of a device, measured with work of one kind alone: a copy, or products and sums.
 
 _COPIED_BYTES: Final = 256 << 20  # at most; more than the caches of most devices hold
-_COPIES: Final = 4  # of a submission
+_COPIES: Final = 4  # in a submission
 _THREADS: Final = 64
 _ROUNDS: Final = 256  # of a thread in peak.wgsl
-_OPERATIONS: Final = 4 * 4 * 2  # of a round: four vectors of four numbers, a product and a sum each
+_OPERATIONS: Final = 4 * 4 * 2  # in a round: four vectors of four numbers, with a product and a sum each
 _REPEATS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePeaks:
-    """The limits that a kernel is held against."""
+    """The peak speeds of a device, to compare kernels with."""
 
     copy: float  # bytes a second, read and written
     f32: float  # operations a second; a product and a sum are two
-    f16: float | None  # None where the device has no such numbers
+    f16: float | None  # operations a second; None if the device has no f16
 
 
 def measure_peaks(device: Device) -> DevicePeaks:
-    """Measure what `device` reaches; takes a second or so. Raises DeviceError where it has no clock."""
+    """Measure the peak speeds of `device`. Takes a second or so. Raises DeviceError if it has no clock."""
     return DevicePeaks(
         copy=measure_copy(device),
         f32=_measure_operations(device, "f32"),
@@ -104,7 +105,7 @@ def measure_peaks(device: Device) -> DevicePeaks:
 
 
 def measure_copy(device: Device) -> float:
-    """Return the bytes a second of large copies on `device`, those read and those written both counted."""
+    """Return the bytes a second of large copies on `device`, counting both bytes read and bytes written."""
     num_bytes = min(_COPIED_BYTES, device.max_binding_bytes // 2)
     recorder = Recorder(device)
     with closing(device.allocate()) as memory:
@@ -130,11 +131,14 @@ def _measure_operations(device: Device, number: str) -> float:
     return groups * _THREADS * _ROUNDS * _OPERATIONS / max(seconds, 1e-9)
 
 
-# How wide a device's subgroups really are: what an adapter says of itself is only a range.
+# The actual size of a device's subgroups, since an adapter reports only a range.
 
 
 def measure_subgroup_size(device: Device) -> int:
-    """Lanes of a subgroup; 0 where the device has no subgroups, or numbers lanes in an order of its own."""
+    """Return the number of lanes of a subgroup.
+
+    Return 0 if the device has no subgroups, or does not number lanes as it numbers threads.
+    """
     if not device.has_subgroups:
         return 0
     kernel = device.kernels.get("subgroup_size", {"THREADS": 64})

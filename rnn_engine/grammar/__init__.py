@@ -1,4 +1,4 @@
-"""Grammars that an answer follows: what they are, and the tokens that they allow."""
+"""Grammars that an answer has to follow, and the tokens that they allow."""
 
 from rnn_engine.grammar.compiled import start_after
 from rnn_engine.grammar.compiler import GrammarCompiler

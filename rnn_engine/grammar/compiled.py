@@ -1,4 +1,4 @@
-"""Compile a grammar, whatever its kind, for one vocabulary; kbnf's grammars run here."""
+"""Compile a grammar of any kind for one vocabulary, and run the grammars of kbnf."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rnn_engine.grammar.guidance import GuidanceGrammar, GuidanceMask
 from rnn_engine.grammar.vocabulary import Vocabulary, kbnf
 from rnn_engine.types import mask_words, unpack_masks
 
-# Grammars in kbnf's language, which clients of ai00 send. A text ends as soon as it is what the grammar says.
+# Grammars in kbnf's language, which clients of ai00 send. A text ends once the grammar can end.
 
 
 class KbnfMask:
-    """The tokens that a grammar allows, one after another. See `rnn_engine.sampling.TokenMask`."""
+    """A `rnn_engine.sampling.TokenMask` that follows a grammar of kbnf."""
 
     def __init__(self, engine: kbnf.Engine, vocab_size: int) -> None:
-        """Takes over `engine`."""
+        """Take over `engine`: the caller must not use it any more."""
         self._engine = engine
         self._mask = np.zeros(mask_words(vocab_size), np.uint32)
 
@@ -34,7 +34,7 @@ class KbnfMask:
         return ended
 
     def forced(self) -> Sequence[int]:
-        return ()  # the library does not say
+        return ()  # the library does not report them
 
     def next(self) -> NDArray[np.uint32]:
         self._engine.compute_allowed_token_ids()
@@ -52,10 +52,10 @@ class KbnfMask:
 
 
 class KbnfGrammar:
-    """A grammar that was compiled. May be used on several threads."""
+    """A compiled grammar of kbnf. May be used on several threads."""
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Raise GrammarError for a grammar that is wrong. No other thread runs meanwhile."""
+        """Compile `grammar`. Raises GrammarError if it is wrong. No other thread runs meanwhile."""
         self._size = vocabulary.size
         try:
             self._engine = kbnf.Engine(grammar.text, vocabulary.for_kbnf)
@@ -63,12 +63,12 @@ class KbnfGrammar:
             raise GrammarError(_with_place(grammar.text, str(error))) from error
 
     def start(self) -> KbnfMask:
-        """Return what allows the tokens of a new text."""
+        """Return the mask of a new text."""
         return KbnfMask(deepcopy(self._engine), self._size)
 
 
 def _with_place(text: str, message: str) -> str:
-    """Return kbnf's `message` with the line and column instead of all of `text` that was not read."""
+    """Return kbnf's `message` with a line and column in place of the whole unread rest of `text`."""
     unread = re.search(r'errors: \[\("((?:[^"\\]|\\.)*)"', message)
     if unread is None:
         return message
@@ -81,22 +81,22 @@ def _with_place(text: str, message: str) -> str:
 
 CompiledGrammar: TypeAlias = GuidanceGrammar | KbnfGrammar
 
-START_SECONDS: Final = 2.0  # of the processor's time that the beginning of a text may take
+START_SECONDS: Final = 2.0  # of processor time that following the beginning of a text may take
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Return `grammar`, ready for any number of texts. Raises GrammarError where it is wrong."""
+    """Compile `grammar` for any number of texts. Raises GrammarError if it is wrong."""
     return (KbnfGrammar if grammar.kind == "kbnf" else GuidanceGrammar)(grammar, vocabulary)
 
 
 def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
-    """Raise GrammarError where no text begins as the grammar says, or one can't be followed to its second token."""
+    """Raise GrammarError if the grammar allows no first token, or can't be followed to the second one."""
     text = grammar.start()
     try:
         allowed = np.flatnonzero(unpack_masks(text.next(), vocab_size))
         if len(allowed) == 0:
             raise GrammarError("no text is as it says")
-        text.accept(allowed.item(-1))  # many limits are only met behind the first token
+        text.accept(allowed.item(-1))  # many limits are only met after the first token
         if not text.ended:
             text.next()
     except StepError as error:
@@ -104,9 +104,10 @@ def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
 
 
 def start_after(grammar: CompiledGrammar, tokens: Sequence[int]) -> GuidanceMask | KbnfMask:
-    """Return what allows the tokens of a text that begins with `tokens`.
+    """Return the mask of a text that begins with `tokens`, at the place after them.
 
-    Raises StepError where none does, or where finding that out takes too long.
+    Raises StepError if the grammar allows no such beginning, if the text ends with it, or if following it takes too
+    long.
     """
     mask, begun = grammar.start(), time.thread_time()
     for token in tokens:

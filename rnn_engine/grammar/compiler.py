@@ -1,7 +1,7 @@
-"""Compile grammars on other threads, each once for those who share it, and keep them.
+"""Compile grammars on other threads, once for all requests that share one, and keep them.
 
-There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first goes on to the
-second, so that others wait for a fraction of a second at most, and for the start of a process.
+There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first lane moves on
+to the second. So another grammar waits for a fraction of a second at most, plus the start of a process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rnn_engine.grammar.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 MOST_KEPT: Final = 256  # grammars
-MOST_BYTES: Final = 512 * 2**20  # of memory that kept grammars take
-RETRY_SECONDS: Final = 5.0  # after which to ask again for a grammar that could not be compiled
-QUICK_SECONDS: Final = 0.25  # of the processor's time that a grammar may take in the first lane
+MOST_BYTES: Final = 512 * 2**20  # of memory that kept grammars may take
+RETRY_SECONDS: Final = 5.0  # that a client should wait before it retries a grammar that could not be compiled
+QUICK_SECONDS: Final = 0.25  # of processor time that a grammar may take in the first lane
 
 
 @dataclass(slots=True, eq=False)
@@ -38,16 +38,16 @@ class _CompiledEntry:
     future: Future[CompiledGrammar] = field(default_factory=Future)
     memory_bytes: int = 0
     seconds: float = 0.0  # that compiling has taken
-    is_counted: bool = False  # it is done, and its memory counts
+    is_counted: bool = False  # it is compiled, and its memory counts
 
     @property
     def owner(self) -> str:
-        """Whose it is: scopes of one owner begin alike."""
+        """The part of `scope` before the first slash."""
         return self.scope.partition("/")[0]
 
 
 class _Lane:
-    """A thread, and the process in which it tries grammars for at most `seconds` of the processor's time each."""
+    """A thread, and a process in which it tries grammars for at most `seconds` of processor time each."""
 
     def __init__(self, number: int, seconds: float) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"grammars {number}")
@@ -55,13 +55,13 @@ class _Lane:
         self._trials: Trials | None = None
 
     def trials(self, vocabulary: Vocabulary) -> Trials:
-        """Return the trials of the lane's one vocabulary. For the lane's thread."""
+        """Return the lane's `Trials`, made at the first call. Only for the lane's thread, and always one vocabulary."""
         if self._trials is None:
             self._trials = Trials(vocabulary, self._seconds)
         return self._trials
 
     def close(self) -> None:
-        """Drop what waits, and block until the last grammar is done."""
+        """Cancel the waiting grammars, and block until the one in progress is done."""
         self.thread.shutdown(cancel_futures=True)
         if self._trials is not None:
             self._trials.close()
@@ -76,10 +76,10 @@ class GrammarCompiler:
         seconds: float = 2.0,
         note_seconds: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`seconds` of the processor's time is the most for one grammar.
+        """`seconds` of processor time is the most that one grammar may take.
 
-        `make_vocabulary` is called on another thread when it is first needed. `note_seconds` is told how long
-        each grammar took, on any thread, but on one at a time.
+        `make_vocabulary` is called on another thread when a vocabulary is first needed.
+        `note_seconds` is called with the seconds that each grammar took, on any thread, but on one at a time.
         """
         self._make_vocabulary = make_vocabulary
         self._note_seconds = note_seconds
@@ -90,10 +90,11 @@ class GrammarCompiler:
         self._kept_bytes = 0
 
     def compile(self, grammar: Grammar, scope: str = "") -> Future[CompiledGrammar]:
-        """Have `grammar` compiled, unless it is kept for `scope`, which is `owner` or `owner/part`. Does not block.
+        """Compile `grammar` on another thread, unless it is kept for `scope`. Does not block.
 
-        The future raises GrammarError for one that is wrong or takes too much, and UnavailableError where that could
-        not be found out; then it is tried again the next time. Several callers may share it.
+        `scope` is `owner` or `owner/part`.
+        The future raises GrammarError if the grammar is wrong or takes too much. It raises UnavailableError if trying
+        it failed; the next call tries it again. Several callers may share the future.
         """
         key = scope, grammar
         with self._lock:
@@ -105,7 +106,7 @@ class GrammarCompiler:
         return entry.future
 
     def close(self) -> None:
-        """Compile nothing more; futures whose turn has not come are cancelled. Blocks until the last one is done."""
+        """Stop compiling and cancel the waiting futures. Blocks until the grammars in progress are done."""
         for lane in self._lanes:
             lane.close()
         for entry in self._kept.values():
@@ -116,7 +117,10 @@ class GrammarCompiler:
         return self._make_vocabulary()
 
     def _run(self, entry: _CompiledEntry, lanes: Sequence[_Lane]) -> None:
-        """Compile a grammar in the first of `lanes`, on whose thread this is, or have a later one do it."""
+        """Compile a grammar in the first of `lanes`, or pass it on to the next lane if it takes too long.
+
+        Runs on the thread of the first of `lanes`.
+        """
         begun = time.monotonic()
         outcome: CompiledGrammar | Exception
         try:
@@ -132,7 +136,7 @@ class GrammarCompiler:
                 lanes[1].thread.submit(self._run, entry, lanes[1:])
             return
         self._keep(entry, is_lasting=not isinstance(outcome, UnavailableError))
-        with suppress(InvalidStateError):  # nobody waits any longer
+        with suppress(InvalidStateError):  # the future was cancelled
             if isinstance(outcome, Exception):
                 entry.future.set_exception(outcome)
             else:
@@ -148,7 +152,10 @@ class GrammarCompiler:
         return compile_grammar(grammar, self._vocabulary)
 
     def _keep(self, done: _CompiledEntry, *, is_lasting: bool) -> None:
-        """Count what `done` takes, and drop others where all take too much; drop itself where not `is_lasting`."""
+        """Count the memory of `done`, and drop other entries if all together take too much.
+
+        If not `is_lasting`, drop `done` instead.
+        """
         with self._lock:
             self._note_seconds(done.seconds)
             if not is_lasting:
@@ -163,7 +170,10 @@ class GrammarCompiler:
                 self._kept_bytes -= victim.memory_bytes
 
     def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
-        """Return what gives way: of the owner who keeps most, what was not used for longest; never `done`."""
+        """Return the entry to drop next, never `done`; None if there is none.
+
+        It is the least recently used entry of the owner that keeps the most.
+        """
         shares: defaultdict[str, float] = defaultdict(float)
         for entry in self._kept.values():
             shares[entry.owner] += 1 / MOST_KEPT + entry.memory_bytes / MOST_BYTES

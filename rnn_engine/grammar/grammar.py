@@ -1,4 +1,4 @@
-"""What a text may be, as a client says it: a JSON schema, a regular expression, a grammar."""
+"""The form that a client demands of a text: a JSON schema, a regular expression or a grammar."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice"
 
 
 class GrammarError(Exception):
-    """A grammar is wrong, or takes more than is allowed; the message says where and what."""
+    """A grammar is wrong, or takes more time or memory than allowed. The message gives the place and the reason."""
 
 
 class SlowGrammarError(GrammarError):
-    """A grammar takes more time than is allowed."""
+    """A grammar takes more time than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """All texts that an answer may be. Equal ones are compiled once.
+    """The set of texts that an answer may be. Equal grammars are compiled once.
 
-    | kind | text |
+    | kind | `text` |
     |---|---|
     | json_schema | a JSON schema |
     | json_object | nothing: any JSON object |
-    | regex | a regular expression in the syntax of Rust's `regex`, which the whole text matches |
-    | choice | a JSON list of strings, one of which is the text |
+    | regex | a regular expression for the whole answer, in the syntax of Rust's `regex` |
+    | choice | a JSON list of strings; the answer is one of them |
     | lark | a grammar in llguidance's variant of Lark, with the rule `start` |
     | gbnf | a grammar of llama.cpp, with the rule `root` |
-    | kbnf | a grammar of kbnf, which ai00 takes, with the rule `start` |
+    | kbnf | a grammar of kbnf, as ai00 takes them, with the rule `start` |
     """
 
     kind: GrammarKind
@@ -45,7 +45,7 @@ class Grammar:
     is_written: bool = dataclasses.field(default=True, compare=False)  # the client sent `text` itself
 
     def refused(self, reason: str) -> InvalidGrammarError:
-        """Return the error for a grammar that can't be used, with its place in a text that the client sent."""
+        """Return the error for a grammar that can't be used. If the client sent the text, it has the error's place."""
         position = error_position(self.kind, self.text, reason) if self.is_written else None
         return InvalidGrammarError(
             self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}", position
@@ -53,9 +53,9 @@ class Grammar:
 
 
 def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
-    """Return the grammar of the JSON texts that `schema` allows; `name` is the field of the request that has it.
+    """Return the grammar of the JSON texts that `schema` allows. `name` is the request's field with the schema.
 
-    Where not `strict`, keywords that no grammar can hold a text to are ignored instead of refused.
+    Keywords that a grammar can't enforce are refused, or ignored if `strict` is False.
     """
     if not strict and isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": {"lenient": True}}
@@ -66,10 +66,10 @@ def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema",
 
 
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
-    """Return the grammar of the texts in `choices`; `name` is the field of the request that has them."""
+    """Return the grammar of the texts in `choices`. `name` is the request's field with the choices."""
     return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name, is_written=False)
 
 
 def written_grammar(text: str, name: str = "grammar") -> Grammar:
-    """Return the grammar in `text`, llama.cpp's or Lark's; `name` is the field of the request that has it."""
+    """Return the grammar in `text`, which is llama.cpp's or Lark's. `name` is the request's field with the text."""
     return Grammar("lark" if is_lark_syntax(text) else "gbnf", text, name)

@@ -18,18 +18,18 @@ from rnn_engine.grammar.grammar import Grammar, GrammarError
 from rnn_engine.grammar.vocabulary import Vocabulary
 from rnn_engine.types import mask_words
 
-# JSON schemas before they are compiled: how the JSON is spaced, and where in a schema an error is.
+# JSON schemas before they are compiled: the spacing of the JSON, and the place of an error in a schema.
 
 Schema: TypeAlias = Mapping[str, object] | bool
 
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_LEVELS: Final = 100  # of objects and lists in each other
-_MOST_INTEGER: Final = 2**53  # up to which every integer is a float
+_MOST_LEVELS: Final = 100  # of nested objects and lists
+_MOST_INTEGER: Final = 2**53  # up to it every integer is a float
 _MOST_TRIES: Final = 100  # parts of a schema that are compiled to find an error
 
 
 def load_schema(text: str) -> Schema:
-    """Return the JSON schema in `text`. Raises GrammarError where it is none, or refers to another document."""
+    """Return the JSON schema in `text`. Raises GrammarError if it is not one, or refers to another document."""
     try:
         schema = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError) as error:
@@ -46,15 +46,15 @@ def load_schema(text: str) -> Schema:
 
 
 def _number(text: str) -> float | int:
-    """Return a number with a point or an exponent; as an integer where it is one, for which llguidance asks."""
+    """Return a number with a point or an exponent, as an int if it is whole, since llguidance demands that."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) <= _MOST_INTEGER else value
 
 
 def with_spacing(schema: Schema) -> Schema:
-    """Return `schema` with what llguidance is told: JSON on one line, spaced as Python's `json.dumps` does.
+    """Return `schema` with options for llguidance: JSON on one line, with the spacing of Python's `json.dumps`.
 
-    What the schema itself says of that, under `x-guidance`, is kept.
+    Options that the schema itself has under `x-guidance` take precedence.
     """
     if schema is False:
         return schema
@@ -64,7 +64,7 @@ def with_spacing(schema: Schema) -> Schema:
 
 
 def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
-    """Return the JSON pointer of the smallest part of `schema` that fails as the whole does."""
+    """Return the JSON pointer of the smallest part of `schema` that fails with the same error as the whole."""
     definitions = (
         {} if isinstance(schema, bool) else {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     )
@@ -77,7 +77,7 @@ def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
 
 
 def _parts(schema: object) -> Iterator[tuple[str, object]]:
-    """Yield every object and list in `schema`, outer ones first, with JSON pointers."""
+    """Yield `schema` and every value in it with its JSON pointer, outer ones first."""
     unseen: list[tuple[str, object]] = [("#", schema)]
     while unseen:
         place, part = unseen.pop()
@@ -92,26 +92,26 @@ def _parts(schema: object) -> Iterator[tuple[str, object]]:
 
 
 def _escaped(key: str) -> str:
-    """Return a key as JSON pointers have it."""
+    """Return a key with the escapes of JSON pointers."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 _LIMITS: Final = LLParserLimits(
     max_lexer_states=50_000,
     step_lexer_fuel=100_000,
-    step_max_items=10_000,  # a choice of 500 objects needs 5,000; an ambiguous grammar ever more, for ever longer
+    step_max_items=10_000,  # a choice of 500 objects needs 5,000; an ambiguous grammar needs more with each token
     verbose_errors=False,
 )
 
 
 class GuidanceMask:
-    """The tokens that a grammar allows, one after another. See `rnn_engine.sampling.TokenMask`."""
+    """A `rnn_engine.sampling.TokenMask` that follows a grammar of llguidance."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        """Takes over `matcher`."""
+        """Take over `matcher`: the caller must not use it any more."""
         self._matcher = matcher
         self._mask = np.empty(mask_words(vocab_size), np.uint32)
-        self._place = self._mask.ctypes.data, self._mask.nbytes  # in memory; finding it out takes as long as a mask
+        self._place = self._mask.ctypes.data, self._mask.nbytes  # kept, since reading it takes as long as a mask
 
     @property
     def ended(self) -> bool:
@@ -140,17 +140,17 @@ class GuidanceMask:
 
 
 class GuidanceGrammar:
-    """A grammar that was compiled. May be used on several threads."""
+    """A compiled grammar of llguidance. May be used on several threads."""
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Raise GrammarError for a grammar that is wrong. Other threads run meanwhile."""
+        """Compile `grammar`. Raises GrammarError if it is wrong. Other threads run meanwhile."""
         self._size = vocabulary.size
         self._matcher = _compile(_source(grammar), vocabulary)
         if error := self._matcher.get_error():
             raise GrammarError(_message(grammar, error, vocabulary))
 
     def start(self) -> GuidanceMask:
-        """Return what allows the tokens of a new text."""
+        """Return the mask of a new text."""
         return GuidanceMask(self._matcher.deep_copy(), self._size)
 
 
@@ -215,7 +215,7 @@ _TEXT = r"/(.|\n)*/"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A part of a text: `begin`, a JSON text that follows `schema`, `end`."""
+    """A part of a text: `begin`, then a JSON text that follows `schema`, then `end`."""
 
     begin: str
     schema: Mapping[str, object] | bool  # True allows any JSON text
@@ -232,15 +232,17 @@ def tagged_text(
     ending: str = "",
     otherwise: Mapping[str, object] | bool | None = None,
 ) -> Grammar:
-    r"""Return the grammar of texts with parts of `tags` in them.
+    r"""Return the grammar of texts that contain `tags`.
 
-    The text is free until `trigger`, with which each tag begins; then one of the tags follows to its end, then free
-    text again, and so on. Where `required`, there is no free text: the text is one of the tags or, where `parallel`,
-    several with `separator` between, and perhaps `ending` after the last. Where not `parallel`, a text has at most one
-    tag and ends with it. With a schema `otherwise` there is no free text either: the text is tags, or JSON by the
-    schema.
+    The text is free until `trigger`, with which each tag begins. Then one of the tags follows to its end, then free
+    text again, and so on.
+    If `parallel` is False, a text has at most one tag and ends with it.
+    If `required`, there is no free text: the text is a tag. If `parallel` too, several tags may follow each other with
+    `separator` between them, and `ending` may follow the last one.
+    With a schema `otherwise` there is no free text either: the text is tags as with `required`, or JSON by the schema.
+    `required` overrides `otherwise`.
 
-    Tool calls, for instance, are right once they have begun::
+    For example, this grammar makes every tool call that the text begins a valid one::
 
         tags = [
             Tag('<tool_call>\n{"name": "add", "arguments": ', schema_of_add, "}\n</tool_call>"),
@@ -248,7 +250,7 @@ def tagged_text(
         ]
         request = GenerateRequest(prompt, grammar=tagged_text(tags, "<tool_call>"))
 
-    Raises ValueError where there is no tag, or one does not begin with `trigger`.
+    Raises ValueError if there is no tag, or one does not begin with `trigger`.
     """
     if not tags or not trigger or not all(tag.begin.startswith(trigger) for tag in tags):
         raise ValueError(f"expected tags that begin with the trigger, which is not empty; got {tags!r}, {trigger!r}")
@@ -267,7 +269,7 @@ def tagged_text(
 
 
 def _body(tag: Tag, trigger: str) -> str:
-    """Return what follows the trigger of a tag."""
+    """Return the body of the rule for a tag: what follows the trigger."""
     json_text = f"%json {_spaced(tag.schema)}"
     return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), json_text, _quoted(tag.end))))
 

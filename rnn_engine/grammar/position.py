@@ -1,4 +1,4 @@
-"""Where in a grammar's text an error is, as the messages of the libraries tell it."""
+"""Find the place of an error in a grammar's text from the messages of the libraries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _LITERALS: Final = {
 
 
 class TextPosition(NamedTuple):
-    """A place in a text; `column` counts characters."""
+    """A place in a text. `column` counts characters."""
 
     line: int  # from 1
     column: int  # from 1
 
 
 def error_position(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return where in `text`, a grammar of `kind`, the error is that `message` tells of; None if it does not say."""
+    """Return the place of the error that `message` reports in `text`, a grammar of `kind`.
+
+    Return None if the message does not give it.
+    """
     match kind:
         case "regex":
             return _in_regex(text, message)
@@ -44,7 +47,10 @@ def error_position(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | None:
-    """Return the line and column that `message` names, moved into `text`; its columns count bytes or characters."""
+    """Return the line and column that `message` names, limited to places in `text`.
+
+    The message counts columns in bytes if `in_bytes`, else in characters.
+    """
     if (found := _LINE_COLUMN.search(message)) is None:
         return None
     line, column = (int(number) for number in found.groups() if number is not None)
@@ -57,7 +63,10 @@ def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | 
 
 
 def _in_regex(text: str, message: str) -> TextPosition | None:
-    """Return the place of the caret under a regular expression, in which line breaks and slashes are escaped."""
+    """Return the place of the caret that `message` shows under the expression.
+
+    The message shows line breaks and slashes escaped.
+    """
     if (found := _REGEX_CARET.search(message)) is None:
         return None
     shown, column = found[1], len(found[2])
@@ -80,7 +89,10 @@ def _in_json(text: str, message: str) -> TextPosition | None:
 
 
 def json_offset(text: str, keys: list[str]) -> int | None:
-    """Return where in the JSON `text` the value begins to which `keys` and places in lists lead."""
+    """Return the offset of a value in the JSON `text`, or None if there is no such value.
+
+    `keys` lead to it: keys of objects, and indices in lists as text.
+    """
     try:
         offset = _space(text, 0)
         for key in keys:
@@ -91,7 +103,7 @@ def json_offset(text: str, keys: list[str]) -> int | None:
 
 
 def _member(text: str, offset: int, wanted: str) -> int:
-    """Return where the value of `wanted` begins in the object or list at `offset`. Raises KeyError if it has none."""
+    """Return the offset of the value of `wanted` in the object or list at `offset`. Raises KeyError if it has none."""
     decoder, is_object, number = json.JSONDecoder(), text[offset] == "{", 0
     offset = _space(text, offset + 1)
     while text[offset] not in "]}":
@@ -116,7 +128,7 @@ def _space(text: str, offset: int) -> int:
 
 
 def _in_gbnf(text: str, message: str) -> TextPosition | None:
-    """Return the place that `message` shows by some of the text before it and after it."""
+    """Return the place that `message` shows by its line and by parts of the text before and after it."""
     if (found := _GBNF_CONTEXT.search(message)) is None:
         return None
     line, before, after = int(found[1]), ast.literal_eval(found[2]), ast.literal_eval(found[3])
@@ -125,7 +137,7 @@ def _in_gbnf(text: str, message: str) -> TextPosition | None:
 
 
 def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return where the rule is first named that `message` says is not there."""
+    """Return the place of the first mention of the rule that is missing according to `message`."""
     if (found := _MISSING_RULE.search(message)) is None:
         return None
     bare = _LITERALS[kind].sub(lambda literal: re.sub(r"[^\n]", " ", literal[0]), text)

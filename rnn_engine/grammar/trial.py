@@ -1,7 +1,7 @@
-"""A process in which a grammar is tried before it is compiled in this one.
+"""Try a grammar in another process before it is compiled in this one.
 
-The libraries of grammars overflow the stack on some grammars and work for minutes on others, and neither can be
-stopped inside a process. A grammar that ends the other process is refused.
+The grammar libraries overflow the stack on some grammars and work for minutes on others. Neither can be stopped inside
+a process. A grammar that ends the other process is refused.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
 from rnn_engine.grammar.vocabulary import Vocabulary
 
 MEMORY_BYTES: Final = 256 * 2**20  # that one compiled grammar may take
-LOCKED_SECONDS: Final = 0.25  # for kbnf, which lets no other thread run meanwhile
+LOCKED_SECONDS: Final = 0.25  # of processor time for a grammar of kbnf, which lets no other thread run meanwhile
 
 _STACK_BYTES: Final = 2**20  # far less than the threads of this process have
-_ADDRESS_BYTES: Final = 4 * 2**30  # of the other process, where the system has such a limit
+_ADDRESS_BYTES: Final = 4 * 2**30  # of the other process, if the system has such a limit
 MOST_WAIT_SECONDS: Final = 60.0  # by the clock, for a grammar whose process gets too little of the processor
 START_SECONDS: Final = 60.0  # by the clock, for a process to start
-_LOOK_SECONDS: Final = 0.05  # between two looks at how much of the processor a grammar has taken
+_LOOK_SECONDS: Final = 0.05  # between two checks of the processor time that a grammar has taken
 
 
 class TrialError(Exception):
-    """A grammar could not be tried, for a reason that is not its own and may pass."""
+    """A grammar could not be tried, for a temporary reason that lies outside the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What trying a grammar told."""
+    """The result of trying a grammar."""
 
-    error: str | None  # None where it can be compiled
-    seconds: float = 0.0  # of the processor
+    error: str | None  # None if it can be compiled
+    seconds: float = 0.0  # of processor time
     memory_bytes: int = 0
 
 
 class Trials:
-    """Tries grammars one after another, in a process that is started with the first one. For one thread."""
+    """Tries grammars one after another, in a process that the first one starts. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
-        """`seconds` of the processor's time is the most for one grammar."""
+        """`seconds` of processor time is the most that one grammar may take."""
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,10 +60,10 @@ class Trials:
     def run(self, grammar: Grammar) -> Verdict:
         """Compile `grammar` in the other process.
 
-        Raises GrammarError where it is wrong, or takes too much; SlowGrammarError where that is time. Raises TrialError
-        or OSError where it could not be tried.
+        Raises GrammarError if it is wrong or takes too much memory, and SlowGrammarError if it takes too much time.
+        Raises TrialError or OSError if it could not be tried.
         """
-        if self._process is not None and self._process.poll() is not None:  # something else has ended it
+        if self._process is not None and self._process.poll() is not None:  # it has ended since the last grammar
             self.close()
         verdict = self._ask(self._process or self._start(), grammar)
         seconds = min(self._seconds, LOCKED_SECONDS) if grammar.kind == "kbnf" else self._seconds
@@ -76,7 +76,7 @@ class Trials:
         return verdict
 
     def close(self) -> None:
-        """End the process, if there is one; the next grammar starts another. May be called on any thread."""
+        """End the process, if there is one. The next grammar starts another. May be called on any thread."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -111,7 +111,7 @@ class Trials:
             start_new_session=True,
         )
         with _Watch(process, START_SECONDS, lambda: False):
-            is_ready = _exchange(process, self._vocabulary.pieces)  # so that starting does not count
+            is_ready = _exchange(process, self._vocabulary.pieces)  # now, so that starting does not count as trying
         if not is_ready:
             self.close()
             raise TrialError(f"the process that tries grammars did not start within {START_SECONDS:g} s")
@@ -119,12 +119,12 @@ class Trials:
 
 
 class _Watch:
-    """Ends a process in the time of its block where it takes too much. The block is one that waits for the process."""
+    """Ends a process that takes too long. Use it as a context manager around a block that waits for the process."""
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, takes_too_much: Callable[[], bool]) -> None:
-        """`seconds` are by the clock; `takes_too_much` is asked now and then, on another thread."""
-        self.is_over = False  # it took too much
-        self.is_late = False  # its seconds are over
+        """`seconds` are by the clock. `takes_too_much` is called at intervals, on another thread."""
+        self.is_over = False  # `takes_too_much` has returned True
+        self.is_late = False  # `seconds` have passed
         self._process = process
         self._end = time.monotonic() + seconds
         self._takes_too_much = takes_too_much
@@ -148,7 +148,7 @@ class _Watch:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return how many seconds of the processor a process has taken; 0 for one that has ended."""
+    """Return the seconds of processor time that a process has taken; 0 if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -157,7 +157,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def _exchange(process: subprocess.Popen[bytes], question: object) -> bytes:
-    """Send `question` to a process; return the line that it answers, empty where it has ended."""
+    """Send `question` to a process and return the line that it answers; empty if the process has ended."""
     try:
         pickle.dump(question, _open(process.stdin))
         _open(process.stdin).flush()
@@ -167,9 +167,9 @@ def _exchange(process: subprocess.Popen[bytes], question: object) -> bytes:
 
 
 def main() -> None:
-    """Try the grammars that come on the standard input, until it ends."""
+    """Try the grammars from standard input until it ends, and print a line for each."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # nothing that a library prints may come between the answers
+    os.dup2(2, 1)  # so that output of a library does not mix with the answers
     _limit_memory()
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_try_all, args=(sys.stdin.buffer, answers))

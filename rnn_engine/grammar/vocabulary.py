@@ -1,4 +1,4 @@
-"""A model's vocabulary in the forms that the libraries of grammars take."""
+"""A model's vocabulary in the forms that the grammar libraries take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rnn_engine.grammar.grammar import GrammarKind
 
 _IS_LOADED = "torch" in sys.modules
 if not _IS_LOADED:
-    sys.modules["torch"] = cast(ModuleType, None)  # importing it fails, for which kbnf is prepared
+    sys.modules["torch"] = cast(ModuleType, None)  # makes importing torch fail, which kbnf handles
 try:
     import kbnf as kbnf
 finally:
@@ -37,16 +37,16 @@ class _Tokenizer(Protocol):
 
 
 class Vocabulary:
-    """The bytes of every token. Token 0 ends a text, whatever it spells; others without bytes never occur."""
+    """The bytes of every token. Token 0 ends a text, whatever its bytes. Other tokens without bytes never occur."""
 
     def __init__(self, pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]] | None = None) -> None:
-        """`encode` gives the tokens that a text usually has; None is the longest piece again and again."""
+        """`encode` returns the usual tokens of a text. None takes the longest matching piece again and again."""
         self.pieces = (b"", *pieces[1:])
         self.encode = encode or _LongestPieces(self.pieces)
 
     @classmethod
     def of(cls, tokenizer: _Tokenizer, size: int) -> Self:
-        """Return the vocabulary of a model with `size` tokens, whose first ones are those of `tokenizer`."""
+        """Return the vocabulary of a model with `size` tokens. The first of these are the tokens of `tokenizer`."""
         return cls([tokenizer.decode_bytes(token) for token in range(size)], tokenizer.encode)
 
     @property
@@ -55,11 +55,11 @@ class Vocabulary:
 
     @property
     def has_text(self) -> bool:
-        """Whether any token stands for text."""
+        """True if any token stands for text."""
         return any(self.pieces)
 
     def prepare(self, kind: GrammarKind) -> None:
-        """Make the form that grammars of this kind need, so that compiling the first one takes no longer."""
+        """Make the form that grammars of this kind need, so that compiling the first one is as quick as any other."""
         _ = self.for_kbnf if kind == "kbnf" else self.for_guidance
 
     @cached_property
@@ -77,7 +77,7 @@ class Vocabulary:
 
 
 class _GuidanceTokenizer:
-    """What llguidance asks of a tokenizer."""
+    """A tokenizer with the members that llguidance needs."""
 
     eos_token_id = END
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: which one a name means, how its files get here, and which are here already."""
+"""Models of the Hugging Face Hub: find the model that a name means, fetch its files, and list local models."""
 
 from rnn_engine.hub.local import KNOWN, LocalModel, Wanted, list_local, locate_model
 

@@ -1,4 +1,4 @@
-"""Fetch files of models from the hub, with what an earlier attempt left, and check what came."""
+"""Fetch files of models from the hub, continuing earlier attempts, and check what was received."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RemoteFile:
 
     path: str
     num_bytes: int
-    digest: str  # SHA-256 of large files, which the hub keeps apart; else what git calls the file by
+    digest: str  # SHA-256 of large files, which the hub stores separately; else git's id of the file
 
 
 class Hub:
@@ -42,12 +42,13 @@ class Hub:
         self._api = HfApi(endpoint=self._endpoint)
 
     def pull(self, wanted: Wanted) -> Path:
-        """Fetch a model, unless it is here, and return what is opened of it. Draws a bar for each file on stderr.
+        """Fetch a model, unless it is here, and return the path to open. Draws a bar for each file on stderr.
 
-        What was fetched of a file stays when this ends early, and is gone on from.
+        If this ends early, the fetched part of a file stays, and the next call continues from there.
 
-        Raises ModelError if there is no such model, if it can't be fetched, or if what came is not what the hub says
-        it is. A file that would be written outside of the model's folder is refused before anything is fetched.
+        Raises ModelError if there is no such model, if it can't be fetched, or if a file does not have the checksum
+        that the hub gives. A file that would be written outside of the model's folder is refused before anything is
+        fetched.
         """
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)
@@ -64,7 +65,7 @@ class Hub:
         return model_path(folder, chosen)
 
     def _check(self, repository: str, file: RemoteFile, folder: Path) -> None:
-        """Raise ModelError where the file would be written outside of `folder`, or its content could not be checked."""
+        """Raise ModelError if the file would be written outside of `folder`, or if its checksum is unusable."""
         if not is_inner_path(file.path):
             raise ModelError(
                 f"{repository}: {self._endpoint} lists a file {file.path!r}; expected a path inside of the repository"
@@ -124,7 +125,7 @@ class Hub:
 
     @contextmanager
     def _in_words(self, repository: str) -> Iterator[None]:
-        """Raise ModelError for what the hub's client raises."""
+        """Raise ModelError for the errors that the hub's client raises."""
         try:
             yield
         except (RnnEngineError, KeyboardInterrupt):
@@ -144,7 +145,7 @@ class Hub:
             raise ModelError(f"{repository}: HF_HUB_OFFLINE is set, so nothing is fetched") from error
         except OSError as error:
             raise ModelError(f"{repository}: {_first_line(error)}") from error
-        except Exception as error:  # those of its HTTP library, which is not the same in all versions
+        except Exception as error:  # errors of its HTTP library, which differs between versions
             raise ModelError(
                 f"{repository}: {self._endpoint} can't be reached: {_first_line(error)}. Is there a network? "
                 "HF_ENDPOINT names a mirror. What was fetched is kept"
@@ -152,7 +153,7 @@ class Hub:
 
 
 def _part_of(target: Path, file: RemoteFile) -> Path:
-    """Return where what was fetched of a file is kept until it is whole."""
+    """Return the path for the fetched part of a file until the file is complete."""
     return target.with_name(f".{target.name}.{file.digest[:12]}.part")
 
 
@@ -165,7 +166,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
-    """Return the digest of what is at `path`, of the kind that `file` has."""
+    """Return the digest of the file at `path`, of the kind that `file` has."""
     if len(file.digest) == hashlib.sha256().digest_size * 2:
         digest = hashlib.sha256()
     else:

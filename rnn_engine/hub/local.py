@@ -1,4 +1,4 @@
-"""Which model of the hub a name means, and which of them are on this computer."""
+"""Find the hub's model that a name means, and list the models on this computer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import cache_folder
 
 WEIGHTS: Final = (".pth", ".safetensors", ".st", ".gguf", ".bin")
-_FOLDER_TEXTS: Final = (".json", ".txt")  # what a repository of one model in Hugging Face's form has
-_FOLDER_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")  # of the first kind that is there
+_FOLDER_TEXTS: Final = (".json", ".txt")  # in a repository of one model in Hugging Face's form
+_FOLDER_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")  # the first kind that exists is taken
 _DESCRIPTION: Final = "config.json"
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _DATE: Final = re.compile(r"20\d{6}")
@@ -25,9 +25,9 @@ _LISTED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A repository, and the files of it that are wanted: a path or shell pattern, of which the newest match counts.
+    """A repository, and a path or shell pattern of its file of weights; the newest match is taken.
 
-    Without one, the repository has to hold one model.
+    Without a file, the repository must contain one model.
     """
 
     repository: str
@@ -35,7 +35,7 @@ class Wanted:
 
     @classmethod
     def parse(cls, text: str) -> Wanted:
-        """Read a short name or `OWNER/REPOSITORY[:FILE]`. Raises InvalidRequestError."""
+        """Parse a short name or `OWNER/REPOSITORY[:FILE]`. Raises InvalidRequestError for any other text."""
         if text in KNOWN:
             return KNOWN[text]
         repository, colon, file = text.partition(":")
@@ -47,7 +47,7 @@ class Wanted:
         return self.repository if self.file is None else f"{self.repository}:{self.file}"
 
     def choose(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the repository's paths that are wanted. Raises ModelError where it is not clear which."""
+        """Return the repository's paths that belong to the model. Raises ModelError if it is not clear which do."""
         weights = [path for path in paths if path.endswith(WEIGHTS)]
         if self.file is not None:
             matches = [path for path in weights if fnmatch(path, self.file)]
@@ -64,13 +64,13 @@ class Wanted:
 
 
 def age(path: str) -> tuple[str, str]:
-    """Return a key that is greater for newer files, by the date in a name."""
+    """Return a key that is greater for newer files, by the date in the name."""
     dates = _DATE.findall(path)
     return dates[-1] if dates else "", path
 
 
 def could_be_wanted(text: str) -> bool:
-    """Whether `text`, which is no path, could be a short name or a repository."""
+    """Return True if `text`, which is not a path, could be a short name or a repository."""
     return text in KNOWN or (
         _REPOSITORY.fullmatch(text.partition(":")[0]) is not None and (":" in text or not text.endswith(WEIGHTS))
     )
@@ -85,7 +85,7 @@ def _listing(paths: Sequence[str]) -> str:
 
 
 def _sizes(name: str, repository: str, pattern: str, sizes: Mapping[str, str]) -> dict[str, Wanted]:
-    """Return the models of a series: what its short names end with, and how its files write the size."""
+    """Return the models of a series; `sizes` maps the ends of short names to the sizes in the names of files."""
     return {f"{name}-{short}": Wanted(repository, pattern.format(written)) for short, written in sizes.items()}
 
 
@@ -134,7 +134,7 @@ class LocalModel:
 
 
 def models_folder() -> Path:
-    """Return the folder of what was pulled: RNN_ENGINE_MODELS, else one in the user's cache. It may not exist."""
+    """Return the folder of pulled models: RNN_ENGINE_MODELS, else one in the user's cache. It may not exist."""
     chosen = os.environ.get("RNN_ENGINE_MODELS")
     return Path(chosen) if chosen else cache_folder() / "models"
 
@@ -148,9 +148,9 @@ def list_local() -> list[LocalModel]:
 
 
 def locate_model(named: str | Path) -> Path:
-    """Return the path of a model that is named by its path, or as `pull` takes it; a `Path` is itself.
+    """Return the path of a model, given by a path or by a name as `pull` takes it. Returns a `Path` unchanged.
 
-    Raises ModelError where the name could be that of a pulled model and nothing with it is here.
+    Raises ModelError if the name could be that of a pulled model, but no such model is here.
     """
     path = Path(named)
     if isinstance(named, Path) or path.exists() or not could_be_wanted(named):
@@ -162,9 +162,9 @@ def locate_model(named: str | Path) -> Path:
 
 
 def find_local(wanted: Wanted) -> Path | None:
-    """Return where the wanted model is on this computer; None where it is not.
+    """Return the path of the wanted model on this computer; None if it is not here.
 
-    Raises ModelError where several files of its repository are here and it is not clear which is wanted.
+    Raises ModelError if several files of its repository are here and it is not clear which one is meant.
     """
     for repository, folder, paths in (*_pulled(), *_cached()):
         if repository.lower() != wanted.repository.lower():
@@ -178,7 +178,7 @@ def find_local(wanted: Wanted) -> Path | None:
 
 
 def model_path(folder: Path, paths: list[str]) -> Path:
-    """Return what is opened of a model that has these files: its one file of weights, or the folder of several."""
+    """Return the path to open for a model with these files: its one file of weights, or the folder of several."""
     weights = [path for path in paths if path.endswith(WEIGHTS)]
     return folder / weights[0] if len(weights) == 1 else folder
 
@@ -195,7 +195,7 @@ def _models(repository: str, folder: Path, paths: list[str]) -> Iterator[LocalMo
 
 
 def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield repository, folder and files of what was pulled."""
+    """Yield the repository, folder and files of each pulled model."""
     folders: dict[Path, list[str]] = defaultdict(list)
     root = models_folder()
     for path in sorted(root.glob("*/*/**/*")):
@@ -207,7 +207,7 @@ def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
 
 
 def _cached() -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield repository, folder and files of each revision in Hugging Face's cache, the newest first."""
+    """Yield the repository, folder and files of each revision in Hugging Face's cache, the newest first."""
     from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
     from huggingface_hub.errors import CacheNotFound
 

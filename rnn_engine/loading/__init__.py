@@ -1,1 +1,1 @@
-"""From files and settings to the parts of an engine: model, runner, tokenizer, cache and named states."""
+"""Load the parts of an engine from files and settings: model, runner, tokenizer, cache and named states."""

@@ -23,16 +23,16 @@ _JINJA_FILE: Final = "chat_template.jinja"
 _JSON_FILES: Final = ("chat_template.json", "tokenizer_config.json")
 _WORLD_FIELDS: Final = ("record", "prefix", "sep", "tools", "thinks")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
-_THINKS: Final = re.compile(r"rwkv-?7[-_]?g\d", re.IGNORECASE)  # names of RWKV-7 G1 and its kin
+_THINKS: Final = re.compile(r"rwkv-?7[-_]?g\d", re.IGNORECASE)  # names of RWKV-7 G1 and its variants
 
 
 def load_chat_template(choice: str, model_path: Path) -> ChatTemplate:
     """Return the template that `choice` names: auto, world, or the path of a file.
 
     A file is a Jinja template, or JSON: a tokenizer_config.json with a `chat_template`, or the texts around World's
-    messages (record, prefix, sep), with `tools` (one of tagged, json, json_parameters, signatures) and `thinks`.
-    `auto` takes the one that lies beside the model or in its GGUF file, else World's. Raises ModelError where a file
-    that was named can't be read.
+    messages (record, prefix, sep), with `tools` (one of tagged, json, json_parameters, signatures) and `thinks`. `auto`
+    takes the template beside the model or in its GGUF file, or else World's. Raises ModelError if a named file can't be
+    read.
     """
     match choice:
         case "auto":
@@ -66,7 +66,7 @@ def _world(model_path: Path) -> WorldTemplate:
 
 
 def _from_gguf(model_path: Path) -> ChatTemplate | None:
-    """Return the template in a GGUF file; None where there is none, or only llama.cpp's name of one."""
+    """Return the template in a GGUF file; None if it has none, or only the name of one of llama.cpp's."""
     if model_path.suffix != ".gguf" or not model_path.is_file():
         return None
     try:
@@ -81,7 +81,7 @@ def _from_gguf(model_path: Path) -> ChatTemplate | None:
 
 
 def _read(path: Path) -> ChatTemplate | None:
-    """Return the template of a file; None for JSON that has none."""
+    """Return the template in a file; None for JSON without one."""
     beside = path.parent / _JSON_FILES[1]
     if path.suffix != ".json":
         return _jinja(path, _read_text(path), read_json(beside) if beside.is_file() else {})
@@ -121,7 +121,7 @@ def _token_text(value: object) -> str:
 
 
 def _default_of(templates: list[Any]) -> str | None:
-    """Return the one of several named templates that knows tools, else the default."""
+    """Return, of several named templates, the one for tools, or else the default."""
     named = {each.get("name"): each.get("template") for each in templates if isinstance(each, dict)}
     found = named.get("tool_use") or named.get("default")
     return found if isinstance(found, str) else None

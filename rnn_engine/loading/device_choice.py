@@ -1,4 +1,4 @@
-"""Which device serves a model, where no GPU does: WebGPU's software driver, or numpy."""
+"""Choose between WebGPU's software driver and numpy for a model if there is no GPU."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rnn_engine.quantised import Blocks
 from rnn_engine.types import Model, ModelShape, Runner, TokenRun, run_step
 
 _PROMPT, _GENERATED = 500, 100  # tokens of a typical request
-_TIMES_FASTER: Final = 2  # that numpy has to be to be taken
-_LAYERS: Final = (1, 3)  # of the parts of a model that are measured
+_TIMES_FASTER: Final = 2  # by which numpy must be faster to be chosen
+_LAYERS: Final = (1, 3)  # of the two partial models that are measured
 _REPEATS: Final = 3
 _LAYER_NAME = re.compile(r"blocks\.(\d+)\.")
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast one client's prompt and one client's answer run, in tokens per second."""
+    """The speed of one client's prompt and of one client's answer, in tokens per second."""
 
     prompt: float
     answer: float
@@ -44,17 +44,17 @@ class Speed:
 
 
 def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -> str:
-    """Return `device`, or "cpu" where it is "auto", there is only a software device, and numpy is twice as fast.
+    """Return `device`, or "cpu" if it is "auto", all devices are software, and numpy is more than twice as fast.
 
-    Both run the first layers of `model` for that, and the log says what was found: it takes a second or so. `weights`
-    are the software device's.
+    Both run the first layers of `model` to find out, which takes a second or so; the result is logged. If there is no
+    room for the weights in f32, numpy is not tried. `weights` are the software device's.
     """
     if device != "auto":
         return device
     if not (devices := list_devices()) or not all(each.is_software for each in devices):
         return device
     if sum(4 * prod(info.shape) for info in model.tensors.values()) > psutil.virtual_memory().available // 2:
-        return device  # numpy computes in f32, which there is no room for
+        return device  # numpy computes in f32, for which there is no room
     software = measure_speed(model, partial(load_runner, weights=weights, num_slots=num_slots))
     numpy = measure_speed(model, partial(load_runner, device="cpu", num_slots=num_slots))
     chosen = "cpu" if software.request_seconds > _TIMES_FASTER * numpy.request_seconds else "auto"
@@ -83,7 +83,7 @@ def _extrapolate(few: float, more: float, num_layers: int) -> float:
 
 
 def _seconds_a_token(model: Model, load: Callable[[Model], Runner], clock: Callable[[], float]) -> tuple[float, float]:
-    """Return the least time of a token of a prompt, and of an answer."""
+    """Return the least time of a token of a prompt, and of a token of an answer."""
     with closing(load(model)) as runner:
         count = min(runner.max_tokens, 64)
         prompt, answer = [TokenRun(0, [0] * count, rows=1)], [TokenRun(0, [0], rows=1)]
@@ -102,7 +102,7 @@ def _least_seconds(runner: Runner, batch: list[TokenRun], clock: Callable[[], fl
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """The model that the first layers of another one are, with its embedding and head."""
+    """The first layers of another model, with its embedding and head, as a model."""
 
     model: Model
     num_layers: int

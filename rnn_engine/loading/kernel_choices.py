@@ -1,4 +1,4 @@
-"""The kernels that are fastest on a device: searched for at the first load, and kept for those that follow."""
+"""The fastest kernels on a device: searched for at the first load, and recorded for later loads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rnn_engine.forward.variants import KernelLimits, from_record, to_record
 from rnn_engine.gpu import Device, measure_subgroup_size
 
 DEFAULT_SECONDS: Final = 10.0
-_LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels is felt
-_RECIPE: Final = 2  # changes whenever a record has another form
+_LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels matters
+_RECIPE: Final = 2  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "packed_", "weights_"),
     *("segments", "number_", "eight", "broadcast"),
-)  # how the names of the matmuls' WGSL begin
+)  # the beginnings of the names of the matmuls' WGSL files
 
 _log = logging.getLogger(__name__)
 
@@ -36,18 +36,19 @@ _log = logging.getLogger(__name__)
 class TuneOrder:
     """How a load chooses its kernels.
 
-    `seconds` is what the search may take; 0 = the fixed choices, and nothing is read or kept; None = what pays:
-    `DEFAULT_SECONDS` on hardware for a model that is large enough, else what is kept alone.
+    `seconds` bounds the search. With 0, the fixed choices are taken, and nothing is read or recorded. With None, the
+    search takes `DEFAULT_SECONDS` if it pays, on hardware for a model that is large enough; otherwise only recorded
+    choices are used.
     """
 
     seconds: float | None = 0.0
-    anew: bool = False  # also what is kept is searched for again
+    anew: bool = False  # recorded choices are searched for again, too
     exhaustive: bool = False
-    half: bool = False  # products in f16 are allowed, too
-    on_found: Callable[[Chosen], None] = lambda _: None  # called with what the search found
+    half: bool = False  # f16 products are allowed, too
+    on_found: Callable[[Chosen], None] = lambda _: None  # called with the choices that were found
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError unless `seconds` is None or a finite number from 0 on."""
         check_finite("seconds", self.seconds)
 
     def budget(self, device: Device, weight_bytes: int) -> float:
@@ -60,7 +61,7 @@ FIXED: Final = TuneOrder()
 
 
 def kernel_limits(device: Device) -> KernelLimits:
-    """Return what the kernels of `device` may use."""
+    """Return the limits of `device` for its kernels."""
     limits = device.wgpu_device.limits
     return KernelLimits(
         threads=min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]),
@@ -73,9 +74,9 @@ def kernel_limits(device: Device) -> KernelLimits:
 def choose_kernels(
     order: TuneOrder, runner: GpuRunner, matmuls: MatMulKernels, limits: KernelLimits, progress: Progress
 ) -> None:
-    """Give the `matmuls` of `runner` the kernels that are kept, or are found in the time of `order`.
+    """Give the `matmuls` of `runner` the kernels that are recorded, or that are found in the time of `order`.
 
-    It must have run no step yet.
+    The runner must not have run any step yet.
     """
     if order.seconds == 0:
         return
@@ -116,7 +117,7 @@ class KeptChoices:
         return cls(choices_folder() / f"{name}.json", key)
 
     def read(self, limits: KernelLimits) -> dict[tuple[MatMulClass, int], Choice]:
-        """Return what is kept; nothing, and a line in the log, where the record is damaged or of something else."""
+        """Return the recorded choices. If the record is damaged or for something else, log it and return none."""
         if not self.path.exists():
             return {}
         record = read_record(self.path) or {}
@@ -132,7 +133,7 @@ class KeptChoices:
         return {(choice.kind, choice.tokens): choice for choice in choices}
 
     def write(self, choices: Chosen) -> None:
-        """Keep `choices` in place of what there was; where the disk refuses, that is said in the log."""
+        """Replace the record by `choices`. If it can't be written, log it."""
         try:
             write_record(self.path, {**self.key, "choices": [_to_json(choice) for choice in choices.values()]})
         except OSError as error:
@@ -140,7 +141,7 @@ class KeptChoices:
 
 
 def kept_records() -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Yield the records of all devices, None for one that is damaged."""
+    """Yield the path and the content of every device's record; the content is None if the record is damaged."""
     for path in sorted(choices_folder().glob("*.json")):
         yield path, read_record(path)
 
@@ -163,7 +164,10 @@ def _to_json(choice: Choice) -> dict[str, Any]:
 
 
 def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
-    """Yield the choices of a record. Raises KeyError, TypeError, ValueError or AttributeError for another content."""
+    """Yield the choices of a record.
+
+    Raises KeyError, TypeError, ValueError or AttributeError if the record has other content.
+    """
     for each in record["choices"]:
         kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]), str(each["number"]))
         if each["tokens"] not in TOKEN_COUNTS:
@@ -187,7 +191,7 @@ def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
 
 @cache
 def kernels_version() -> str:
-    """Return a digest of the matmul's WGSL: what was measured of other kernels says nothing of these."""
+    """Return a digest of the matmul's WGSL files: measurements of other kernels are not valid for these."""
     digest = hashlib.sha256()
     for file in sorted(files("shaders").iterdir(), key=lambda file: file.name):
         if file.name.startswith(_KERNEL_FILES):

@@ -1,4 +1,4 @@
-"""What a model takes of a device's memory, computed before anything is loaded, and what its file holds."""
+"""Compute the device memory that a model needs before it is loaded, and list the contents of its file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a model is to be loaded so that the device has room for it."""
+    """The weights and the spare bytes with which a model fits on a device."""
 
     weights: str
     spare_bytes: int
@@ -46,15 +46,17 @@ class MemoryPlan:
 def plan_memory(
     model: OpenModel, device: str, size: RunnerSize, *, weights: str | None, device_memory: int | None = None
 ) -> MemoryPlan:
-    """Choose the weights, where they are None or `AUTO`, and as many spare bytes as there is room for.
+    """Choose the weights if they are None or `AUTO`, and as many spare bytes as there is room for.
 
-    None is `usual_weights`.
+    None selects `usual_weights`.
 
-    `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` says how many bytes it has, where
-    that can't be found out; what other models of this process have there is taken off.
+    `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` is the device's number of bytes, for
+    devices whose memory can't be found out; if given, it is always used. The bytes of this process's other models there
+    are subtracted from it.
 
-    Raises DeviceMemoryError if the model does not fit, with what would. Raises InvalidRequestError for `AUTO` on a
-    device of unknown memory, and for weights other than f32 on "cpu". Raises DeviceError as `load_runner` does.
+    Raises DeviceMemoryError if the model does not fit; the message says what would. Raises InvalidRequestError for
+    `AUTO` on a device of unknown memory, and for weights other than f32 on "cpu". Raises DeviceError as `load_runner`
+    does.
     """
     if device == "cpu":
         if not cpu_has(weights):
@@ -85,16 +87,16 @@ def cpu_has(weights: str | None) -> bool:
 
 
 def usual_weights(model: OpenModel) -> str:
-    """Return the weights of a model for which none are chosen: as stored for a quantised file, else f16.
+    """Return the weights of a model if none are chosen: as stored for a quantised file, else f16.
 
-    A LoRA's changes make plain numbers of blocks, so a model that has one is f16.
+    LoRAs turn blocks into plain numbers, so a model with LoRAs is f16.
     """
     return STORED if has_kept_blocks(model) and not isinstance(model, MergedModel) else AUTO_FORMATS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a device has room for. `size` has no spare slots, `choices` are offered where the weights do not fit."""
+    """The free memory of a device. `size` has no spare slots; `choices` are suggested if the weights do not fit."""
 
     available: int  # bytes
     device_name: str
@@ -103,7 +105,10 @@ class Room:
     choices: tuple[str, ...]
 
     def plan(self, formats: tuple[str, ...], spare_bytes: int) -> MemoryPlan:
-        """Take the first of `formats` that fits, and of `spare_bytes` what is left. Raises DeviceMemoryError."""
+        """Choose the first of `formats` that fits, and as many of `spare_bytes` as are left.
+
+        Raises DeviceMemoryError.
+        """
         for weights in formats:
             if self.fits(weights):
                 break
@@ -111,14 +116,14 @@ class Room:
             raise DeviceMemoryError(self._refuse(formats[-1]))
         spare_bytes = min(spare_bytes, self.available - self.measure(weights, self.size))
         excess = self.measure(weights, replace(self.size, spare_bytes=spare_bytes)) - self.available
-        spare_bytes = max(0, spare_bytes - max(0, excess))  # a slot takes a little besides its state
+        spare_bytes = max(0, spare_bytes - max(0, excess))  # a slot takes a little more than its state
         return MemoryPlan(weights, spare_bytes)
 
     def fits(self, weights: str, num_slots: int | None = None) -> bool:
         return self.measure(weights, self._with_slots(num_slots)) <= self.available
 
     def most_slots(self, weights: str) -> int:
-        """Return how many slots fit, at most those of `size`; 0 where not even one does."""
+        """Return how many slots fit, at most those of `size`; 0 if not even one fits."""
         counts = range(1, self.size.num_slots + 1)
         return bisect.bisect_left(counts, True, key=lambda count: not self.fits(weights, count))
 
@@ -139,15 +144,15 @@ class Room:
 
 
 def measure_on(device: SizingDevice, model: OpenModel) -> Measure:
-    """Return a function that tells what runners of `model` take on such a device. It keeps what it has found out."""
+    """Return a function for the bytes that runners of `model` take on such a device. It caches its results."""
     unread = UnreadModel(model.shape, model.tensors)
     return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights))
 
 
 def find_memory(device: DeviceInfo) -> int | None:
-    """Return the bytes that a model may take on `device`; None where nothing tells.
+    """Return the bytes that a model may take on `device`; None if they are unknown.
 
-    WebGPU does not tell a device's memory. A software device and an integrated one use the computer's.
+    WebGPU does not report a device's memory. A software device and an integrated one use the computer's.
     """
     return psutil.virtual_memory().available if device.kind in ("software", "integrated") else None
 
@@ -163,15 +168,15 @@ class Need:
 
     weights: str
     num_bytes: int
-    fits: bool | None  # None = nothing tells the device's memory
+    fits: bool | None  # None = the device's memory is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """What a model takes of a device, for each weight format."""
+    """The bytes that a model takes of a device, for each weight format."""
 
     device: str
-    available_bytes: int | None  # None = nothing tells
+    available_bytes: int | None  # None = unknown
     needs: Sequence[Need]
     refusal: str | None = None  # why the device can't run the model; there are no `needs` then
 
@@ -185,21 +190,21 @@ class Inspection:
     version: str
     sizes: Mapping[str, int]
     parameters: int
-    tensors: Mapping[str, int]  # element type, or name of the blocks -> how many tensors have it
+    tensors: Mapping[str, int]  # element type, or name of the blocks -> number of tensors
     has_tuned_state: bool
     tokenizer: str
     state_bytes: int  # of one sequence
-    slots: int  # for which `devices` are told
+    slots: int  # for which `devices` are computed
     devices: Sequence[DeviceNeeds]
 
 
 def inspect_model(
     model: OpenModel, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
 ) -> Inspection:
-    """Return the facts of an open model, with what it takes of each device of this computer, first as usually loaded.
+    """Return the facts of an open model, and its needs on each device of this computer, the usual weights first.
 
-    Where there is no device, of one with the least limits that WebGPU allows. `device_memory` is how many bytes a
-    device has, where that can't be found out.
+    Without a device, the needs are those on one with the least limits that WebGPU allows. `device_memory` is a device's
+    number of bytes, for devices whose memory can't be found out; if given, it is used for all devices.
     """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(

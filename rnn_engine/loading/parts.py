@@ -1,4 +1,4 @@
-"""From a model file and settings to the parts of an engine: runner, tokenizer, cache of states, named states.
+"""Load the parts of an engine from a model file and settings: runner, tokenizer, cache of states, named states.
 
 All of this blocks while it reads, uploads and compiles.
 """
@@ -40,17 +40,17 @@ from states.shared.opening import OpenStore, open_store
 
 
 def freeze_modules() -> None:
-    """Have the garbage collector pass over all that is there now. To be called before models are loaded.
+    """Make the garbage collector skip all objects that exist now. Call it before models are loaded.
 
-    Imports leave some 130,000 objects. A full collection walks them all, for about 45 ms in which no thread of the
-    process does anything else, and there are several a second where many tokens are generated.
+    Imports leave some 130,000 objects. A full collection visits them all, which takes about 45 ms in which no thread of
+    the process does anything else; while many tokens are generated, there are several collections a second.
     """
     gc.collect()
     gc.freeze()
 
 
 MAX_LOGPROBS = 20
-MOST_DRAFTING = 4  # sequences of a step, each of which takes a spare slot
+MOST_DRAFTING = 4  # sequences of a step; each takes a spare slot
 _log = logging.getLogger(__name__)
 
 LoadRunner: TypeAlias = Callable[[Progress], Runner]
@@ -59,25 +59,25 @@ LoadRunner: TypeAlias = Callable[[Progress], Runner]
 
 @dataclass(slots=True)
 class EngineParts:
-    """What an engine runs on. Sequences run in the first `info.num_slots` of the runner's slots."""
+    """The parts of an engine. Sequences run in the first `info.num_slots` of the runner's slots."""
 
     info: EngineInfo
     runner: Runner  # another one after `reopen`
     tokenizer: Tokenizer
     own_states: LocalStateStore  # with the files that the operator brings
     cache: StateCache | None
-    folders: Mapping[str, OwnedFolder]  # `cache` and `states`, those that there are
-    load_runner: LoadRunner | None  # None = the runner can't be made anew
+    folders: Mapping[str, OwnedFolder]  # `cache` and `states`, if in use
+    load_runner: LoadRunner | None  # None = the runner can't be loaded again
     states: StateStore  # the named states that clients see: `own_states`, or those of the store
-    store: OpenStore | None = None  # that other servers use, too
+    store: OpenStore | None = None  # shared with other servers
     drafts: DraftSettings = NO_DRAFTS
 
     def reopen(self, check: Callable[[], None]) -> Runner:
         """Close the runner, open its device again and put the model on it. For the thread that owns the runner.
 
-        What the cache keeps on the device is lost; what it keeps elsewhere stays, as do all other parts. `check` is
-        called now and then and may raise. Raises ModelError where the model's file is gone or was replaced, DeviceError
-        where the device can't be opened; to be called again then, for there is no runner that works.
+        The states that the cache keeps on the device are lost; its other states and all other parts stay. `check` is
+        called now and then and may raise. Raises ModelError if the model's file is gone or was replaced, DeviceError if
+        the device can't be opened. Call this again after an error: no runner works then.
         """
         if self.load_runner is None:
             return self.runner
@@ -96,7 +96,7 @@ class EngineParts:
         return self.runner
 
     def close(self) -> None:
-        """Write what is to be kept, and free the device and the folders. For the thread that owns the runner."""
+        """Write the states to be kept, and free the device and the folders. For the thread that owns the runner."""
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
             if self.store is not None:
@@ -117,7 +117,7 @@ def open_parts(
     states: StateSettings,
     progress: Progress,
 ) -> EngineParts:
-    """See `Engine.load`. Nothing stays open where it fails."""
+    """Open the parts of an engine; see `Engine.load`. If this fails, nothing stays open."""
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     loras = tuple(settings.loras)
     open_file = partial(open_merged, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
@@ -189,7 +189,7 @@ def open_parts(
 
 
 def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[str, MemoryPlan]:
-    """Return the device, which is another one where "auto" is numpy, and how the model is put there."""
+    """Return the device and how the model is put there. For "auto", the device may be "cpu"; see `choose_device`."""
     plan_on = partial(plan_memory, model, size=size, weights=settings.weights, device_memory=settings.device_memory)
     plan = plan_on(settings.device)
     if not cpu_has(settings.weights):
@@ -222,10 +222,10 @@ def assemble(
     chat_template: ChatTemplate | None = None,
     drafts: DraftSettings = NO_DRAFTS,
 ) -> EngineParts:
-    """Return the parts and what clients may know of them.
+    """Return the parts of an engine, with the facts of it that clients may read.
 
-    `num_slots` None is all of the runner's, `own_states` None is none, `states` None is `own_states`, and
-    `chat_template` None is World's.
+    `num_slots` None is the number of the runner's slots. `own_states` None is an empty store, `states` None is
+    `own_states`, and `chat_template` None is World's.
     """
     info = EngineInfo(
         model=model,
@@ -249,7 +249,7 @@ def assemble(
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
-    """Take the folders that this process alone may write to, with what they are for."""
+    """Lock the folders that only this process may write to, and yield each with its use."""
     if config.disk is not None:
         yield "cache", OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
     if states.folder is None:
@@ -263,7 +263,7 @@ def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[st
 def _open_cache(
     runner: Runner, first_slab: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
 ) -> StateCache | None:
-    """A cache whose device tier are the runner's slots from `first_slab` on."""
+    """Return a cache whose device tier is the runner's slots from `first_slab` on; None if it would keep nothing."""
     if config.keeps_nothing:
         return None
     num_slabs = runner.num_slots - first_slab

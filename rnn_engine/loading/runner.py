@@ -30,11 +30,10 @@ from rnn_engine.versions.v5 import ShapeV5
 def open_model(
     path: Path, versions: VersionTable = VERSIONS, *, v5_group_norm_epsilon: float | None = None
 ) -> ModelFile:
-    """Open a model file and check what its header says. Close it, or use it as a context manager.
+    """Open a model file and check its header. Close it, or use it as a context manager.
 
-    `v5_group_norm_epsilon` is for an RWKV-5 that was not trained with the usual one, 64e-5. Raises ModelError where it
-    is given for another version, and where the file can't be read or does not make a model that is served; the message
-    has the path.
+    `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with the usual one, 64e-5. Raises ModelError if
+    it is given for another version, if the file can't be read, or if the model is not served; the message has the path.
     """
     model = ModelFile.open(path, versions.find_layout)
     if v5_group_norm_epsilon is not None:
@@ -57,7 +56,7 @@ def open_merged(
 ) -> OpenModel:
     """Open a model as `open_model` does, with `loras` merged into it in their order.
 
-    Raises ModelError, besides, where a LoRA can't be read or does not fit the model; the message has the LoRA's path.
+    Also raises ModelError if a LoRA can't be read or does not fit the model; the message has the LoRA's path.
     """
     model = open_model(path, versions, v5_group_norm_epsilon=v5_group_norm_epsilon)
     if not loras:
@@ -65,7 +64,7 @@ def open_merged(
     return MergedModel(model, loras, versions.get(model.shape.version).layout.list_specs(model.names))
 
 
-_LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, where the user does not say
+_LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, unless the user sets `max_rows`
 _MAX_SPARE_SLOTS = 64
 
 logger = logging.getLogger(__name__)
@@ -93,15 +92,15 @@ def load_runner(
 ) -> Runner:
     """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
 
-    `weights` says how matrices are kept on a GPU, as `WeightChoice.parse` reads it, or gives the format of each;
-    products are in f32 then.
-    After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
-    room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
-    index. `tune` says how the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a
-    kernel when it is first run. Models on one device share it, and free what is theirs when they are closed. May be
-    called from any thread.
-    Raises DeviceError where there is no such device, DeviceMemoryError where it has no room, InvalidRequestError for
-    activations in int8 where no weights are bytes; nothing is held then.
+    `weights` is the format of matrices on a GPU, as `WeightChoice.parse` reads it, or a function from each matrix to
+    its format; with a function, products are in f32. The `num_slots` are followed by spare slots, which the runner
+    counts too: as many as `spare_bytes` and the device have room for, at most 64. `max_tokens` bounds a step's tokens,
+    `max_rows` its logit rows. `checked` shaders test every index. `tune` sets how the kernels are chosen. `warm_up`
+    runs a step of every kind first, since drivers compile a kernel when it is first run. Models on one device share it,
+    and free their own memory when they are closed. May be called from any thread.
+
+    Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
+    activations in int8 if no weights are bytes; nothing is held then.
     """
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
     if device == "cpu":
@@ -138,7 +137,7 @@ def load_runner(
 
 @dataclass(frozen=True, slots=True)
 class RunnerSize:
-    """What a runner has room for; see `load_runner`."""
+    """The capacities of a runner; see `load_runner`."""
 
     num_slots: int = 8
     spare_bytes: int = 0
@@ -150,7 +149,7 @@ class RunnerSize:
         return min(self.num_candidates, shape.vocab_size)
 
     def rows_of(self, shape: ModelShape) -> int:
-        """The most logit rows of a step of such a model."""
+        """Return the most logit rows of a step of a model with this shape."""
         if self.max_rows is not None:
             return self.max_rows
         return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.vocab_size)))
@@ -164,7 +163,7 @@ def measure_runner(
     weights: str,
     versions: VersionTable = VERSIONS,
 ) -> int:
-    """Return the bytes of a device like `device` that a runner of `model` allocates when it is loaded.
+    """Return the bytes that a runner of `model` allocates, when it is loaded, on a device like `device`.
 
     Runs the code that loads a runner, without weights. Raises DeviceError as `load_runner` does.
     """
@@ -226,7 +225,7 @@ def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> 
 
 
 def spare_slot_bytes(shape: ModelShape) -> int:
-    """Return what a spare slot takes of `spare_bytes` on any device, at most."""
+    """Return the most bytes that a spare slot takes of `spare_bytes` on any device."""
     return shape.num_layers * 4 * StateLayout(shape).stride
 
 

@@ -1,4 +1,4 @@
-"""How a model is read and put on a device, and which named states it begins with."""
+"""Settings for loading a model, and the registry of its named states as an engine begins with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from states.shared.opening import OpenStore
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What of a model's files is taken, where and in which form its weights are kept, and how texts are drafted."""
+    """The files that are read for a model, its device, the form of its weights there, and the drafting of texts."""
 
     device: str = "auto"  # auto, an index, a part of a name, or cpu
     tokenizer: str = "auto"  # auto, world, none, or the path of a tokenizer.json or a vocabulary
@@ -30,16 +30,16 @@ class LoadSettings:
     weights: str | None = None
     """A choice as `WeightChoice.parse` reads it, or auto for the best format that fits; None keeps the blocks of a
     quantised file, and is f16 for others. On cpu they are f32, and a choice that asks for anything else is refused."""
-    device_memory: int | None = None  # bytes that the device has, where that can't be found out
-    v5_group_norm_epsilon: float | None = None  # of an RWKV-5 that was not trained with 64e-5
-    loras: Sequence[LoraChoice] = ()  # are merged into the weights, one after another
+    device_memory: int | None = None  # bytes that the device has, if that can't be found out
+    v5_group_norm_epsilon: float | None = None  # of an RWKV-5 model that was not trained with 64e-5
+    loras: Sequence[LoraChoice] = ()  # merged into the weights, one after another
     tune_seconds: float | None = 0.0
     """For how long the fastest kernels may be searched for where none are kept for the device; 0 takes fixed ones, and
     None searches where it pays (see `TuneOrder`)."""
     speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError unless the numbers are None or finite and not negative."""
         check_finite("v5_group_norm_epsilon", self.v5_group_norm_epsilon)
         check_finite("tune_seconds", self.tune_seconds)
 
@@ -56,24 +56,24 @@ class StateFile:
     """A file with a state, in any form that `states.files.reading` knows."""
 
     path: Path
-    name: str | None = None  # None = the one that the file gives itself, else the file's name without its ending
-    id: uuid.UUID | None = None  # None = the one that the file gives itself, else one that follows from its values
+    name: str | None = None  # None = the name in the file, or else the file's own name without its ending
+    id: uuid.UUID | None = None  # None = the id in the file, or else one computed from its values
 
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """Which states an engine begins with, and how many it may keep."""
+    """The named states that an engine begins with, and how many it may keep."""
 
     files: Sequence[StateFile] = ()
-    default: str | None = None  # a name, or `none` for the fill values; None leaves it to the files
+    default: str | None = None  # a name, or `none` for the fill values; None = as the files say
     folder: Path | None = None  # for persistent states
-    file_folder: Path | None = None  # the only one that requests may read files from; None = that of persistent states
+    file_folder: Path | None = None  # the only one from which requests may read files; None = that of persistent states
     capacity: int = DEFAULT_CAPACITY  # bytes of all states together
-    quota: Quota = field(default_factory=Quota)  # of one client, where a server tells its clients apart
+    quota: Quota = field(default_factory=Quota)  # of one client, if the server distinguishes its clients
 
 
 def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
-    """Return the states of an open model. Raises StateError where a file can't be read or does not fit the model."""
+    """Return the states of an open model. Raises StateError if a file can't be read or does not fit the model."""
     states = make_state_store(
         model.shape,
         model.fingerprint,
@@ -96,10 +96,10 @@ def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
 
 
 def share_names(store: OpenStore | None, own: LocalStateStore, fingerprint: str, settings: StateSettings) -> StateStore:
-    """Return where the states are kept that clients name: in the store, unless a folder is to keep them here."""
+    """Return the store of named states: the shared one, or `own` if there is none or a folder keeps states here."""
     if store is None or settings.folder is not None:
         return own
-    from states.shared.state_store import SharedStateStore  # of an extra, as an open store has shown to be there
+    from states.shared.state_store import SharedStateStore  # needs an extra, which is installed since the store is open
 
     capacity, quota = settings.capacity, settings.quota
     return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.report_forgotten)
@@ -114,9 +114,9 @@ def make_state_store(
     *,
     file_folder: Path | None = None,
 ) -> LocalStateStore:
-    """Return a store without states.
+    """Return a store without states. Creates `folder` if it is missing.
 
-    Makes `folder` if it is missing. Requests read files from `file_folder`, or else from `folder`.
+    Requests read files from `file_folder`, or else from `folder`.
     """
     files = StateFiles(shape, fingerprint, file_folder or folder)
     try:

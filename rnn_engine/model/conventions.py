@@ -1,12 +1,15 @@
-"""Find where a file keeps each tensor of a model: under which name, and in which orientation.
+"""Find each tensor of a model in a file: its name and its orientation there.
 
 Files of torch and safetensors have BlinkDL's convention, or that of ai00's `.st` files. A version's layout says which
 tensors ai00 names differently, and which it stores with their last two dimensions swapped: the low-rank adapters and
-the tuned initial state. Nothing in a file says which convention it follows, but the shapes of its adapters do: an
-adapter's outer dimension is the model's width. The adapters that are not square, of any layer, settle it for the
-file. Where the shapes say nothing, a file is taken for ai00's where it has one of ai00's names, or where it has
-adapters, its name ends in `.st` and all its tensors are f16, which is what ai00's converter writes; any other is taken
-for BlinkDL's. GGUF files have a convention of their own: see `rnn_engine.model.ggml`.
+the tuned initial state.
+
+Nothing in a file names its convention, but the shapes of its adapters show it: an adapter's outer dimension is the
+model's width. The majority of the adapters that are not square decides for the whole file. If no shape decides, a file
+counts as ai00's in two cases. It has one of ai00's names; or it has adapters, its name ends in `.st` and all its
+tensors are f16, as ai00's converter writes them. Any other file counts as BlinkDL's.
+
+GGUF files have a convention of their own: see `rnn_engine.model.ggml`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _WIDTH: Final = "D"  # the letter of a model's width
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:
-    """Return where each tensor of a file is kept, by BlinkDL's name; one that no spec names keeps its own."""
+    """Return the place of each tensor in a file, by BlinkDL's name. A tensor that no spec names keeps its own name."""
     by_stored_name = {_stored_name(spec, tensors): spec for spec in specs}
     swaps = _is_ai00(path, by_stored_name, tensors)
     stored = {}
@@ -59,7 +62,7 @@ def _is_ai00(path: Path, by_stored_name: Mapping[str, TensorSpec], tensors: Tens
 
 
 def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | None:
-    """Return whether an adapter's shape shows it swapped; None where its shape does not show it."""
+    """Return True if an adapter's shape shows that it is stored swapped, False if not, and None if it shows neither."""
     if len(info.shape) < 2:
         return None
     rows, columns = info.shape[-2:]

@@ -1,8 +1,9 @@
-"""A short name for a model's weights, the same for the same weights in any file, remembered between runs.
+"""Compute a model's fingerprint: a short digest of its weights, the same for the same weights in any file.
 
-It is a digest of every tensor's name, element type, shape and bytes, in the order of the names. A tensor's bytes are
-digested by chunks, on all cores, and then the digests of the chunks. A matrix in blocks has the name of its format in
-place of a type, and its codes and figures as bytes.
+The fingerprint covers every tensor's name, element type, shape and bytes, in the order of the names. A tensor's bytes
+are digested by chunks, on all cores, and then the digests of the chunks. For a matrix stored in blocks, the name of the
+block format stands in for the element type, and its codes and figures for the bytes. Fingerprints of large files are
+remembered between runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SHOWN_DIGITS: Final = 32  # of the digest's 64
 
 
 def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArray[Any] | Blocks]) -> str:
-    """Return the fingerprint, in hexadecimal digits, of the tensors that `read` gives for `names`.
+    """Return the fingerprint, in hexadecimal digits, of the tensors that `read` returns for `names`.
 
     Blocks until all of them are read; holds one at a time.
     """
@@ -41,7 +42,7 @@ def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArra
 
 
 def with_settings(weights: str, settings: str) -> str:
-    """Return the fingerprint of a model whose results also depend on `settings`, where there are any."""
+    """Return the fingerprint of `weights` together with `settings`, on which results also depend if there are any."""
     return hashlib.sha256(f"{weights} {settings}".encode()).hexdigest()[:_SHOWN_DIGITS] if settings else weights
 
 
@@ -63,19 +64,22 @@ def _digest(chunk: NDArray[np.uint8]) -> bytes:
 
 # Remember the fingerprints of large model files between runs, in the user's cache folder.
 #
-# A record is good for one path and one `FileStamp`: a file that changed in any way is read again. Small models are
-# quick to read and leave no record.
+# A record is valid for one path and one `FileStamp`: a file that changed in any way is read again. Small models are
+# quick to read and are not recorded.
 
 RECORDED_BYTES = 256 << 20
 """The size from which on a file's fingerprint is kept."""
 
-_RECIPE: Final = 1  # changes whenever `fingerprint` gives others for the same weights
-_SETTLED_NANOSECONDS: Final = 2 * 10**9  # a file that changed since then may change again without a new time
+_RECIPE: Final = 1  # increased whenever `fingerprint` returns another value for the same weights
+_SETTLED_NANOSECONDS: Final = 2 * 10**9  # a file changed more recently may change again with the same time
 _log = logging.getLogger(__name__)
 
 
 def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
-    """Return what is recorded for the file, else what `compute` returns, which is then recorded."""
+    """Return the recorded fingerprint of the file. If there is none, call `compute` and record what it returns.
+
+    Files smaller than `RECORDED_BYTES` and files changed within the last two seconds are not recorded.
+    """
     if stamp.size < RECORDED_BYTES:
         return compute()
     resolved = str(path.resolve())

@@ -1,9 +1,10 @@
 """The names and orientations of tensors in llama.cpp's and rwkv.cpp's files.
 
-The mixes of a layer's time mix lie in one tensor, the adapters are transposed, RWKV-7's r_k is flat, and layer 0 of
-RWKV-7 has a copy of another adapter for the value residual, which it does not use. Of RWKV-6, the matrices that write
-to the residual are halved after every so many layers, as the residual is in llama.cpp's forward pass; here they are
-scaled back. Sizes come from the tensors; metadata that contradicts them is an error.
+In llama.cpp's files, the mixes of a layer's time mix lie in one tensor, the adapters are transposed, and RWKV-7's r_k
+is flat. Layer 0 of RWKV-7 has a copy of another adapter for the value residual, which it does not use. For RWKV-6,
+llama.cpp halves the residual after every `rescale_every_n_layers` layers, and its files have the matrices that write to
+the residual divided likewise; here they are scaled back. Sizes come from the tensors; metadata that contradicts them is
+an error.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ _COMMON_SIZES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """The tensors of a layer by llama.cpp's name, without the fused mixes, and what they are called by BlinkDL."""
+    """The tensors of a layer: llama.cpp's name of each, without the fused mixes, and BlinkDL's."""
 
     names: Mapping[str, str]
     swapped: frozenset[str]
-    halved: frozenset[str]  # those that were divided as the residual is
-    mix: str  # what BlinkDL calls a mix, before its letter
-    mixes: str  # the letters of the fused ones, in their order
+    halved: frozenset[str]  # those that are divided when the residual is halved
+    mix: str  # BlinkDL's name of a mix, without its letter
+    mixes: str  # the letters of the fused mixes, in their order
 
 
 _ARCHITECTURES: Final = {
@@ -98,9 +99,9 @@ _UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in
 
 
 def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Return where a GGUF file keeps each tensor of the model, by BlinkDL's name.
+    """Return the place of each tensor of the model in a GGUF file, by BlinkDL's name.
 
-    Raises ModelError for an architecture that is not read, and where a tensor is missing or unknown.
+    Raises ModelError for an architecture that is not read, and if a tensor is missing or unknown.
     """
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or found not in _ARCHITECTURES:
@@ -125,7 +126,7 @@ def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
 
 
 def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
-    """Raise ModelError for a key of the metadata that contradicts the tensors, or asks for what is not served."""
+    """Raise ModelError for a metadata key that contradicts the tensors or asks for something that is not served."""
     prefix = metadata["general.architecture"]
     for key, size in _COMMON_SIZES.items():
         stated = metadata.get(f"{prefix}.{key}")
@@ -156,7 +157,7 @@ def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers
 
 
 def _layer_names(architecture: _Architecture, num_layers: int, num_tensors: int) -> Iterator[str]:
-    """Yield the names of all layers. Raises ModelError for more layers than so many tensors can make."""
+    """Yield the tensor names of all layers. Raises ModelError if there are more layers than tensors."""
     if num_layers > num_tensors:
         raise ModelError(f"{num_tensors} tensors, one of them of the layer blk.{num_layers - 1}; expected all layers")
     for layer in range(num_layers):
@@ -169,14 +170,14 @@ def _names_of_layer(architecture: _Architecture, layer: int) -> Iterator[str]:
 
 
 def _single_mixes(architecture: _Architecture) -> dict[str, str]:
-    """The mixes as tensors of their own, as the first converters wrote them."""
+    """Return llama.cpp's and BlinkDL's names of the mixes, for files of the first converters: each mix is a tensor."""
     return {f"time_mix_lerp_{kind}.weight": f"{architecture.mix}{kind}" for kind in architecture.mixes}
 
 
 def _locate(
     architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str
 ) -> dict[str, StoredTensor]:
-    """Return what is in one tensor of a layer."""
+    """Return the tensors of the model that one tensor of a layer holds."""
     stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
     if name == _FUSED:
         return {
@@ -196,7 +197,7 @@ def _locate(
 
 
 def _scale(metadata: Metadata, key: str, layer: int) -> float:
-    """Return by what the matrices of a layer were divided, to be halved as the residual is."""
+    """Return the power of two that divides a layer's matrices: 2 for each time the residual was halved before it."""
     every = _positive(metadata, key, 0)
     halvings = layer // every if every else 0
     if halvings > _MOST_HALVINGS:
@@ -205,7 +206,10 @@ def _scale(metadata: Metadata, key: str, layer: int) -> float:
 
 
 def _positive(metadata: Metadata, key: str, default: int | None) -> int:
-    """Return an integer of the metadata that is no less than 1; the default may be 0."""
+    """Return an integer of at least 1 from the metadata, or `default` if the key is missing.
+
+    Raises ModelError for any other value, and for a missing key if `default` is None.
+    """
     value = metadata.get(key, default)
     if type(value) is not int or (value < 1 and value != default):
         raise _contradiction(key, "missing" if value is None else value, "an integer of at least 1")
@@ -215,7 +219,8 @@ def _positive(metadata: Metadata, key: str, default: int | None) -> int:
 # The tensors of rwkv.cpp's .bin files: BlinkDL's names, some of the tensors transformed by its converter.
 #
 # The adapters are transposed. RWKV-7 has its six mixes in one tensor. RWKV-5 has the decay as exp(-exp(w)), and its
-# bonus as exp(u) where it is called time_first; RWKV-4 has the decay as -exp(w). These numbers are turned back here.
+# bonus as exp(u) if it is called time_first. RWKV-4 has the decay as -exp(w). These numbers are converted back to w and
+# u here.
 
 _MIXES: Final = "rwkvag"
 _CPP_FUSED: Final = re.compile(r"(blocks\.[0-9]+\.att\.x_)rwkvag")
@@ -223,12 +228,12 @@ _ADAPTER: Final = re.compile(r"blocks\.[0-9]+\.att\.([wavg][12]|time_maa_w[12]|t
 _DECAY: Final = re.compile(r"blocks\.[0-9]+\.att\.time_decay")
 _FIRST: Final = re.compile(r"blocks\.[0-9]+\.att\.time_first")
 _LEAST: Final = 1e-30
-_LEAST_LOG: Final = 2.0**-26  # exp(-x) is 1 in f32 for what is less
-_MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for what is more
+_LEAST_LOG: Final = 2.0**-26  # exp(-x) is 1 in f32 for any smaller x
+_MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for any larger x
 
 
 def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Return where a file keeps each tensor of the model, by BlinkDL's name; one that is unknown keeps its own."""
+    """Return the place of each tensor of the model, by BlinkDL's name. An unknown tensor keeps its own name."""
     names = tuple(names)
     stored = {}
     for name in names:
@@ -241,7 +246,7 @@ def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
 
 
 def check_sizes(sizes: Mapping[str, int], shape: ModelShape) -> None:
-    """Raise ModelError where the file's header contradicts its tensors."""
+    """Raise ModelError if the file's header contradicts its tensors."""
     for size, stated in sizes.items():
         if stated != shape.sizes[size]:
             raise ModelError(f"the header's {size} is {stated}; expected {shape.sizes[size]}, as the tensors have it")
@@ -262,13 +267,13 @@ def _steps(name: str, names: tuple[str, ...]) -> tuple[StoredStep, ...]:
 
 
 def _log_log(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w of exp(-exp(w)), finite where f32 has rounded that to 0 or 1."""
+    """Return w from exp(-exp(w)); finite even if f32 has rounded that to 0 or 1."""
     with np.errstate(all="ignore"):  # of a damaged file
         return _log(np.clip(-np.log(decay), _LEAST_LOG, _MOST_LOG))
 
 
 def _log_of_negative(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w of -exp(w)."""
+    """Return w from -exp(w)."""
     return _log(-decay)
 
 

@@ -23,12 +23,12 @@ _MOST_BYTES: Final = 16 << 20  # an index of a thousand tensors has 0.1 MB
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that the file holds. Raises ModelError where the file can't be read or holds another thing."""
+    """Return the object in a JSON file. Raises ModelError if the file can't be read or holds anything else."""
     return read_stamped_json(path)[0]
 
 
 def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
-    """Return the object that the file holds, as `read_json`, and the stamp of the file that was read."""
+    """Return the object in a JSON file, as `read_json` does, and the stamp of the file that was read."""
     file = BinaryFile(path)
     try:
         if file.stamp.size > _MOST_BYTES:
@@ -44,7 +44,7 @@ def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of JSON that has these fields. Raises ValueError where one of them is there twice."""
+    """Return the JSON object that has these fields. Raises ValueError if a field is repeated."""
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
@@ -52,9 +52,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# RWKV-7's tensor names in flash-linear-attention, which Hugging Face folders and PEFT's adapters have.
+# RWKV-7's tensor names in flash-linear-attention, as in Hugging Face folders and PEFT's adapters.
 #
-# Its linear layers hold [out, in], so the two matrices of each low-rank adapter are transposed against BlinkDL's.
+# Its linear layers hold [out, in], so the two matrices of each low-rank adapter are the transposes of BlinkDL's.
 
 _TOP: Final = {
     "emb.weight": "model.embeddings.weight",
@@ -81,7 +81,7 @@ _ADAPTER_NAME: Final = re.compile("[wavg][012]")
 
 
 def fla_name(name: str) -> str:
-    """Return what flash-linear-attention calls the tensor of an RWKV-7 that BlinkDL calls `name`."""
+    """Return flash-linear-attention's name of the RWKV-7 tensor that BlinkDL calls `name`."""
     match = _BLOCK.fullmatch(name)
     if match is None:
         return _TOP.get(name, name)
@@ -92,7 +92,7 @@ def fla_name(name: str) -> str:
 
 
 def blinkdl_name(name: str) -> str:
-    """Return what BlinkDL calls the tensor of an RWKV-7 that flash-linear-attention calls `name`; see `fla_name`."""
+    """Return BlinkDL's name of the RWKV-7 tensor that flash-linear-attention calls `name`; see `fla_name`."""
     match = _FLA_BLOCK.fullmatch(name)
     if match is None:
         return {fla: blinkdl for blinkdl, fla in _TOP.items()}.get(name, name)
@@ -106,7 +106,7 @@ def blinkdl_name(name: str) -> str:
 
 
 def is_transposed(name: str) -> bool:
-    """Whether flash-linear-attention has the last two dimensions of BlinkDL's tensor `name` swapped."""
+    """Return True if flash-linear-attention has the last two dimensions of BlinkDL's tensor `name` swapped."""
     return re.fullmatch(r"blocks\.[0-9]+\.att\.[wavg][12]", name) is not None
 
 
@@ -119,7 +119,7 @@ def _time_mix_name(rest: str) -> str:
 
 # RWKV-6 and RWKV-7 under the names that they have in flash-linear-attention.
 #
-# RWKV-6 has the five mixes that depend on the token in the order r, w, k, v, g, where BlinkDL has w, k, v, r, g; the
+# RWKV-6 has the five mixes that depend on the token in the order r, w, k, v, g; BlinkDL's order is w, k, v, r, g. The
 # vectors of these mixes are one tensor, and the second halves of their adapters lie side by side in one matrix.
 
 _MARK: Final = re.compile(r"model\.layers\.[0-9]+\.attn\.(r_k|k_k|k_a|x_x|x_bias|bonus)")
@@ -156,7 +156,7 @@ def has_fla_names(names: Iterable[str]) -> bool:
 
 
 def locate_fla(names: Iterable[str]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield where each tensor of the model is, with BlinkDL's name; one that is unknown keeps its own."""
+    """Yield BlinkDL's name and the place of each tensor of the model. An unknown tensor keeps its own name."""
     names = tuple(names)
     locate = _locate_v6 if any(_MARK_V6.fullmatch(name) for name in names) else _locate_v7
     for name in names:
@@ -197,7 +197,7 @@ def has_hf_names(names: Iterable[str]) -> bool:
 
 
 def locate_hf(names: Iterable[str]) -> Iterable[tuple[str, StoredTensor]]:
-    """Yield where each tensor of the model is, with BlinkDL's name; one that is unknown keeps its own."""
+    """Yield BlinkDL's name and the place of each tensor of the model. An unknown tensor keeps its own name."""
     for name in names:
         yield _blinkdl_name(name), StoredTensor(name)
 
@@ -214,7 +214,7 @@ def _blinkdl_name(name: str) -> str:
     return f"{mix[1]}{mix[2][0]}" if mix else plain
 
 
-# What the config.json of a Hugging Face folder says of the maths: taken over, or refused where it is not served.
+# Read what the config.json of a Hugging Face folder says about the maths; refuse what is not served.
 
 Library = Literal["flash-linear-attention", "transformers"]
 
@@ -245,13 +245,13 @@ _SIZES: Final = {
     "head_dim": "head_size",
     "head_size": "head_size",
 }
-_HEAD_DIVISOR: Final = 8  # what transformers divides the heads' outputs by, unless the config says another number
-_RATIO_STEP: Final = 32  # of which the width of the channel mix is a multiple, where a ratio says it
+_HEAD_DIVISOR: Final = 8  # transformers divides the heads' outputs by this, unless the config says another number
+_RATIO_STEP: Final = 32  # the channel mix's width is rounded up to a multiple of this if a ratio gives it
 
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The config of a model under the names of `library`; `values` is empty where the model's folder has none."""
+    """The config of a model with the tensor names of `library`; `values` is empty if the model's folder has none."""
 
     library: Library
     path: Path
@@ -260,7 +260,7 @@ class HfConfig:
 
     @classmethod
     def read(cls, folder: Path, library: Library) -> HfConfig:
-        """Read the config of a folder. Raises ModelError where it is damaged or asks for what is not served."""
+        """Read the config of a folder. Raises ModelError if it is damaged or asks for something that is not served."""
         path = folder / CONFIG_NAME
         values, stamp = read_stamped_json(path) if path.is_file() else ({}, None)
         config = cls(library, path, values, stamp)
@@ -271,14 +271,14 @@ class HfConfig:
 
     @property
     def ties_head(self) -> bool:
-        """Whether the head is the embedding."""
+        """Whether the head is the embedding matrix."""
         tied = self.values.get("tie_word_embeddings")
         if tied not in (None, True, False):
             raise self._refusal("tie_word_embeddings", "true or false")
         return tied is True
 
     def apply(self, shape: ModelShape) -> ModelShape:
-        """Return the shape with the config's epsilon. Raises ModelError where the config contradicts the shape."""
+        """Return the shape with the config's epsilon. Raises ModelError if the config contradicts the shape."""
         self._check_version(shape.version)
         self._check_sizes(shape.sizes)
         head_size = shape.sizes.get("head_size")
@@ -339,14 +339,14 @@ def _same(stated: object, value: object) -> bool:
 CONFIG_NAME: Final = "config.json"
 _FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _INDEX_ENDING: Final = ".index.json"
-_LONGEST_NAME: Final = 255  # bytes; most systems' own
+_LONGEST_NAME: Final = 255  # bytes; the limit of most file systems
 _MOST_SHARDS: Final = 512  # each is an open file
 
 
 def open_folder(folder: Path) -> TensorSource:
-    """Open the folder's model, as transformers finds it: safetensors first, and one file before shards.
+    """Open the folder's model as transformers does: safetensors first, and one file before shards.
 
-    Raises ModelError where there is none, and where the index and the shards contradict each other.
+    Raises ModelError if there is none, or if the index and the shards contradict each other.
     """
     if not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{folder} has no {CONFIG_NAME}; expected a Hugging Face folder, or the path of a model file")
@@ -378,7 +378,7 @@ def _open_shards(index: Path) -> JoinedFiles:
 
 
 def _read_index(path: Path) -> dict[str, set[str]]:
-    """Return the names of the tensors of each shard, by the shard's file name."""
+    """Return the names of each shard's tensors, by the shard's file name."""
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ModelError(f"{path}: weight_map is {show(repr(found))}; expected the file of each tensor")
@@ -392,7 +392,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 
 
 def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
-    """Raise ModelError for what is no name of a file in the index's own folder."""
+    """Raise ModelError unless `file` is the name of a file in the index's own folder."""
     is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
     if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
         raise ModelError(

@@ -1,7 +1,7 @@
-"""What a version of RWKV asks of a file: which tensors, how its sizes follow from theirs, and the check of all of them.
+"""The tensors that a version of RWKV expects in a file, and the check of a file's tensors against them.
 
-A version lists its tensors with their dimensions as letters; sizes are read off the tensors at hand, and then every
-tensor is held against them.
+A version lists its tensors with letters for their dimensions. The sizes are read from the file's tensors, and then
+every tensor is checked against these sizes.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Layout:
     make_shape: Callable[[int, Sizes], ModelShape]  # number of layers, sizes -> shape; raises ModelError
 
     def list_specs(self, names: Iterable[str]) -> tuple[TensorSpec, ...]:
-        """Return every tensor of the model whose file has these names. Raises ModelError where it lacks a layer."""
+        """Return all tensors of a model, given the names in its file. Raises ModelError if a layer is missing."""
         return self.specs(_count_layers(names))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """What the check of a file yields."""
+    """The result of the check of a file: the model's shape and its tensors."""
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in the layout's order, surplus axes of size 1 gone
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
-    """Hold a file's tensors, in BlinkDL's names and orientation, against a layout.
+    """Check a file's tensors, in BlinkDL's names and orientation, against a layout.
 
-    Raises ModelError that names what is missing, unknown, of the wrong type or of the wrong shape.
+    Raises ModelError that names the tensors that are missing, unknown, of the wrong type or of the wrong shape.
     """
     num_layers = _count_layers(tensors)
     specs = layout.specs(num_layers)
@@ -103,7 +103,7 @@ def _check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def _read_sizes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """The size of each dimension, as the first tensor that has it says."""
+    """Return the size of each dimension letter, taken from the first tensor that has it."""
     sizes: dict[str, int] = {}
     for spec in specs:
         shape = tensors[spec.name].shape

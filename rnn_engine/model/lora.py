@@ -41,9 +41,9 @@ class PeftConfig:
     by_root: bool  # alpha is divided by the root of the rank
 
     def scale(self, module: str, rank: int, alpha: float | None) -> float:
-        """Return by how much the product of a module's pair of rank `rank` is multiplied; `alpha` None is the config's.
+        """Return the factor for the product of a module's pair of rank `rank`; `alpha` None is the config's.
 
-        Raises ModelError where the config says another rank.
+        Raises ModelError if the config says another rank.
         """
         expected = _find(self.rank_pattern, module, self.rank)
         if rank != expected:
@@ -53,7 +53,7 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Read the folder's config. Raises ModelError where it is missing or asks for what is not merged."""
+    """Read the folder's config. Raises ModelError if it is missing or asks for something that is not merged."""
     path = folder / _FILE
     config = read_json(path)
     try:
@@ -102,19 +102,19 @@ def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
 
 Read: TypeAlias = Callable[[str], NDArray[Any]]
 
-_ROWS: Final = 1024  # of a matrix that are changed at a time
+_ROWS: Final = 1024  # of a matrix, changed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """A LoRA to merge: ai00's or BlinkDL's file, or PEFT's folder, and its alpha; None is the one that PEFT's says."""
+    """A LoRA to merge: a file of ai00 or BlinkDL, or a folder of PEFT, and its alpha; None is that of PEFT's config."""
 
     path: Path
     alpha: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `FILE` or `FILE:ALPHA`. Raises InvalidRequestError."""
+        """Parse `FILE` or `FILE:ALPHA`. Raises InvalidRequestError if FILE is empty or ALPHA is not finite."""
         path, colon, number = text.rpartition(":")
         try:
             alpha = float(number)
@@ -129,7 +129,7 @@ class LoraChoice:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Adds `scale` times the product of two tensors of the file."""
+    """A change that adds `scale` times the product of two tensors of the file."""
 
     down: str  # A [R, in]
     up: str  # B [out, R]
@@ -150,7 +150,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Adds `scale` times a tensor of the file, or replaces the model's by it."""
+    """A change that adds `scale` times a tensor of the file, or replaces the model's tensor by it."""
 
     name: str
     scale: float | None = None  # None replaces
@@ -169,28 +169,28 @@ Change: TypeAlias = Pair | Plain
 
 
 class Lora:
-    """An open LoRA whose changes fit the model. Closes `source` with itself."""
+    """An open LoRA whose changes fit the model. `close` closes `source`."""
 
     def __init__(self, choice: LoraChoice, source: TensorSource, changes: Mapping[str, Change]) -> None:
-        """`changes` are by BlinkDL's name of the tensor that each is for."""
+        """`changes` maps BlinkDL's name of a tensor to the change of that tensor."""
         self.choice = choice
         self._source = source
         self._changes = changes
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all its tensors, and of how much of each is added."""
+        """A digest of all the LoRA's tensors, and the scale with which each is added."""
         scales = " ".join(f"{name}={change.scale}" for name, change in sorted(self._changes.items()))
         return f"{fingerprint('lora', self._source.tensors, self._source.read)} {scales}"
 
     def changes(self, name: str) -> bool:
-        """Whether it changes the tensor `name`."""
+        """Return True if the LoRA changes the tensor `name`."""
         return name in self._changes
 
     def merge(self, name: str, weight: F32) -> None:
         """Change the tensor `name` in place.
 
-        Raises ModelError as `TensorSource.read` does, and where the result is not finite.
+        Raises ModelError as `TensorSource.read` does, and if the result is not finite.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             self._changes[name].merge(weight, self._source.read)
@@ -198,7 +198,7 @@ class Lora:
             raise ModelError(f"{self.choice.path}: {name} is not finite once this LoRA is merged")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the LoRA's file. Idempotent."""
         self._source.close()
 
 
@@ -221,13 +221,13 @@ def check_changes(
 
 
 def refuse_unknown(names: Sequence[str]) -> None:
-    """Raise ModelError that lists tensors which no tensor of the model takes, where there are any."""
+    """Raise ModelError that lists these tensors, which the model has no place for; do nothing if there are none."""
     if names:
         raise ModelError(f"{count(names, 'tensor')} that the model has no place for: {show_all(sorted(names))}")
 
 
 def pair_rank(name: str, info: TensorInfo, axis: int) -> int:
-    """Return R, the size of a matrix's `axis`. Raises ModelError where it is no matrix or R is 0."""
+    """Return R, the size of a matrix's `axis`. Raises ModelError if the tensor is no matrix or is empty."""
     if len(info.shape) != 2 or 0 in info.shape:
         raise ModelError(f"{show(name)} is {list(info.shape)}; expected a matrix")
     return info.shape[axis]
@@ -265,21 +265,21 @@ Tensors = Mapping[str, TensorInfo]
 _FILE_PAIR: Final = re.compile(r"(?P<module>.+)\.lora[._](?P<half>[01AB])")
 _PEFT_PREFIX: Final = "base_model.model."
 _PEFT_PAIR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
-_OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two and those of all others
+_OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two halves, and those of all others
 _PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 _PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.(att|ffn)\.(key|value|receptance|gate|output)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A tensor of the model, as a LoRA sees it: by BlinkDL's name, and whether the LoRA has its two axes swapped."""
+    """A tensor of the model that a LoRA may change: BlinkDL's name, and whether the LoRA has its two axes swapped."""
 
     name: str
     swapped: bool
 
 
 def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -> Lora:
-    """Open a LoRA for a model with these tensors, by BlinkDL's names. Raises ModelError where it does not fit."""
+    """Open a LoRA for a model with these tensors, by BlinkDL's names. Raises ModelError if it does not fit."""
     folder = choice.path if choice.path.is_dir() else None
     config = None if folder is None else read_peft_config(folder)
     path = choice.path if folder is None else _peft_file(folder)
@@ -300,9 +300,9 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:
-    """Return the changes of ai00's or BlinkDL's file. A pair's name is its matrix's, without `.weight`.
+    """Return the changes in a file of ai00 or BlinkDL. A pair has the name of its matrix, without `.weight`.
 
-    The choice's alpha is for the projections; that of any other tensor is 1.
+    The choice's alpha applies to the projections; the alpha of any other tensor is 1.
     """
     targets: dict[str, _Target] = {}
     for spec in specs:
@@ -316,7 +316,7 @@ def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors
 
 
 def _read_plain(choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors) -> dict[str, Change]:
-    """Return what plain tensors of ai00's or BlinkDL's file change: they replace vectors, and add to matrices."""
+    """Return the changes by plain tensors in a file of ai00 or BlinkDL: they replace vectors, and add to matrices."""
     width = TensorInfo(model["emb.weight"].shape, np.dtype(np.float16))
     located = locate_tensors(choice.path, specs, {"emb.weight": width, **plain})
     stored = {name: place for name, place in located.items() if place.name in plain}
@@ -339,7 +339,7 @@ def _alpha(choice: LoraChoice, name: str) -> float:
 def _read_peft(
     config: PeftConfig, alpha: float | None, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors
 ) -> dict[str, Change]:
-    """Return the changes of PEFT's file: pairs of modules, and whole tensors, which replace the model's."""
+    """Return the changes in PEFT's file: pairs of modules, and whole tensors, which replace the model's."""
     targets: dict[str, _Target] = {}
     for spec in specs:
         if spec.name in model:
@@ -358,7 +358,7 @@ def _read_pairs(
     pattern: re.Pattern[str],
     tensors: Tensors,
     targets: Mapping[str, _Target],
-    scale: Callable[[str, str, int], float],  # module, BlinkDL's name, rank -> by how much the product is multiplied
+    scale: Callable[[str, str, int], float],  # module, BlinkDL's name, rank -> the product's factor
 ) -> dict[str, Change]:
     """Return the low-rank pairs whose names match `pattern`, by the tensor that each changes."""
     matches = [match for name in tensors if (match := pattern.fullmatch(name))]

@@ -24,7 +24,7 @@ _MERGED: Final = np.dtype(np.float32)
 
 
 class OpenModel(Model, Protocol):
-    """A model file, or one with LoRAs merged into it; see `ModelFile`."""
+    """An open model file, with or without LoRAs merged into it; see `ModelFile`."""
 
     @property
     def path(self) -> Path: ...
@@ -48,13 +48,16 @@ class OpenModel(Model, Protocol):
 
 
 class MergedModel:
-    """An open model whose tensors are read with the LoRAs' changes, one LoRA after another. Implements `OpenModel`.
+    """An open model that applies LoRAs, one after another, to the tensors it reads. Implements `OpenModel`.
 
     A changed tensor is float32; the others are as the file has them. Holds one tensor at a time.
     """
 
     def __init__(self, file: ModelFile, choices: Sequence[LoraChoice], specs: Sequence[TensorSpec]) -> None:
-        """Closes `file` with itself. Raises ModelError where a LoRA can't be read or does not fit."""
+        """Open the LoRAs of `choices`. Takes over `file`: `close`, or an error here, closes it.
+
+        Raises ModelError if a LoRA can't be read or does not fit.
+        """
         self.shape: ModelShape = file.shape
         self.path = file.path
         self.names = file.names
@@ -87,14 +90,17 @@ class MergedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the file's fingerprint and those of the LoRAs, in their order. Raises ModelError as `tensor`."""
+        """A digest of the file's fingerprint and the LoRAs' in their order. Raises ModelError as `tensor` does."""
         return with_settings(self._file.fingerprint, "; ".join(lora.fingerprint for lora in self._loras))
 
     def has(self, name: str) -> bool:
         return self._file.has(name)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Read a tensor and merge; see `ModelFile.tensor`. Raises ModelError where a LoRA has changed on disk."""
+        """Read a tensor and merge the LoRAs; see `ModelFile.tensor`.
+
+        Raises ModelError if a LoRA has changed on disk.
+        """
         tensor = self._file.tensor(name)
         loras = self._loras_of(name)
         if not loras:
@@ -106,11 +112,11 @@ class MergedModel:
         return merged
 
     def block_type(self, name: str) -> str | None:
-        """See `ModelFile.block_type`; a changed tensor is stored in no blocks."""
+        """Return the name of the tensor's blocks; None for a changed tensor. See `ModelFile.block_type`."""
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> Blocks | None:
-        """See `ModelFile.blocks`."""
+        """Read a matrix in its blocks; None for a changed tensor. See `ModelFile.blocks`."""
         return None if self._loras_of(name) else self._file.blocks(name)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Open a model file of any known format and convention as one thing: a shape, and tensors under BlinkDL's names."""
+"""Open a model file of any known format and convention: its shape, and its tensors under BlinkDL's names."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]
 
 
 class ModelFile:
-    """An open model. What it returns belongs to the caller and depends on the file no more.
+    """An open model. The arrays that it returns belong to the caller and stay valid after `close`.
 
-    Every read raises ModelError where the file was truncated or written to since it was opened, so that what was read
-    before and after can't be of two models. A file that is replaced, as by a rename, goes on to be read as it was.
+    Every read raises ModelError if the file was truncated or written to since it was opened: tensors read before and
+    after could belong to two models. If another file takes its place, for example by a rename, the opened one is still
+    read.
     """
 
     def __init__(self, path: Path, source: TensorSource, found: _Found) -> None:
@@ -49,9 +50,9 @@ class ModelFile:
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
-        """Open a model file, or a Hugging Face folder, and check what its header says; weights are read when asked for.
+        """Open a model file or a Hugging Face folder and check its header; weights are read on demand.
 
-        Raises ModelError where the file can't be read or does not fit its layout; the message has the path.
+        Raises ModelError if the file can't be read or does not fit its layout; the message has the path.
         """
         source = open_folder(path) if path.is_dir() else open_source(path)
         try:
@@ -89,22 +90,22 @@ class ModelFile:
     def tensor(self, name: str) -> NDArray[Any]:
         """Read a tensor in BlinkDL's orientation, contiguous, aligned and read-only.
 
-        It is of the type as stored, or f32 where it is stored in blocks. Raises KeyError for a name that the model does
-        not have, ModelError where the file is damaged or has changed, ValueError after `close`.
+        It has the type as stored, or is f32 if it is stored in blocks. Raises KeyError for a name that the model does
+        not have, ModelError if the file is damaged or has changed, and ValueError after `close`.
         """
         array = np.require(self._oriented(name), requirements=("C", "A"))
         array.flags.writeable = False
         return array
 
     def block_type(self, name: str) -> str | None:
-        """Return the name of the blocks in which the file has the tensor's rows; None where it has plain numbers.
+        """Return the name of the blocks in which the file stores the tensor's rows; None if it stores plain numbers.
 
         Raises KeyError for a name that the model does not have.
         """
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> Blocks | None:
-        """Read a matrix in the blocks in which the file has it; see `Model.blocks`. Raises as `tensor` does."""
+        """Read a matrix in the blocks in which the file stores it; see `Model.blocks`. Raises as `tensor` does."""
         info, place = self.tensors[name], self._stored[name]
         if info.block_type is None:
             return None
@@ -122,22 +123,22 @@ class ModelFile:
         return self._oriented(name) if blocks is None else blocks
 
     def _oriented(self, name: str) -> NDArray[Any]:
-        """Read a tensor as it lies in the file, seen through the axes of BlinkDL's orientation."""
+        """Read a tensor in BlinkDL's orientation, as a view of the stored bytes if possible."""
         info, place = self.tensors[name], self._stored[name]
         return place.orient(self._source.read(place.name)).reshape(info.shape)  # without surplus axes of size 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A model in an open file."""
+    """The model found in an open file."""
 
     stored: Mapping[str, StoredTensor]  # BlinkDL's name -> where the tensor is
     checked: CheckedModel
-    stamp: FileStamp  # of all files that say what the model is
+    stamp: FileStamp  # of all files that define the model
 
 
 def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _Found:
-    """Find where each tensor is stored, and what the version's layout makes of them all."""
+    """Find the place of each tensor in the file, and check the tensors against the version's layout."""
     config = _read_config(path, source.tensors)
     try:
         stored = _locate(path, source, config, find_layout)
@@ -156,7 +157,10 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
 
 
 def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
-    """Read the config of a model that has the names of one of Hugging Face's libraries; None for any other."""
+    """Read the config of a model with the tensor names of a Hugging Face library; return None for any other file.
+
+    Raises ModelError for a folder with other names.
+    """
     names, is_folder = tuple(names), path.is_dir()
     folder = path if is_folder else path.parent
     if has_fla_names(names):
@@ -174,7 +178,7 @@ def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
 def _locate(
     path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
 ) -> dict[str, StoredTensor]:
-    """Return where each tensor of the model is, by BlinkDL's name."""
+    """Return the place of each tensor of the model, by BlinkDL's name."""
     if isinstance(source, GgufFile):
         return locate_llama_cpp(source.metadata, source.tensors)
     if isinstance(source, GgmfFile):

@@ -1,4 +1,4 @@
-"""A tensor of the model as its file has it: under which name, and the steps that make BlinkDL's tensor of it."""
+"""How a file stores a tensor of the model: its name there, and the steps that turn it into BlinkDL's tensor."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ Shape = tuple[int, ...]
 
 
 class StoredStep(Protocol):
-    """A change of a tensor between its file and the model."""
+    """One step that turns a tensor in a file into the model's."""
 
     def shape(self, stored: Shape) -> Shape:
-        """Return the shape that `apply` gives. Raises ModelError for one that it can't change; tells no name."""
+        """Return the shape that `apply` gives.
+
+        Raises ModelError for a shape that the step can't change; its message does not name the tensor.
+        """
         ...
 
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the changed tensor, a view where that is possible."""
+        """Return the changed tensor, as a view if possible."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The last two dimensions change places; a vector stays as it is."""
+    """A step that swaps the last two dimensions; it leaves a vector unchanged."""
 
     def shape(self, stored: Shape) -> Shape:
         return stored if len(stored) < 2 else (*stored[:-2], stored[-1], stored[-2])
@@ -41,7 +44,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """One of `length` along the first dimension."""
+    """A step that takes one of `length` entries of the first dimension."""
 
     index: int
     length: int
@@ -58,7 +61,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All numbers in rows of `length`."""
+    """A step that arranges all numbers in rows of `length`."""
 
     length: int
 
@@ -73,7 +76,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """All numbers in one dimension."""
+    """A step that arranges all numbers in one dimension."""
 
     def shape(self, stored: Shape) -> Shape:
         return (prod(stored),)
@@ -84,7 +87,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The first dimension as two, the first of them of size `count`."""
+    """A step that splits the first dimension in two, the first of size `count`."""
 
     count: int
 
@@ -99,7 +102,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """As many equal parts of the first dimension as `order` has, in this order."""
+    """A step that cuts the first dimension into `len(order)` equal parts and puts them in this order."""
 
     order: Sequence[int]
 
@@ -113,7 +116,7 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Every number is replaced by what `function` makes of it; the function keeps shape and element type."""
+    """A step that applies `function` to all numbers; the function keeps the shape and the element type."""
 
     function: Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -126,7 +129,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Every number is multiplied by `factor`, and keeps its type."""
+    """A step that multiplies every number by `factor` and keeps the element type."""
 
     factor: float
 
@@ -138,12 +141,12 @@ class Scale:
         return scaled
 
 
-_KEEPS_BLOCKS: Final = (StoredPart, Scale)  # what is stored in blocks still is after these
+_KEEPS_BLOCKS: Final = (StoredPart, Scale)  # steps after which blocks are still blocks
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor of the model is kept, and how it is made of what the file has there."""
+    """The place of a model's tensor in its file, and the steps that make the tensor of what is stored there."""
 
     name: str  # in the file
     steps: tuple[StoredStep, ...] = ()
@@ -153,7 +156,7 @@ class StoredTensor:
         return Swap() in self.steps
 
     def describe(self, info: TensorInfo) -> TensorInfo:
-        """Return what `orient` makes of a tensor. Raises ModelError where it can't be made."""
+        """Return the shape and type of what `orient` makes of a tensor. Raises ModelError if a step can't change it."""
         shape, block_type = info.shape, info.block_type
         for step in self.steps:
             try:
@@ -173,7 +176,7 @@ class StoredTensor:
         return array
 
     def orient_blocks(self, blocks: Blocks) -> Blocks | None:
-        """Return the model's matrix from the file's blocks; None where it has to be made of numbers."""
+        """Return the model's matrix from the file's blocks; None if it has to be made of plain numbers."""
         scaled: Blocks | None = blocks
         for step in self.steps:
             if scaled is None or not isinstance(step, Scale):

@@ -1,6 +1,6 @@
 """Turn a conversation into the tokens that a model continues, and its tools into a grammar for the answer.
 
-What clients write never becomes a special token: where a message spells one, the text is cut there before it is
+Text from clients never becomes a special token: if a message spells one, the text is cut within it before it is
 tokenised. The template's own text keeps its special tokens.
 """
 
@@ -29,7 +29,7 @@ def token_positions(
 ) -> tuple[int, ...]:
     """Return for each offset in bytes how many of `tokens` lie wholly before it.
 
-    `sizes` has the lengths of the tokens that the text spells in another way than their bytes say: special ones.
+    `sizes` has the lengths in the text of special tokens, since their texts differ from their bytes.
     """
     lengths = {token: len(engine.detokenize((token,))) for token in set(tokens)} | dict(sizes)
     ends = list(accumulate(lengths[token] for token in tokens))
@@ -41,7 +41,7 @@ ToolMode: TypeAlias = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether tools may, must or must not be called, and which; None is all."""
+    """Whether tools may, must or must not be called, and the names of those allowed; None allows all."""
 
     mode: ToolMode
     names: tuple[str, ...] | None = None
@@ -63,11 +63,11 @@ def tool_grammar(
     ending: str = "",
     otherwise: Mapping[str, object] | bool | None = None,
 ) -> Grammar:
-    """Return the grammar of answers that may call `tools`, or have to where `required`.
+    """Return the grammar of answers that may call `tools`, or must call one if `required`.
 
-    Calls follow their schemas from the moment that they begin. A format without a closing text has one call an answer.
-    Where a call is required, the answer begins with `lead` and may end with `ending`. An answer without calls follows
-    the schema `otherwise`, where one is given.
+    Calls follow their schemas from their beginning. A format without a closing text allows one call an answer. If a
+    call is required, the answer begins with `lead` and may end with `ending`. If `otherwise` is given, an answer
+    without calls follows this schema.
     """
     before = f"{format_.opening}\n" if format_.opening else ""
     after = f"\n{format_.closing}" if format_.closing else ""
@@ -81,7 +81,7 @@ def tool_grammar(
 
 
 def _common_beginning(texts: Sequence[str]) -> str:
-    """Return what all of `texts` begin with."""
+    """Return the longest common beginning of `texts`."""
     first, last = min(texts), max(texts)
     length = 0
     while length < len(first) and first[length] == last[length : length + 1]:
@@ -93,7 +93,7 @@ def _schema(tool: Tool) -> Mapping[str, object]:
     return tool.parameters if tool.strict else {**tool.parameters, "x-guidance": {"lenient": True}}
 
 
-_CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, of which a text has hardly ever any
+_CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, which hardly any text contains
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class ChatPrompt:
 
     tokens: list[int]
     text: str
-    turns: Mapping[int, int]  # number of messages -> how many tokens they take; see `Rendered.turn_ends`
+    turns: Mapping[int, int]  # number of messages -> their number of tokens; see `Rendered.turn_ends`
     stop: tuple[str, ...]
-    stop_tokens: tuple[int, ...]  # beside the end of text
-    thought: bool | None  # True: the answer goes on with thoughts; False: they have just been closed; None: neither
+    stop_tokens: tuple[int, ...]  # besides the end of text
+    thought: bool | None  # True: the answer begins inside thoughts; False: they have just been closed; None: neither
 
     @property
     def ends_in_tag(self) -> bool:
-        """Whether the ">" of a tag around thoughts is missing at its end."""
+        """Whether the prompt ends in a tag around thoughts whose ">" is missing."""
         return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
 
 
@@ -123,7 +123,7 @@ def make_chat_prompt(
 ) -> ChatPrompt:
     """Return the prompt of a conversation, with the text `before` it.
 
-    Raises InvalidRequestError where the template refuses the conversation or it is too long.
+    Raises InvalidRequestError if the template refuses the conversation, or if it is too long.
     """
     special = engine.info.special_tokens
     cut = _unused_cut(conversation)
@@ -144,7 +144,7 @@ def make_chat_prompt(
 
 
 def _unused_cut(conversation: Conversation) -> str:
-    """Return a character that is in no text of the conversation."""
+    """Return a character that is in no text of the conversation. Raises InvalidRequestError if there is none."""
     texts = "".join(_texts(conversation))
     unused = next((character for character in _CUTS if character not in texts), None)
     if unused is None:
@@ -162,7 +162,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
 def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
     """Return the conversation with a cut in every special token that a text spells.
 
-    What an assistant wrote may hold tokens that are text for others too, such as those around its thoughts.
+    An assistant's messages may contain special tokens that have a text, such as those around its thoughts.
     """
     if not special:
         return conversation
@@ -185,7 +185,7 @@ def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str,
 
 
 def _cutter(texts: Collection[str], cut: str) -> Callable[[str], str]:
-    """Return what cuts each of `texts`, wherever it stands, after its first character."""
+    """Return a function that puts `cut` after the first character of each of `texts`, wherever it stands."""
     pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
     return lambda text: pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
 
@@ -215,7 +215,7 @@ def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN40
 
 
 def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
-    """Yield the pieces that are tokenised by themselves, and the special tokens that the tokenizer does not find."""
+    """Yield the pieces of text to tokenise separately, and the special tokens that the tokenizer does not find."""
     unknown = [each for each in special if each in text and engine.tokenize(each) != [special[each]]]
     for piece in text.split(cut):
         if not unknown:
@@ -226,7 +226,7 @@ def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) 
 
 
 def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
-    """Return where turns end, in bytes of the text."""
+    """Return the end of each turn, in bytes of the text."""
     offsets: dict[int, int] = {}
     start, num_bytes = 0, len(before.encode())
     for count, end in sorted(rendered.turn_ends.items(), key=lambda turn: turn[1]):
@@ -236,7 +236,7 @@ def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
 
 
 def _thought(text: str, conversation: Conversation) -> bool | None:
-    """Return whether an answer goes on with thoughts that the prompt begins (True), or has closed (False)."""
+    """Return True if the answer begins inside thoughts, False if the prompt has just closed them, None if neither."""
     if conversation.continues:
         text = conversation.messages[-1].content
         return True if text.rfind(THINK_BEGINS) > text.rfind(THINK_ENDS) else None

@@ -1,4 +1,4 @@
-"""Embed texts: run them side by side, and make a vector of each one's state after its last token."""
+"""Embed texts: run them side by side, and turn each one's state after its last token into a vector."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.requests import Finished, GenerateRequest, Started
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State, StateField
 
-# A state as one vector: which layers and parts of it, how its matrices are pooled, and how long it may be.
+# Turn a state into one vector: choose its layers and parts, pool its matrices, and bound the vector's length.
 #
-# The same state and settings give the same vector on every machine and at every time, so that vectors may be stored
-# and compared later.
+# The same state and settings give the same vector on every machine and at every time, so vectors can be stored and
+# compared later.
 
 Layers: TypeAlias = int | Sequence[int] | Literal["all", "mean"]
 Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_means", "none"]
@@ -30,27 +30,27 @@ ALL_PARTS = "all"
 """The `part` that joins all fields of a state."""
 
 MAX_DIMENSIONS = 8192
-MAX_LAYERS = 1024  # in a list, where one may be named again
+MAX_LAYERS = 1024  # in a list, which may name a layer twice
 MAX_NUMBERS = 1 << 23  # before projection
 _VALUE_AXIS, _KEY_AXIS = -2, -1  # of a matrix field [H, value, key]
-_SIGNS_EACH = 4  # how many of the projected numbers take in one number
+_SIGNS_EACH = 4  # of the projected numbers, to which each number is added
 _BLOCK = 1 << 16  # numbers projected at a time
 _U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """What of a state becomes the vector.
+    """Which numbers of a state become the vector.
 
-    Each layer gives its part, a field of the state: a vector [D], or a matrix a head pooled to one number for each key
-    or value of each head [D], or all of their numbers [D * N]; "all" joins the fields, in the state's order and pooled,
-    each scaled to length 1 so that none drowns the others. Several layers are joined one after the other; "mean" is
-    the mean over all layers. `dimensions`, where it is less than that gives, projects the vector by fixed random signs,
-    which about keeps the angles between vectors.
+    Each layer gives its part, a field of the state. A field is a vector [D], or a matrix for each head. Pooled, the
+    matrices give one number for each key or value of each head [D]; not pooled, all their numbers [D * N]. "all" joins
+    the fields, in the state's order and pooled, each scaled to length 1 so that none dominates. Several layers are
+    joined one after the other; "mean" is the mean over all layers. If `dimensions` is smaller than the result, the
+    vector is projected by fixed random signs, which roughly keeps the angles between vectors.
     """
 
-    layer: Layers = "mean"  # an index, from the end where it is negative; several; all joined; or the mean of all
-    part: str | None = None  # the name of a field, or ALL_PARTS; None = the matrices where there are some, else all
+    layer: Layers = "mean"  # an index, from the end if negative; several; all joined; or the mean of all
+    part: str | None = None  # the name of a field, or ALL_PARTS; None = the matrices if there are any, else all
     pooling: Pooling = "key_norms"  # of a matrix field
     dimensions: int | None = None  # None = as many as the part has
     normalize: bool = True  # scale the vector to length 1
@@ -77,7 +77,10 @@ class EmbeddingSettings:
             )
 
     def layers(self, shape: ModelShape) -> tuple[int, ...]:
-        """The selected layers, counted from 0. Raises InvalidRequestError."""
+        """Return the selected layers, counted from 0.
+
+        Raises InvalidRequestError for a layer that the model does not have.
+        """
         every = range(shape.num_layers)
         if self.layer in ("all", "mean"):
             return tuple(every)
@@ -91,7 +94,7 @@ class EmbeddingSettings:
         return tuple(every[layer] for layer in chosen)
 
     def fields(self, shape: ModelShape) -> tuple[StateField, ...]:
-        """The fields of a state that make up the part."""
+        """Return the fields of a state that make up the part."""
         every = shape.state_fields
         if self.part == ALL_PARTS:
             return every
@@ -100,27 +103,27 @@ class EmbeddingSettings:
         return tuple(field for field in every if field.name == self.part)
 
     def size(self, shape: ModelShape) -> int:
-        """How many numbers the part has, before any projection."""
+        """Return how many numbers the part has, before any projection."""
         part = sum(_pooled_size(field, self.pooling) for field in self.fields(shape))
         return part * (1 if self.layer == "mean" else len(self.layers(shape)))
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
-    """The part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
+    """Return the part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
     fields = settings.fields(shape)
     rows: F32 = np.stack([_of_layer(state, layer, settings, fields) for layer in settings.layers(shape)])  # [layers, n]
     return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
 
 
 def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
-    """A part's vector, projected and scaled. One without length stays as it is. -> [dimensions or size] f32"""
+    """Return a part's vector, projected and scaled; zero vectors are not scaled. -> [dimensions or size] f32"""
     if settings.dimensions is not None and settings.dimensions < len(vector):
         vector = _project(vector, settings.dimensions)
     return _unit(vector) if settings.normalize else vector
 
 
 def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
-    """The part of one layer. -> [n] f32"""
+    """Return the part of one layer. -> [n] f32"""
     pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
     return pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled])
 
@@ -131,7 +134,7 @@ def _unit(vector: F32) -> F32:
 
 
 def _pooled_size(field: StateField, pooling: Pooling) -> int:
-    """How many numbers `_pool` makes of a field of one layer."""
+    """Return how many numbers `_pool` makes of a field of one layer."""
     if field.kind is not FieldKind.MATRIX or pooling == "none":
         return prod(field.shape)
     num_heads, num_values, num_keys = field.shape
@@ -139,7 +142,7 @@ def _pooled_size(field: StateField, pooling: Pooling) -> int:
 
 
 def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
-    """A field of one layer as one vector, with a matrix's values or keys pooled to one number each."""
+    """Return a field of one layer as one vector, with a matrix's values or keys pooled to one number each."""
     pooled: F32 = values
     if field.kind is FieldKind.MATRIX:
         match pooling:
@@ -172,7 +175,10 @@ def _project(vector: F32, dimensions: int) -> F32:
 
 
 def _scramble(numbers: _U64) -> _U64:
-    """The SplitMix64 generator at these positions: a numpy generator may change from one version to the next."""
+    """Return the SplitMix64 generator's numbers at these positions.
+
+    A numpy generator may change from one version to the next.
+    """
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -186,7 +192,7 @@ def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """One input as a vector."""
+    """The vector of one input."""
 
     vector: F32  # [dimensions]
     cost: Cost
@@ -211,9 +217,9 @@ async def embed(
 ) -> list[Embedding]:
     """Return the vectors of lists of token ids, in their order; none depends on what else is embedded.
 
-    `initial_state` is the state that every input begins from; `centre`, from `find_centre` with the same settings, is
-    subtracted from every vector. Raises InvalidRequestError before anything runs, and OverloadedError if the queue is
-    full then, unless `wait_for_room` is set.
+    Every input begins from `initial_state`. `centre`, from `find_centre` with the same settings, is subtracted from
+    every vector. Raises InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless
+    `wait_for_room` is set.
     """
     shape = engine.info.shape
     settings.check(shape)
@@ -237,10 +243,10 @@ async def find_centre(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[F32, list[Cost]]:
-    """Return the mean of the vectors of `inputs` before projection and scaling, [size] f32, and what each cost."""
+    """Return the mean of the vectors of `inputs` before projection and scaling, [size] f32, and each input's cost."""
     shape = engine.info.shape
     settings.check(shape)
-    total = np.zeros(settings.size(shape))  # [size] f64, so that the order in which they come does not show
+    total = np.zeros(settings.size(shape))  # [size] f64, so that the order of the sum makes no difference
     costs: dict[int, Cost] = {}
     async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
         async for number, end in ends:
@@ -256,7 +262,7 @@ async def run_states(
     initial_state: InitialState | None = None,
     wait_for_room: bool = False,
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """Yield (number of the input, its state) as they come. Raises InvalidRequestError before anything runs.
+    """Yield (number of the input, its state) as the inputs end. Raises InvalidRequestError before anything runs.
 
     `wait_for_room` is as in `ParallelRequests`.
     """
@@ -272,7 +278,7 @@ async def run_states(
                 if isinstance(event, Started):
                     costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
                 elif isinstance(event, Finished):
-                    assert event.end is not None  # it was asked for
+                    assert event.end is not None  # it was requested
                     yield number, InputState(_finite(event.end.state), costs[number])
 
 

@@ -1,4 +1,4 @@
-"""Named states that running the model makes or advances, and the difference between two states."""
+"""Create and advance named states by running the model, and compare two states."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """The end of a run of tokens."""
+    """The result of a run of tokens."""
 
     frozen: FrozenState
-    logits: F32  # [V] those after the last token
-    scored: tuple[TokenInfo, ...]  # the tokens with their log-probabilities, where these were asked for
+    logits: F32  # [V] after the last token
+    scored: tuple[TokenInfo, ...]  # the tokens with their log-probabilities, if requested
     cost: Cost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """A named state after an advance, and what was read out."""
+    """A named state after an advance, and the log-probabilities read from it."""
 
     named: NamedState
     scored: tuple[TokenInfo, ...]
-    top: Likeliest  # to come next
-    outputs: tuple[tuple[int, Likeliest], ...]  # to come after each of the positions that were asked for
+    top: Likeliest  # for the next token
+    outputs: tuple[tuple[int, Likeliest], ...]  # position -> for the token after it
     cost: Cost
 
 
@@ -58,7 +58,7 @@ async def create_state(
     initial_state: FrozenState | None = None,
     priority: int = 0,
 ) -> tuple[NamedState, Cost]:
-    """Name the state after `tokens`; without tokens that is the state itself, or an empty one.
+    """Name the state after `tokens`; without tokens, name `initial_state`, or an empty state.
 
     Raises what `StateStore.put` raises, mostly before anything runs.
     """
@@ -83,12 +83,12 @@ async def advance_state(
     priority: int = 0,
     embeddings: F32 | None = None,
 ) -> Advanced:
-    """Let a name stand for its state after `tokens`, in one step; who asks later goes on from there.
+    """Replace a named state by its state after `tokens`, atomically: later requests for the name begin there.
 
-    `logprobs` scores the tokens, each with this many alternatives; `top_k` reads out what may come next, and what may
-    have come after the tokens at `output_positions`, counted from the end where they are negative. Without tokens the
-    state stays as it is. `embeddings` are as in `run_tokens`. Raises NotFoundError where the name is gone or was
-    replaced meanwhile, InvalidRequestError for a state that the operator brings.
+    `logprobs` scores the tokens, each with this many alternatives. `top_k` returns the likeliest next tokens, also
+    those after the tokens at `output_positions`; negative positions count from the end. Without tokens the state does
+    not change. `embeddings` are as in `run_tokens`. Raises NotFoundError if the name is gone or was replaced meanwhile,
+    InvalidRequestError for a state that the operator brings.
     """
     most = min(MAX_TOP_K, engine.info.shape.vocab_size)
     if not 0 <= top_k <= most:
@@ -134,7 +134,10 @@ def _with_top(scored: Sequence[TokenInfo], count: int) -> tuple[TokenInfo, ...]:
 
 
 def _from_start(positions: Sequence[int], count: int) -> list[int]:
-    """Return positions among `count` tokens, counted from the first. Raises InvalidRequestError."""
+    """Return positions among `count` tokens, counted from the first.
+
+    Raises InvalidRequestError for a position that is out of range.
+    """
     for position in positions:
         if not -count <= position < count:
             allowed = f"positions from {-count} to {count - 1}" if count else "none, since there are no tokens"
@@ -153,10 +156,10 @@ async def run_tokens(
     embeddings: F32 | None = None,
     wait_for_room: bool = False,
 ) -> Ran:
-    """Run `tokens` from a state, and score those from `score_from` on where `logprobs` says with how many alternatives.
+    """Run `tokens` from a state. If `logprobs` is given, score those from `score_from` on, with as many alternatives.
 
-    `embeddings` [len(tokens), D] are taken in place of those of `tokens`. Raises OverloadedError if the queue is full,
-    unless `wait_for_room` is set.
+    `embeddings` [len(tokens), D] replace those of `tokens`. Raises OverloadedError if the queue is full, unless
+    `wait_for_room` is set.
     """
     begin = None if initial_state is None else initial_state.for_request
     request = GenerateRequest(
@@ -184,13 +187,13 @@ async def run_tokens(
 
 
 def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
-    """Return a state with a root that follows from the embeddings, too, since their tokens stand for nothing."""
+    """Return a state whose root also depends on the embeddings, since their tokens do not identify them."""
     root = hashlib.blake2b(embeddings.tobytes(), digest_size=16, key=b"" if begin is None else begin.root.encode())
     return InitialState(root.hexdigest(), shape.initial_state() if begin is None else begin.state)
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:
-    """The state at the end of a request, ready to be named. Raises StateError where its numbers are not finite."""
+    """Return the state at the end of a request, ready to be named. Raises StateError if its numbers are not finite."""
     taken_in, before = (0, ()) if initial_state is None else (initial_state.num_tokens, initial_state.last_tokens)
     return freeze_state(
         end.state,
@@ -205,20 +208,20 @@ def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndSt
 async def settle_end(
     engine: EngineLike, initial_state: FrozenState | None, request: GenerateRequest, end: EndState, text: bytes
 ) -> FrozenState:
-    """The state at a request's end, which has taken in all of the generated `text`.
+    """Return the state at a request's end, after all of the generated `text`.
 
-    The token that ended the request was not run. Where it held more than the stop, the rest of the text is.
+    The token that ended the request was not run. If it held more than the stop, the rest of its text is run here.
     """
     initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
     taken_in = engine.detokenize(end.tokens[len(request.prompt) :])
     if len(text) <= len(taken_in):
         return initial
     rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
-    return (await run_tokens(engine, initial, rest, wait_for_room=True)).frozen  # the answer is there: don't lose it
+    return (await run_tokens(engine, initial, rest, wait_for_room=True)).frozen  # the answer is complete: don't lose it
 
 
 def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
-    """The separator between a chat and the text that `initial_state` has taken in; empty where it has taken in none."""
+    """Return the separator between a chat and the text that `initial_state` has taken in; empty without such a text."""
     if initial_state is None or initial_state.num_tokens == 0:
         return ""
     return template.follow(engine.detokenize(initial_state.last_tokens).decode(errors="replace"))
@@ -235,7 +238,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldDifference:
-    """One field of two states. A column is a head of a matrix; any other field has one."""
+    """The difference of one field between two states. A matrix has a column for each head, any other field has one."""
 
     name: str
     kind: FieldKind
@@ -245,7 +248,7 @@ class FieldDifference:
 
     @property
     def relative(self) -> F64:
-        """The distances over the means of both norms: 0 where equal, 2 where one is zero or they are opposite."""
+        """The distances over the means of both norms: 0 if equal, 2 if one is zero or they are opposite."""
         means = (self.norms + self.other_norms) / 2
         return np.divide(self.distances, means, out=np.zeros_like(means), where=means > 0)
 

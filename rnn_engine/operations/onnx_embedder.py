@@ -1,6 +1,6 @@
-"""An embedding model in ONNX with its tokenizer, as those of sentence-transformers are.
+"""An embedding model in ONNX with its tokenizer, such as those of sentence-transformers.
 
-It is no RWKV, and runs on the CPU. The packages that it needs are the extra `embeds`.
+It is no RWKV model, and runs on the CPU. It needs the packages of the extra `embeds`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _EXTRA: Final = "an embedding model needs the packages of the extra `embeds`: pi
 
 
 class Embedder:
-    """An embedding model that is loaded. Thread-safe."""
+    """A loaded embedding model. Thread-safe."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, first: bool) -> None:
-        """With `first` the vector of a text is that of its first token, else the mean of all."""
+        """If `first`, the vector of a text is that of its first token, else the mean of all its tokens."""
         self.name = name
         self._inputs = [each.name for each in session.get_inputs()]
         self._splitting = tokenizer.to_str()
@@ -43,14 +43,17 @@ class Embedder:
         tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]") or tokenizer.token_to_id("<pad>") or 0)
 
     def split(self, text: str, max_tokens: int) -> Sequence[str]:
-        """Return a text as pieces of at most so many tokens, which end where paragraphs, sentences or words do."""
+        """Split a text into pieces of at most `max_tokens` tokens, at ends of paragraphs, sentences or words."""
         from semantic_text_splitter import TextSplitter
 
         splitter = TextSplitter.from_huggingface_tokenizer_str(self._splitting, max_tokens)
         return [piece for part in _parts(text) for piece in splitter.chunks(part)]
 
     def embed(self, texts: Sequence[str]) -> F32:
-        """Return the vector of each text, [len(texts), D], of length 1; of a text only its first MAX_TOKENS count."""
+        """Return the vector of each text, [len(texts), D], of length 1.
+
+        Only the first MAX_TOKENS tokens of a text count.
+        """
         encoded = self._tokenizer.encode_batch(list(texts))
         mask = np.array([each.attention_mask for each in encoded], np.int64)  # [texts, tokens]
         given = {
@@ -69,7 +72,7 @@ class Embedder:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield parts of a text, which end where paragraphs, lines or words do if there is such a place.
+    """Yield parts of a text, cut at ends of paragraphs, lines or words if possible.
 
     The time that splitting takes grows with the square of the length of a text without white space.
     """
@@ -84,9 +87,9 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def load_embedder(folder: Path) -> Embedder:
-    """Load the model in a folder, which has a `tokenizer.json`, an ONNX file and perhaps how to pool.
+    """Load the model in a folder with a `tokenizer.json`, an ONNX file and optionally the settings of its pooling.
 
-    Raises ModelError where one is missing or does not fit, or where the extra is not installed.
+    Raises ModelError if a file is missing or does not fit, or if the extra is not installed.
     """
     try:
         import onnxruntime
@@ -107,7 +110,7 @@ def load_embedder(folder: Path) -> Embedder:
 
 
 def _plain(text: str) -> str:
-    """Return a tokenizer without what it says of truncation and padding."""
+    """Return a tokenizer's JSON without its settings for truncation and padding."""
     content: dict[str, Any] = json.loads(text)
     return json.dumps({**content, "truncation": None, "padding": None})
 

@@ -1,4 +1,4 @@
-"""Run several engine requests of one call side by side, and add up what they cost."""
+"""Run several engine requests of one call side by side, and add up their costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.requests import Event, Finished, GenerateRequest
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """How many tokens a prompt has, and how many of them came from the cache."""
+    """The number of tokens of a prompt, and how many of them came from the cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -31,14 +31,14 @@ Numbered: TypeAlias = tuple[int, Event]
 class ParallelRequests:
     """Runs requests inside `async with`; iterating gives lists of (number of the request, event) as the events come.
 
-    Each list holds what is ready at that time, at least one event, each request's own in their order.
+    Each list holds the events that are ready at that time, at least one; each request's own are in order.
 
-    No more than `limit` requests are with the engine at a time, so that one client's long list does not fill the
-    queue. A call is refused as a whole or not at all: `__aenter__` raises OverloadedError if the engine's queue is
-    full (for a single request the first `anext` does), and once the first request was admitted the others wait for
-    room. `wait_for_room` skips the check, for the second part of a call whose first part has run.
+    At most `limit` requests are in the engine at a time, so that one client's long list does not fill the queue. A call
+    is refused as a whole or not at all. `__aenter__` raises OverloadedError if the engine's queue is full; for a single
+    request, the first `anext` does. Once the first request was admitted, the others wait for room. `wait_for_room`
+    skips the check, for the second part of a call if its first part has run.
 
-    The first failure is raised and ends the iteration. Leaving the block abandons whatever still runs.
+    The first failure is raised and ends the iteration. Leaving the block abandons the requests that still run.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ParallelRequests:
         return self._events
 
     async def _read_one(self) -> AsyncGenerator[list[Numbered], None]:
-        """Pass on the engine's own events: a lone request needs neither a task nor a queue."""
+        """Pass on the engine's own events: a single request needs neither a task nor a queue."""
         event: Event | None = None
         async with aclosing(self._engine.generate(self._requests[0], wait_for_room=self._wait_for_room)) as events:
             async for event in events:
@@ -99,7 +99,7 @@ class ParallelRequests:
                 raise failures[0]
 
     async def _run(self, numbered: Iterator[tuple[int, GenerateRequest]]) -> None:
-        """Run one request after the other until none is left; the tasks share the iterator."""
+        """Run one request after another until none is left; the tasks share the iterator."""
         try:
             for number, request in numbered:
                 event: Event | None = None

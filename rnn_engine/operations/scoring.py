@@ -1,8 +1,8 @@
 """Score given continuations of a context: run them side by side and add up their log-probabilities.
 
-Every choice is a request of its own, for the context and the choice, that is scored from the context's end. An engine
-that keeps states runs the context once and every choice from a copy of the state after it; one that keeps none gives
-the same scores, later.
+Every choice is a request of its own for the context and the choice, scored from the context's end. An engine that keeps
+states runs the context once, and every choice from a copy of the state after it. An engine that keeps none returns the
+same scores, later.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """How likely one choice is after the context.
+    """The likelihood of one choice after the context.
 
-    Where it is calibrated, what the choice has after token 0 alone is taken off: a choice then stands out by what the
-    context adds to it, not by being a likely text anyway.
+    A calibrated score is reduced by the choice's log-probability after token 0 alone. A choice then stands out by what
+    the context adds to it, not because it is a likely text anyway.
     """
 
     given: Continuation  # the choice after the context
-    alone: Continuation | None = None  # the choice after token 0, where it is calibrated
+    alone: Continuation | None = None  # the choice after token 0, if calibrated
 
     @property
     def total(self) -> float:
@@ -61,12 +61,12 @@ class ChoiceScore:
 
     @property
     def mean(self) -> float:
-        """Log-probability a token."""
+        """The log-probability per token."""
         return self.total / len(self.given.tokens)
 
     @property
     def per_byte(self) -> float | None:
-        """Log-probability a byte of UTF-8 text; None where the choice's tokens stand for no text."""
+        """The log-probability per byte of UTF-8 text; None if the choice's tokens have no text."""
         num_bytes = sum(len(info.data) for info in self.given.tokens)
         return self.total / num_bytes if num_bytes > 0 else None
 
@@ -74,7 +74,7 @@ class ChoiceScore:
     def perplexity(self) -> float:
         """exp(-mean); calibrated, the perplexity after the context divided by that after token 0 alone.
 
-        Infinite where it exceeds what a float can hold.
+        Infinite if it exceeds the largest float.
         """
         try:
             return math.exp(-self.mean)
@@ -93,14 +93,14 @@ async def score_choices(
 ) -> tuple[ChoiceScore, ...]:
     """Return the scores of lists of token ids after `context`, in their order; none depends on what else is scored.
 
-    That holds but for rounding: in a step of another size sums are added up in another order, on the processor and on
-    a GPU, which changes a token's log-probability by `MOST_ROUNDING` at most.
+    This holds except for rounding: in a step of another size, sums are added up in another order, on the processor and
+    on a GPU, which changes a token's log-probability by `MOST_ROUNDING` at most.
 
-    The context begins from `initial_state`, as does token 0 where choices are calibrated. An empty context is token 0,
-    unless `initial_state` has logits to go on from. At most `limit` choices are with the engine at a time, by default
-    as many as it has slots. A choice's tokens simply follow the context's: where a text would be cut into other tokens
-    across the boundary than on both sides of it, put the boundary elsewhere, best before a space.
-    Raises InvalidRequestError, or OverloadedError if the queue is full, before anything runs.
+    The context begins from `initial_state`, and so does token 0 if choices are calibrated. An empty context is token 0,
+    unless `initial_state` has logits to go on from. At most `limit` choices run in the engine at a time, by default the
+    number of its slots. A choice's tokens simply follow the context's. If the text of both would be tokenised
+    differently as a whole, put the boundary elsewhere, best before a space. Raises InvalidRequestError, or
+    OverloadedError if the queue is full, before anything runs.
     """
 
     def make() -> list[GenerateRequest]:
@@ -122,7 +122,7 @@ async def score_after(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[Continuation, ...]:
-    """Return how likely one list of token ids is after each of `contexts`, in their order; see `score_choices`."""
+    """Return the scores of one list of token ids after each of `contexts`, in their order; see `score_choices`."""
 
     def make() -> list[GenerateRequest]:
         for context in contexts:
@@ -133,7 +133,7 @@ async def score_after(
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:
-    """Return the softmax of `figures`: the probability of each choice given that it is one of them."""
+    """Return the softmax of `figures`: the probability of each choice if exactly one of the choices is the answer."""
     greatest = max(figures)
     weights = [math.exp(figure - greatest) for figure in figures]
     whole = math.fsum(weights)
@@ -141,7 +141,7 @@ def probabilities(figures: Sequence[float]) -> list[float]:
 
 
 def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
-    """Return the cost of `score_choices`; a context counts once, however many choices follow it."""
+    """Return the cost of `score_choices`. The context counts only once for all choices."""
     shared = [_shared_cost([score.given for score in scores])]
     alone = [score.alone for score in scores if score.alone is not None]
     shared += [_shared_cost(alone)] if alone else []
@@ -149,7 +149,7 @@ def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
 
 
 def _shared_cost(runs: Sequence[Continuation]) -> Cost:
-    """Return the cost of runs after one context. The run that was first found least of it in the cache."""
+    """Return the cost of runs after one context. The run that started first found the fewest tokens in the cache."""
     context = runs[0].cost.prompt_tokens - len(runs[0].tokens)
     tokens = context + sum(len(run.tokens) for run in runs)
     return Cost(tokens, min(run.cost.cached_tokens for run in runs))

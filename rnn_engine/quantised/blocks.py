@@ -1,4 +1,4 @@
-"""A matrix in blocks: a code for each weight, a scale or range for each block, and the search for the best of these."""
+"""A matrix in blocks, with a code for each weight and a scale or range for each block. Search for the best of these."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ _PIECE_BYTES: Final = 16 << 20  # of weights in f32 that are quantised at once
 
 
 class BlockFormat(Protocol):
-    """A way to write the weights of a block as integers and a few halves."""
+    """A way to store the weights of a block as integers and a few f16 numbers, its figures."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def block_columns(self) -> int:
-        """How many weights a block has; a multiple of 8."""
+        """The number of weights of a block, a multiple of 8."""
         ...
 
     @property
     def code_bits(self) -> int:
-        """8, or 4."""
+        """The bits of a code: 8 or 4."""
         ...
 
     @property
     def num_figures(self) -> int:
-        """How many halves a block has besides its codes."""
+        """The number of f16 figures that a block has besides its codes."""
         ...
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
         """Return codes [R, C / B, B], each in a byte, and figures [R, C / B, n], of `blocks` [R, C / B, B].
 
-        The first `num_whole` blocks of each row have no zeros that only fill them up.
+        The first `num_whole` blocks of each row are full. Later ones are padded with zeros.
         """
         ...
 
     def dequantise(self, codes: Codes, figures: Figures) -> F32:
-        """Return the weights [..., B] that a device computes with; `codes` are unsigned where they have 4 bits."""
+        """Return the weights [..., B] that a device computes with. Codes of 4 bits are unsigned."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A matrix [R, C] in blocks of B weights; the last of a row may reach beyond it."""
+    """A matrix [R, C] in blocks of B weights. The last block of a row may reach beyond the row."""
 
     format: BlockFormat
     num_columns: int
@@ -81,7 +81,7 @@ class Blocks:
         return weights.reshape(len(self), -1)[:, : self.num_columns]
 
     def scaled(self, factor: float) -> Blocks | None:
-        """Return the matrix times a power of 2; None where a figure would be too large."""
+        """Return the matrix times `factor`, a power of 2, or None if a figure would be too large."""
         with np.errstate(over="ignore"):
             figures = self.figures * np.float16(factor)
         return replace(self, figures=figures) if np.isfinite(figures).all() else None
@@ -93,12 +93,12 @@ def bytes_of_codes(block_format: BlockFormat) -> int:
 
 
 def blocks_of_row(num_columns: int, block_columns: int) -> int:
-    """Return how many blocks a row has, the last of them perhaps not full."""
+    """Return how many blocks a row has. The last one may not be full."""
     return -(-num_columns // block_columns)
 
 
 def quantise(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
-    """Return a matrix [R, C] of any float type in blocks. Works on all cores; takes 1.5 times the result's memory."""
+    """Return a matrix [R, C] of any float type in blocks. Uses all cores, and 1.5 times the result's memory."""
     num_rows, num_columns = matrix.shape
     step = max(1, _PIECE_BYTES // (4 * num_columns))
     starts = range(0, num_rows, step)
@@ -109,7 +109,7 @@ def quantise(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
 
 
 def quantise_rows(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
-    """Return what `quantise` returns, on the calling thread alone."""
+    """Return a matrix [R, C] of any float type in blocks, as `quantise` does, but on the calling thread alone."""
     num_rows, num_columns = matrix.shape
     row_blocks = blocks_of_row(num_columns, block_format.block_columns)
     padded = np.zeros((num_rows, row_blocks * block_format.block_columns), np.float32)
@@ -123,11 +123,11 @@ def quantise_rows(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
     return Blocks(block_format, num_columns, stored, figures)
 
 
-# Search for the scales of 4-bit blocks that lose the least: less than the scales that just reach the farthest weight.
+# Search for the scales of 4-bit blocks with the least error. Scales that just reach the farthest weight have more.
 #
-# Each start of the search gives every weight its nearest code; the scale and the offset that fit these codes best
-# follow from least squares. A block keeps the scale that it had before unless the one found makes its squared error
-# less and uses the greatest code, by which a block that was quantised before is known again.
+# Each start of the search gives every weight its nearest code. The scale and the offset that fit these codes best
+# follow from least squares. A found scale replaces the one before only if it makes the squared error less and uses the
+# greatest code. So a block that was quantised before gets the same scale again.
 
 Nearest: TypeAlias = Callable[[F32], F32]
 """Replaces each number by the nearest that a code stands for. May write to its argument."""
@@ -136,14 +136,14 @@ Halves: TypeAlias = NDArray[np.float16]
 
 _F16_MAX: Final = np.float32(np.finfo(np.float16).max)
 _STEPS: Final = np.float32(15)
-_CHUNK: Final = 1 << 16  # weights that are looked at together: what a core's cache holds
+_CHUNK: Final = 1 << 16  # weights that are searched together: as many as a core's cache holds
 _RANGE_SHARES: Final = (1.0, 0.9, 0.8)
 
 
 def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greatest: float, nearest: Nearest) -> Halves:
-    """Return a scale for each of `blocks` [..., B], searched for from `scales` [...] times each of `shares`.
+    """Return a scale [...] for each of `blocks` [..., B]. The search starts from `scales` times each of `shares`.
 
-    `scales` are those with which the farthest weight of a block has the code `greatest`, up to its sign.
+    With `scales` [...], the farthest weight of a block has the code `greatest`, up to its sign.
     """
     found = np.empty(scales.shape, np.float16)
     for chunk, part in _chunks(blocks):
@@ -153,9 +153,9 @@ def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greate
 
 
 def search_ranges(blocks: F32, scales: Halves) -> Halves:
-    """Return a scale and an offset [..., 2] for each of `blocks` [..., B], whose codes are 0 to 15.
+    """Return a scale and an offset [..., 2] for each of `blocks` [..., B], for codes from 0 to 15.
 
-    `scales` are those that reach from the least weight of a block to its greatest.
+    `scales` [..., 2] reach from the least weight of a block to its greatest.
     """
     found = np.empty(scales.shape, np.float16)
     for chunk, part in _chunks(blocks):
@@ -165,7 +165,7 @@ def search_ranges(blocks: F32, scales: Halves) -> Halves:
 
 
 def divide(blocks: F32, scales: F32) -> F32:
-    """Return `blocks` [..., B] in parts of their `scales` [...]; 0 where a scale is 0."""
+    """Return `blocks` [..., B] divided by their `scales` [...]. If a scale is 0, the result is 0."""
     return blocks * _inverse(scales)[..., np.newaxis]
 
 
@@ -178,7 +178,7 @@ def nearest_steps(blocks: F32, scales: F32, offsets: F32) -> F32:
 
 
 def to_half(values: F32) -> Halves:
-    """Return `values` as the nearest that 16 bits hold, the greatest of them for those beyond."""
+    """Return `values` rounded to f16. Values beyond its range become its greatest, with the same sign."""
     return np.clip(values, -_F16_MAX, _F16_MAX).astype(np.float16)
 
 
@@ -190,7 +190,7 @@ def _search_scale(blocks: F32, before: F32, shares: tuple[float, ...], greatest:
         nonlocal best, found
         codes = nearest(divide(blocks, scales))
         product, square = _dot(blocks, codes), _inverse(_dot(codes, codes))
-        explained = product * product * square  # what the codes, scaled at best, take off the squares' sum
+        explained = product * product * square  # by this the best-scaled codes reduce the sum of squares
         is_better = explained > best
         best = np.where(is_better, explained, best)
         found = np.where(is_better, product * square, found)
@@ -200,7 +200,7 @@ def _search_scale(blocks: F32, before: F32, shares: tuple[float, ...], greatest:
         miss = codes * scales[:, np.newaxis] - blocks
         return _dot(miss, miss), np.abs(codes).max(axis=-1)
 
-    with np.errstate(all="ignore"):  # what overflows is never less
+    with np.errstate(all="ignore"):  # an error that overflows is never the lesser one
         for share in shares:
             fit(before * np.float32(share))
         fit(found)
@@ -232,7 +232,7 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
         miss = codes * scale[:, np.newaxis] + offset[:, np.newaxis] - blocks
         return _dot(miss, miss), codes.max(axis=-1) - codes.min(axis=-1)
 
-    with np.errstate(all="ignore"):  # what overflows is never less
+    with np.errstate(all="ignore"):  # an error that overflows is never the lesser one
         least, greatest = blocks.min(axis=-1), blocks.max(axis=-1)
         middle, half_range = (least + greatest) / 2, (greatest - least) / 2
         for share in _RANGE_SHARES:
@@ -246,7 +246,7 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
 
 
 def _chunks(blocks: F32) -> Iterator[tuple[F32, slice]]:
-    """Yield `blocks` [..., B] as [M, B], a chunk at a time, and which of all blocks they are."""
+    """Yield `blocks` [..., B] in chunks [M, B], each with its slice of all blocks."""
     flat = blocks.reshape(-1, blocks.shape[-1])
     step = _CHUNK // blocks.shape[-1]
     for start in range(0, len(flat), step):
@@ -260,5 +260,5 @@ def _dot(left: F32, right: F32) -> F32:
 
 
 def _inverse(values: F32) -> F32:
-    """Return 1 / `values`, 0 for those that are 0."""
+    """Return 1 / `values`, with 0 for values of 0."""
     return np.divide(1, values, out=np.zeros_like(values), where=values != 0)

@@ -1,7 +1,7 @@
 """Weight formats of 8 and 4 bits: integers in blocks, with a scale or a range for each block.
 
-A block's figures are halves and the integers are exact, so a matrix that was stored in one of these formats before,
-here or in a file, comes out of `quantise` with the same values again.
+A block's figures are f16 numbers and the integers are exact. So a matrix that was stored in one of these formats
+before, here or in a file, has the same values again after `quantise`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rnn_engine.quantised.blocks import (
 
 _INT4_SHARES: Final = (1.0, 0.9, -1.0, -0.9)  # of the scale that reaches the farthest weight; see `search_scales`
 _CODEBOOK_SHARES: Final = (1.1, 1.0, 0.9, 0.8)
-_TABLE: Final = 512  # entries from 0 to 1, by which the nearest level is found
+_TABLE: Final = 512  # entries between 0 and 1 of the table that finds the nearest level
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ScaledInt8:
 
 @dataclass(frozen=True, slots=True)
 class ScaledInt4:
-    """Four bits a weight, of which 8 is zero, times the scale of its block: GGUF's Q4_0, 4.5 bits a weight."""
+    """Four bits a weight, less 8, times the scale of its block: GGUF's Q4_0, 4.5 bits a weight."""
 
     name: str = "q4_0"
     block_columns: int = 32
@@ -88,7 +88,7 @@ class ScaledInt4:
 
 @dataclass(frozen=True, slots=True)
 class AffineInt4:
-    """Four bits a weight, times the scale of its block, plus its offset; blocks of 32 are GGUF's Q4_1."""
+    """Four bits a weight, times the scale of its block, plus the block's offset. Blocks of 32 are GGUF's Q4_1."""
 
     name: str
     block_columns: int
@@ -98,7 +98,7 @@ class AffineInt4:
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
         least = to_half(blocks.min(axis=-1))
         scales = np.stack([to_half((blocks.max(axis=-1) - least) / np.float32(15)), least], axis=-1)
-        # Not the blocks that zeros fill up: where a range leaves these out, it would not be found again.
+        # Only full blocks: if a found range left out the zeros of the padding, a second search would not find it again.
         whole = np.s_[..., :num_whole, :]
         scales[whole] = search_ranges(blocks[whole], scales[whole])
         return nearest_steps(blocks, *np.moveaxis(scales.astype(np.float32), -1, 0)).astype(np.uint8), scales
@@ -110,7 +110,7 @@ class AffineInt4:
 
 @dataclass(frozen=True, slots=True)
 class Codebook4:
-    """Four bits a weight, which choose one of 16 levels, times the greatest weight of its block: 4.25 bits a weight."""
+    """Four bits a weight that choose one of 16 levels, times the scale of its block: 4.25 bits a weight."""
 
     name: str
     levels: tuple[float, ...]  # ascending, from -1 to 1
@@ -160,10 +160,10 @@ def _nearest_int4(scaled: F32) -> F32:
 
 
 def _level_finder(levels: tuple[float, ...]) -> Callable[[F32], NDArray[np.uint8]]:
-    """Return a function that gives each number from -1 to 1 the index of the nearest level. It writes to its argument.
+    """Return a function from numbers between -1 and 1 to the index of the nearest level. It writes to its argument.
 
-    It looks the index up in a table, which is several times as quick as a search and as good, save beside the middle
-    of two levels.
+    It looks the index up in a table. That is several times as quick as a search, and as exact except close to the
+    middle of two levels.
     """
     ascending = np.array(levels, np.float32)
     places = np.linspace(-1, 1, 2 * _TABLE + 1, dtype=np.float32)
@@ -185,17 +185,17 @@ def _two_figures(pairs: Figures) -> tuple[F32, F32]:
 
 
 def _step_and_offset(ranges: Figures) -> tuple[F32, F32]:
-    """Return the width of one of 255 steps, and the least weight, of blocks with these ranges."""
+    """Return the width of each of the 255 steps, and the least weight, of blocks with these ranges."""
     least, greatest = _two_figures(ranges)
     return (greatest - least) / np.float32(255), least
 
 
 def _not_zero(values: F32) -> F32:
-    """Return `values` with 1 for 0, to divide by."""
+    """Return `values` with 1 in place of 0, for use as divisors."""
     return np.where(values == 0, np.float32(1), values)
 
 
 def _steps(blocks: F32, scale: F32, offset: F32 | np.float32, least: int, greatest: int) -> F32:
-    """Return the whole numbers that come nearest to `blocks` when they are scaled and offset."""
+    """Return the whole numbers, from `least` to `greatest`, that are nearest to `blocks` after scale and offset."""
     steps: F32 = np.rint((blocks - offset) / _not_zero(scale)).clip(least, greatest)
     return steps

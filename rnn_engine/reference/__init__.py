@@ -1,7 +1,7 @@
-"""What the numpy forward passes of all versions share.
+"""The common parts of the numpy forward passes of all versions.
 
-They are what runs on the device "cpu", and what the tests compare other devices with. What they are themselves
-compared with are the golden files in tests/golden, which BlinkDL's `rwkv` package computed.
+These passes run on the device "cpu", and the tests compare other devices with them. The tests compare the passes
+themselves with the golden files in tests/golden, which BlinkDL's `rwkv` package computed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Lookup: TypeAlias = Callable[[str], Array]
 
 
 class Weights:
-    """Tensors that `fetch` finds by name, cast to `dtype` when first used, and kept.
+    """A model's tensors, which `fetch` returns by name. They are cast to `dtype` when first used, and kept.
 
-    Matrices are kept as [in, out]: numpy multiplies a few rows by those a third faster.
+    Matrices are kept as [in, out]: numpy multiplies a few rows by these a third faster.
     """
 
     def __init__(self, shape: ModelShape, fetch: Lookup, dtype: DTypeLike = np.float32) -> None:
@@ -35,19 +35,19 @@ class Weights:
         self._more_rows: Mapping[str, Array] = {}
 
     def __call__(self, name: str) -> Array:
-        """The tensor `name` in its own orientation."""
+        """Return the tensor `name` in its own orientation."""
         if name not in self._cast:
             self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
         return self._cast[name]
 
     def matmul(self, x: Array, name: str) -> Array:
-        """x: [T, in] times the matrix `name` [out, in] -> [T, out]."""
+        """Multiply `x` [T, in] with the matrix `name` [out, in] -> [T, out]."""
         if name not in self._transposed:
             self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
         return x @ self._transposed[name]
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
-        """Some rows of a table that is not worth casting as a whole."""
+        """Return the rows `ids` of a table. Casts these rows alone, since the whole table is not worth casting."""
         table, more = self._fetch(name), self._more_rows.get(name)
         if more is None:
             found: Array = table[ids]
@@ -59,7 +59,7 @@ class Weights:
         return rows
 
     def with_rows(self, name: str, more: Array) -> Self:
-        """Return the same weights with more rows at the end of a table."""
+        """Return the same weights with the rows `more` at the end of the table `name`."""
         extended = copy(self)
         extended._more_rows = {name: more}
         return extended
@@ -69,7 +69,7 @@ class Weights:
 
 
 class Block:
-    """The weights of one layer, by what follows `blocks.N.` in their names."""
+    """The weights of one layer, by their names without `blocks.N.`."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
         self._weights = weights
@@ -89,12 +89,12 @@ _LAYER_NORM_EPSILON: Final = 1e-5
 
 
 def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
-    """Return the input of the first layer: [T] token ids -> [T, D]."""
+    """Return the input of the first layer: token ids [T] -> [T, D]."""
     return layer_norm(weights.rows("emb.weight", ids), weights.block(0), "ln0")
 
 
 def project_to_logits(weights: Weights, x: Array) -> Array:
-    """Return the logits after the last layer's output x: [R, D] -> [R, V]."""
+    """Return the logits for the last layer's output x: [R, D] -> [R, V]."""
     return weights.matmul(layer_norm(x, weights, "ln_out"), "head.weight")
 
 
@@ -126,7 +126,7 @@ field and is not changed.
 
 @dataclass(frozen=True, slots=True)
 class PackedRuns:
-    """Where each of B runs lies on the token axis."""
+    """The places of B runs on the token axis."""
 
     lengths: NDArray[np.intp]  # [B], none is 0
     starts: NDArray[np.intp]  # [B]
@@ -138,21 +138,22 @@ class PackedRuns:
         return cls(counts, np.cumsum(counts) - counts)
 
     def shift(self, x: Array, before: Array) -> Array:
-        """Return the vector before each of x [T, D]; that of a run's first token is in `before` [B, D]."""
+        """Return [T, D] the vector before each of `x` [T, D]. For a run's first token it is in `before` [B, D]."""
         previous = np.empty_like(x)
         previous[1:] = x[:-1]
         previous[self.starts] = before
         return previous
 
     def last(self, x: Array) -> Array:
-        """Return the last vector of each run [B, D], which the run's next token will be shifted against."""
+        """Return [B, D] the last vector of each run, which is the vector before the run's next token."""
         last: Array = x[self.starts + self.lengths - 1]
         return last
 
     def walk(self, state: Array, step: Callable[[Array, NDArray[np.intp]], None]) -> Array:
-        """Return what becomes of `state` [B, ...] token after token, for all runs side by side.
+        """Return `state` [B, ...] after all tokens, which are taken in one after another, for all runs side by side.
 
-        `step` changes the states of the runs that still have a token, given those and the places of the tokens.
+        `step` is called with the states of the runs that still have a token, which it changes, and with the places of
+        these tokens.
         """
         longest_first = np.argsort(-self.lengths, kind="stable")
         lengths, starts = self.lengths[longest_first], self.starts[longest_first]

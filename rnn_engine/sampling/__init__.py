@@ -1,4 +1,4 @@
-"""Draw tokens from rows of logits, exactly, from a step's few candidates wherever they suffice."""
+"""Draw tokens from rows of logits, exactly, and from a step's few candidates if they suffice."""
 
 from rnn_engine.sampling.masks import AllowedTokens, Mask, SequenceMask, TokenMask, stack_masks
 from rnn_engine.sampling.params import Sampler, SamplingParams

@@ -1,7 +1,11 @@
-"""What is added to single tokens' logits before a draw: the client's bias less the penalties for repeating.
+"""Adjust single tokens' logits before a draw: add the client's bias, take off the penalties for repeating.
 
-The order is: the bias is added; a recent token's logit is divided by `repeat_penalty` where it is positive, else
-multiplied; the presence and frequency penalties are taken off; then `TokenRule`s add to the next token alone.
+The order is:
+
+1. The bias is added.
+2. A recent token's logit is divided by `repeat_penalty` if it is positive, else multiplied by it.
+3. The presence and frequency penalties are taken off.
+4. Each `TokenRule` adds to the logits of a few tokens, for the next draw alone.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, I32, MOS
 
 
 class RecentTokens:
-    """The last `size` tokens of a sequence and how often each occurs; -1 is all of them."""
+    """The last `size` tokens of a sequence, and how often each occurs. A size of -1 means all tokens."""
 
     def __init__(self, size: int, tokens: Sequence[int]) -> None:
         self.size = size
@@ -27,9 +31,9 @@ class RecentTokens:
         self.counts = Counter(kept)
 
     def places(self, vocab_size: int) -> NDArray[np.uint32]:
-        """Return [V] at which of these places each token was seen last, from 1 on; 0 is none.
+        """Return [V] the place, from 1 on, at which each token was seen last; 0 if it was not.
 
-        Of all tokens since the beginning, the places are not kept, and each is at the first.
+        If the size is -1, places are not kept: every token that occurs has place 1.
         """
         places = np.zeros(vocab_size, np.uint32)
         if self._queue is None:
@@ -40,7 +44,7 @@ class RecentTokens:
         return places
 
     def append(self, token: int) -> int | None:
-        """Add a token; return one that occurs no more."""
+        """Add a token. Return the token that no longer occurs because of it, or None."""
         self.counts[token] += 1
         if self._queue is None:
             return None
@@ -61,32 +65,33 @@ NEVER = -1e30
 """A bias below every logit: such a token is drawn only where nothing else is left. Finite, for sums to have a value."""
 
 _FIRST_ROOM = 64  # tokens
-_LEAST_BIAS_ON_DEVICE = -1e4  # next to which no logit of f32 keeps a chance, while sums keep their precision
-_LEAST_ON_DEVICE = 1e-30  # for a token that has been seen, however long ago
-_LEAST_SCALE = 1e-100  # penalties are counted anew where they have decayed by more
+_LEAST_BIAS_ON_DEVICE = -1e4  # leaves a token no chance, while sums in f32 keep their precision
+_LEAST_ON_DEVICE = 1e-30  # the least penalty of a token that has been seen, even long ago
+_LEAST_SCALE = 1e-100  # once the scale is below it, it is multiplied into the penalties
 
 
 class TokenRule(Protocol):
-    """Something that changes what is added to a few tokens' logits from draw to draw."""
+    """A rule that adds something to a few tokens' logits, which may change from draw to draw."""
 
     def next(self) -> Mapping[int, float]:
-        """Return what is added to tokens' logits in the next draw."""
+        """Return, by token, what is added to its logit in the next draw."""
         ...
 
     def generated(self, token: int) -> None:
-        """Take note of a token that was drawn."""
+        """Count `token` as generated."""
         ...
 
 
 class Adjustments:
-    """What is added to the logits of the tokens that have a bias or have been seen.
+    """The changes to the logits of the tokens that have a bias, have been seen, or have a rule.
 
-    The penalties are ai00's: `presence` at a token's first sight and `frequency` at each; every token that is generated
-    later multiplies all of it by `decay`. `earlier` are tokens that count as seen before the first draw, oldest first:
-    each has `presence` once, and for each sight `frequency` decayed by its distance from the last.
+    The penalties are ai00's: `presence` when a token is first seen, and `frequency` each time. Every token that is
+    generated later multiplies all penalties by `decay`.
+    `earlier` are tokens that count as seen before the first draw, oldest first. Each of them has `presence` once, and
+    for each occurrence `frequency`, decayed by its distance from the last.
 
-    `repeat_penalty` is llama-server's: it holds for the tokens among the last `repeat_last_n` of `prompt` and what was
-    generated after it; -1 is all of them.
+    `repeat_penalty` is llama-server's. It applies to the tokens among the last `repeat_last_n` of `prompt` and the
+    generated text; -1 means all of them.
     """
 
     def __init__(
@@ -115,8 +120,8 @@ class Adjustments:
         self._tokens: I32 = np.empty(_FIRST_ROOM, np.int32)  # [room]
         self._seen: set[int] = set()
         self._total = 0.0  # of `_penalty`
-        self._scale = 1.0  # of `_penalty`: decay to the power of the tokens that were generated
-        # By token, [V]; those that have no use hold nothing.
+        self._scale = 1.0  # of `_penalty`: decay to the power of the number of generated tokens
+        # By token, [V]; arrays that are not needed are empty.
         self._is_known: NDArray[np.bool_] = np.zeros(vocab_size if self.may_change or bias else 0, np.bool_)
         self._is_recent: NDArray[np.bool_] = np.zeros(vocab_size if self._recent else 0, np.bool_)
         self._bias: F64 = np.zeros(vocab_size if bias else 0)
@@ -126,7 +131,7 @@ class Adjustments:
         self._begin(bias, earlier if self._penalises else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
-        """Take in all tokens that are known beforehand, at once: a million one by one would stall every step."""
+        """Take in the biased, earlier and prompt tokens at once, since a million one by one would stall every step."""
         if bias:
             biased = np.fromiter(bias, np.int32, len(bias))
             self._bias[biased] = np.maximum(np.fromiter(bias.values(), np.float64, len(bias)), NEVER)
@@ -148,23 +153,23 @@ class Adjustments:
 
     @property
     def may_change(self) -> bool:
-        """Whether anything is added to any logit, now or later."""
+        """True if something is added to some logit, now or later."""
         return self._size > 0 or self._penalises or self._recent is not None or len(self._rules) > 0
 
     @property
     def only_penalises(self) -> bool:
-        """Whether `penalty` is all that is ever taken off, and never below 0."""
+        """True if presence and frequency penalties are the only adjustment, and neither is negative."""
         plain = len(self._bias) == 0 and self._recent is None and not self._rules
         return plain and self._presence >= 0.0 and self._frequency >= 0.0
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that have been generated are penalised."""
+        """True if tokens that have been generated are penalised."""
         return self._penalises or self._recent is not None
 
     @property
     def fit_device(self) -> bool:
-        """Whether a device can add them: penalties in its ranges, and a few biases."""
+        """True if a device can apply these adjustments: penalties in its ranges, few biases, no rules."""
         amounts_fit = all(
             amount == 0.0 or DRAW_PENALTIES[0] <= amount <= DRAW_PENALTIES[1]
             for amount in (self._presence, self._frequency)
@@ -175,7 +180,7 @@ class Adjustments:
         return penalties_fit and not self._rules and self._num_biases <= MOST_DRAW_BIASES
 
     def for_device(self) -> DrawPenalties:
-        """Return what a device is to take off, where they `fit_device`; it goes on from the tokens so far."""
+        """Return the penalties for a device, which goes on from the tokens so far. They must `fit_device`."""
         earlier = None
         if self._seen:
             seen = np.fromiter(self._seen, np.int32, len(self._seen))
@@ -189,7 +194,7 @@ class Adjustments:
         return replace(penalties, repeat=self._repeat_penalty, window=window, seen=seen_last)
 
     def biases_for_device(self) -> DrawBiases | None:
-        """Return the biases, where they `fit_device`; None where there are none."""
+        """Return the biases for a device, or None if there are none. They must `fit_device`."""
         tokens = np.flatnonzero(self._bias).astype(np.int32)
         if len(tokens) == 0:
             return None
@@ -197,7 +202,7 @@ class Adjustments:
 
     @property
     def scale(self) -> float:
-        """What the numbers in the row of `keep_in` stand for: the penalties are so many times as great."""
+        """The factor by which the penalties are greater than the numbers in the row of `keep_in`."""
         return self._scale
 
     @property
@@ -206,18 +211,21 @@ class Adjustments:
         return self._total
 
     def keep_in(self, row: F64) -> None:
-        """Keep the penalties in `row` [V], which holds zeros, from now on; `clear` or another row leave it so."""
+        """Keep the penalties in `row` [V], which must hold zeros, from now on.
+
+        `clear`, or a call with another row, sets it to zeros again.
+        """
         row[self.tokens] = self._penalty[self.tokens]
         self.clear()
         self._penalty = row
 
     def clear(self) -> None:
-        """Forget all penalties, since nothing more is drawn."""
+        """Set all penalties to zero. Called when nothing more is drawn."""
         self._penalty[self.tokens] = 0.0
 
     @property
     def tokens(self) -> I32:
-        """[A] the tokens that something may be added to, in any order, until `generated` or `begin_draw` is called."""
+        """[A] the tokens whose logits may be changed, in any order. Valid until `generated` or `begin_draw`."""
         return self._tokens[: self._size]
 
     def others(self, ids: I32) -> I32:
@@ -228,23 +236,23 @@ class Adjustments:
         return others
 
     def added(self, tokens: I32, logits: F64) -> F64:
-        """Return what is added to `tokens`, whose logits under the model are `logits`."""
+        """Return what is added to the logits of `tokens`; `logits` are these logits under the model."""
         if self._recent is None:
             return self._plain(tokens)
         biased = logits + self._bias[tokens] if len(self._bias) else logits
         biased = np.where(self._is_recent[tokens], self._scaled(biased), biased)
-        with np.errstate(invalid="ignore"):  # what the model rules out stays so
+        with np.errstate(invalid="ignore"):  # a token that the model rules out stays ruled out
             added: F64 = biased - self._less(tokens) - logits
         np.copyto(added, 0.0, where=~np.isfinite(logits))
         return added
 
     def bound_added(self, tokens: I32, highest: float) -> F64:
-        """Return values that bound what is added to `tokens`, whose logits are at most `highest`, and a 0.
+        """Return values, and a 0, that bound what is added to `tokens`. Their logits are at most `highest`.
 
-        Added to the logit `highest`, the positive ones raise the tokens' mass at least as much as what is added does,
-        and the negative ones lower it at least as much.
+        If the positive values are added to the logit `highest`, they raise the tokens' mass at least as much as the
+        adjustments do. The negative values lower it at least as much.
         """
-        if highest == -np.inf:  # nothing brings back what the model rules out
+        if highest == -np.inf:  # no adjustment brings back tokens that the model rules out
             return np.zeros(1)
         plain = self._plain(tokens)
         if self._recent is None:
@@ -263,7 +271,7 @@ class Adjustments:
         return logits + self.added(ids, logits)
 
     def begin_draw(self) -> None:
-        """Ask the rules what they add to the next token. To be called before each draw."""
+        """Ask the rules what they add in the next draw. Call this before each draw."""
         if not self._rules:
             return
         self._by_rules[self._ruled] = 0.0
@@ -303,7 +311,7 @@ class Adjustments:
         self._scale = 1.0
 
     def _plain(self, tokens: I32) -> F64:
-        """Return what is added to `tokens` but for `repeat_penalty`."""
+        """Return what is added to `tokens`, except by `repeat_penalty`."""
         less = self._less(tokens)
         return self._bias[tokens] - less if len(self._bias) else -less
 
@@ -326,7 +334,7 @@ class Adjustments:
         self._size += 1
 
     def _add(self, tokens: I32) -> None:
-        """Make `tokens`, which differ, known."""
+        """Add `tokens`, which must differ, to `tokens` of this object."""
         new = tokens[~self._is_known[tokens]]
         self._is_known[new] = True
         self._tokens = np.concatenate((self.tokens, new, np.empty(self._size + len(new) + _FIRST_ROOM, np.int32)))

@@ -15,39 +15,39 @@ from rnn_engine.sampling.adjustments import F64, NEVER, Adjustments
 from rnn_engine.sampling.ranking import Bounds, Places, Ranking, Rest, bound_powers, bound_rest, widen
 from rnn_engine.types import I32
 
-# The tokens that the steps of a chain have left over of a ranking.
+# The pool of tokens that the steps of a chain have kept so far.
 #
-# Where the ranking holds a part of the row only, a pool is open: it begins with the tokens that are certain, and more
-# may follow them. A step that keeps none of those that follow closes it; its tokens are then those that the whole row
-# leads to.
+# If the ranking holds only a part of the row, a pool is open: it begins with the tokens whose rank is certain, and more
+# may follow them. A step that keeps none of the following tokens closes the pool. Its tokens are then the same as if
+# the whole row had been ranked.
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What follows the tokens of an open pool."""
+    """The unranked tokens that follow the tokens of an open pool."""
 
     rest: Rest
-    count: int  # how many tokens there are at most
+    count: int  # the most tokens that follow
     temperature: float = 1.0  # what the logits were divided by
 
     @property
     def ceiling(self) -> float:
-        """No logit is above it, after temperature."""
+        """An upper bound of their logits, after temperature."""
         return self.rest.ceiling / self.temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The n tokens that are left, at least one, likeliest first. An open pool has all tokens of its ranking."""
+    """The n tokens that the steps have kept: at least one, likeliest first. An open pool has all of its ranking."""
 
     ranking: Ranking
     places: Places  # [n] in the ranking
     logits: F64  # [n] adjusted and divided by the temperature
-    tail: Tail | None  # None where they are all
+    tail: Tail | None  # None if no tokens follow
 
     @staticmethod
     def of(ranking: Ranking) -> Pool:
-        """Return the tokens of a ranking that has some."""
+        """Return a pool of all tokens of `ranking`, which must have at least one."""
         tail = None if ranking.rest is None else Tail(ranking.rest, ranking.rest.count)
         return Pool(ranking, np.arange(len(ranking.ids)), ranking.logits, tail)
 
@@ -56,20 +56,23 @@ class Pool:
         return self.ranking.ids[self.places]
 
     def part(self, which: slice | Places) -> Pool:
-        """Return some of the tokens, alone."""
+        """Return a closed pool of the tokens `which`."""
         return Pool(self.ranking, self.places[which], self.logits[which], None)
 
     def first(self, count: int) -> Pool:
-        """Return the `count` likeliest tokens alone."""
+        """Return a closed pool of the `count` likeliest tokens."""
         return self.part(slice(count))
 
     def masses(self) -> F64:
-        """Return [n] cumulated probabilities in units of the first one's."""
+        """Return [n] the cumulated probabilities, in units of the first token's."""
         masses: F64 = np.exp(self.logits - self.logits[0]).cumsum()
         return masses
 
     def bound_total(self, masses: F64) -> Bounds:
-        """Bound what all tokens weigh, those that follow too, in units of the first; `masses` are the pool's own."""
+        """Bound the mass of all tokens, the following ones included, in units of the first token's.
+
+        `masses` is what `masses` of this pool returned.
+        """
         total: float = masses.item(-1)
         if self.tail is None:
             return total, total
@@ -85,30 +88,33 @@ class Pool:
         return mass if tail.temperature == 1.0 else bound_powers(mass, count, ceiling, tail.temperature)
 
 
-# The steps of llama-server's chain: each takes some of the tokens that are left away, or changes their logits.
+# The steps of llama-server's chain. Each removes some of the pool's tokens or changes their logits.
 #
 # The mathematics are those of llama.cpp's samplers of the same names, in f64. Every step sees the tokens that the
-# steps before it left, with probabilities that sum up to 1 over these.
+# steps before it kept, with probabilities that sum up to 1 over these.
 
-RULED_OUT = NEVER / 1e6  # no logit is under it but those of tokens that are never to be drawn
+RULED_OUT = NEVER / 1e6  # only tokens that must never be drawn have a logit below it
 _NO_MASS = -800.0  # exp of it is 0
 _RANGES_A_NAT = 128.0  # distances are counted by ranges, since sorting all takes far more time
-_LEAST_TEMPERATURE = 1e-15  # parts any two logits, and divides each without overflow
+_LEAST_TEMPERATURE = 1e-15  # separates any two different logits, and divides each without overflow
 
 
 class ChainStep(Protocol):
     """One step of a chain."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
-        """Return what is left of `pool`, at least one token; None where tokens that are not in it decide that."""
+        """Return the part of `pool` that the step keeps, at least one token.
+
+        Return None if the result depends on tokens that are not in the pool.
+        """
         ...
 
 
 class Selection(ChainStep, Protocol):
-    """A step that looks at all tokens, and takes some of them whatever their order."""
+    """A step that looks at all tokens and keeps some of them, and needs no order among them."""
 
     def kept(self, logits: F64) -> Places:
-        """Return the places of the tokens that are kept of `logits` [n], ascending; at least one."""
+        """Return the places in `logits` [n] of the tokens that are kept, ascending. There is at least one."""
         ...
 
 
@@ -128,7 +134,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """Keeps the likeliest tokens until they have the probability `p` together."""
+    """Keeps the likeliest tokens until together they have the probability `p`."""
 
     p: float
 
@@ -142,7 +148,7 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class MinP:
-    """Keeps the tokens that have at least `p` times the probability of the likeliest."""
+    """Keeps the tokens that have at least `p` times the probability of the likeliest token."""
 
     p: float
 
@@ -155,7 +161,7 @@ class MinP:
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma:
-    """Keeps the tokens whose logit is at most `n` standard deviations of all logits under the greatest."""
+    """Keeps the tokens whose logit is within `n` standard deviations, taken over all logits, of the greatest."""
 
     n: float
 
@@ -173,7 +179,7 @@ class TopNSigma:
 class TypicalP:
     """Keeps the tokens whose surprise is nearest to the entropy, until they have more than the probability `p`.
 
-    It keeps at most `most` of them, where that is not None. From Meister et al., "Locally Typical Sampling" (2023).
+    Keeps at most `most` tokens, unless that is None. From Meister et al., "Locally Typical Sampling" (2023).
     """
 
     p: float
@@ -206,7 +212,10 @@ class TypicalP:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """With a chance of `probability`, takes away all tokens of at least `threshold` but the least likely of them."""
+    """With a chance of `probability`, removes likely tokens.
+
+    Among the tokens with a probability of at least `threshold`, only the least likely is kept.
+    """
 
     probability: float
     threshold: float
@@ -222,10 +231,11 @@ class Xtc:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Divides the logits by a temperature; 0 keeps the likeliest token alone.
+    """Divides the logits by a temperature. A temperature of 0 keeps the likeliest token alone.
 
-    Where `span` is greater than 0 the temperature is between `temperature` - `span` and `temperature` + `span`: its
-    place there is the entropy of what is left, in units of the greatest there could be, to the power of `exponent`.
+    If `span` is greater than 0, the temperature follows the entropy of the pool, between `temperature` - `span` (at
+    least 0) and `temperature` + `span`. Its place in that range is the entropy, as a share of the greatest possible
+    one, to the power of `exponent`.
     """
 
     temperature: float
@@ -261,21 +271,21 @@ def _chances(pool: Pool) -> F64:
 
 
 def _entropy(chances: F64) -> float:
-    """Return the entropy in nats; a chance of 0 adds nothing to it."""
+    """Return the entropy in nats. A chance of 0 adds nothing to it."""
     possible = chances[chances > 0.0]
     return max(-float((possible * np.log(possible)).cumsum()[-1]), 0.0)
 
 
 # Mirostat: keep the surprise of the tokens near a target, by a limit that every token moves.
 #
-# From Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity" (2021); the
-# constants and the order of the steps are llama.cpp's, and of `MirostatV2` with `ai00` ai00's.
+# From Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity" (2021). The
+# constants and the order of the steps are llama.cpp's; for `MirostatV2` with `ai00` they are ai00's.
 
-_ESTIMATED = 100  # tokens of which the first version estimates how fast the probabilities fall
+_ESTIMATED = 100  # the first version estimates from this many tokens how fast the probabilities fall
 
 
 class MirostatV1:
-    """Keeps as many of the likeliest tokens as should have the wanted surprise by Zipf's law."""
+    """Keeps the likeliest tokens: by Zipf's law, as many as should have the wanted surprise."""
 
     def __init__(self, tau: float, eta: float, vocab_size: int) -> None:
         self._limit = _Limit(tau, eta)
@@ -306,9 +316,9 @@ class MirostatV1:
 
 
 class MirostatV2:
-    """Leaves out the tokens that are more surprising than the limit; of those that are, `ai00` keeps the first.
+    """Removes the tokens that are more surprising than the limit.
 
-    With `ai00` the limit is at most four times `tau`.
+    With `ai00` it keeps the first of these, too, and the limit is at most four times `tau`.
     """
 
     def __init__(self, tau: float, eta: float, *, ai00: bool = False) -> None:
@@ -329,7 +339,7 @@ class MirostatV2:
 
 
 class _Limit:
-    """How surprising a token may be, in bits."""
+    """The greatest surprise that a token may have, in bits."""
 
     def __init__(self, tau: float, eta: float, most: float = math.inf) -> None:
         self._tau = tau
@@ -338,7 +348,10 @@ class _Limit:
         self.surprise = 2.0 * tau
 
     def drawn(self, probability: float) -> None:
-        """Move the limit by how far a token's surprise is from the target; `probability` is that of the draw."""
+        """Lower the limit by `eta` times how far a token's surprise exceeds `tau`; raise it if the surprise is less.
+
+        `probability` is that with which the token was drawn.
+        """
         self.surprise = min(self.surprise - self._eta * (-math.log2(probability) - self._tau), self._most)
 
 
@@ -367,7 +380,10 @@ _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 
 
 class Cuts(NamedTuple):
-    """How the likeliest tokens are kept: 0 and 1 keep all; a `temperature` of 0 is the likeliest one alone."""
+    """The settings by which the likeliest tokens are kept.
+
+    A `top_k` of 0 and a `top_p` of 1 keep all. A `temperature` of 0 keeps the likeliest one alone.
+    """
 
     top_k: int
     top_p: float
@@ -376,17 +392,17 @@ class Cuts(NamedTuple):
 
 
 class Moving(Protocol):
-    """A step that carries state from token to token; the last one of a chain."""
+    """A step that carries state from token to token. It is the last one of a chain."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None: ...
 
     def drawn(self, probability: float) -> None:
-        """Take note of the probability with which the token was drawn that was."""
+        """Update the state with the probability with which the token was drawn."""
         ...
 
 
 class Chain:
-    """Applies `steps` and then `last`, where there is one, and draws by the probabilities that are left."""
+    """A sampler that applies `steps`, then `last` if there is one, and draws from the pool that remains."""
 
     num_uniforms = 2  # for the draw, and for XTC
 
@@ -401,7 +417,10 @@ class Chain:
 
     @property
     def cuts(self) -> Cuts | None:
-        """Its steps, where they are top-k, top-p, min-p and a temperature, or some of these, in that order."""
+        """The settings of the steps, or None if these are others than top-k, top-p, min-p, temperature in that order.
+
+        Some or all of the four may be missing. None also stands for a dynamic temperature.
+        """
         places = [_CUTTING.index(type(step)) if type(step) in _CUTTING else -1 for step in self._steps]
         if self._last is not None or -1 in places or places != sorted(set(places)):
             return None
@@ -460,7 +479,7 @@ class Chain:
 
 
 class LateAdjustments:
-    """Penalties that a client's list puts behind other steps, which do not see them."""
+    """Penalties that a client's list puts after other steps. The steps before do not see them."""
 
     def __init__(self, adjustments: Adjustments) -> None:
         self.adjustments = adjustments
@@ -475,9 +494,9 @@ class LateAdjustments:
 
 
 def parse_order(value: object) -> tuple[str, ...]:
-    """Return the names of `ORDER` that a list of names or a string of letters means.
+    """Return the names in `ORDER` that `value` stands for: a list of names, or a string of letters.
 
-    Raises InvalidRequestError, which names what is allowed.
+    Raises InvalidRequestError, which lists the allowed names.
     """
     names = list(value) if isinstance(value, str) else value
     known = {**_LETTERS, **_OTHER_NAMES, **{name: name for name in ORDER}}
@@ -494,7 +513,7 @@ def _allowed() -> str:
 
 
 def _needs_all(steps: Sequence[ChainStep]) -> bool:
-    """Return whether a step needs all tokens before another one has taken some away."""
+    """Return True if a step needs all tokens, and no step before it removes any."""
     for step in steps:
         if isinstance(step, TopNSigma | TypicalP) or (isinstance(step, Temperature) and step.span > 0.0):
             return True

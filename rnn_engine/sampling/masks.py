@@ -1,4 +1,4 @@
-"""Masks that allow some tokens of a vocabulary, among them those that keep a model's thoughts within a budget."""
+"""Masks that allow some tokens of a vocabulary, and a mask that keeps a model's thoughts within a budget."""
 
 from __future__ import annotations
 
@@ -23,47 +23,48 @@ _log = logging.getLogger(__name__)
 
 _EMPTY = "the mask of a token allows no token"
 
-MOST_SECONDS: Final = 10.0  # of the processor's time that the masks of one text may take
-MOST_SECONDS_EACH: Final = 0.5  # and one mask of these
+MOST_SECONDS: Final = 10.0  # of processor time that all masks of one text may take
+MOST_SECONDS_EACH: Final = 0.5  # of processor time that one mask may take
 
 
 class TokenMask(Protocol):
-    """Says before each token of one sequence which tokens it may be: a grammar, for one.
+    """Decides which tokens may come next in one sequence, as a grammar does.
 
-    `next` may be called on another thread than the others, but never two of them at a time.
+    `next` may be called on another thread than the other methods, but never two methods at a time.
     """
 
     @property
     def ended(self) -> bool:
-        """Whether the text ends here, with reason `stop`. False before the first token."""
+        """True if the text ends here, with reason `stop`. False before the first token."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that come next whatever the model says, perhaps none; `accept` is called with each.
+        """Return the tokens that come next whatever the model says, perhaps none.
 
-        They are not drawn, and all go through the model together. Asked before `next`, which is asked only where there
-        is none. A mix of states does not ask, so `next` must lead to the same tokens.
+        They are not drawn, and all go through the model together. `accept` is called with each.
+        This is called before `next`, and `next` only if there is no forced token.
+        A mix of states does not call it, so `next` must lead to the same tokens.
         """
         ...
 
     def next(self) -> Mask | None:
         """Return the tokens that may come next, at least one; None allows all.
 
-        The array must not change before `accept` is called. Where a call raises, its request alone ends.
+        The array must not change before `accept` is called. If a call raises, only its own request ends.
         """
         ...
 
     def accept(self, token: int) -> None:
-        """Go on to the place after `token`, which is forced, or was drawn from those that `next` allowed."""
+        """Go on to the place after `token`, which is forced or is one of the tokens that `next` allowed."""
         ...
 
     def copy(self) -> TokenMask:
-        """Return one that is at the same place and goes on by itself."""
+        """Return an independent copy at the same place."""
         ...
 
 
 class AllowedTokens:
-    """The tokens that a mask of the right shape allows."""
+    """The tokens that a mask allows. Its type and shape have been checked."""
 
     __slots__ = ("_count", "_vocab_size", "mask")
 
@@ -82,9 +83,10 @@ class AllowedTokens:
 
     @property
     def count(self) -> int:
-        """How many there are, at least 1: counted where that is asked, since it takes as long as making a mask.
+        """The number of allowed tokens, at least 1.
 
-        Raises StepError where the only bits that are set have no meaning.
+        It is counted when first read, since counting takes as long as making a mask.
+        Raises StepError if no bit within the vocabulary is set.
         """
         if self._count == 0:
             self._count = count_allowed(self.mask, self._vocab_size)
@@ -94,46 +96,51 @@ class AllowedTokens:
 
 
 class SequenceMask:
-    """What is known of the next token of one sequence.
+    """The forced or allowed next tokens of one sequence.
 
-    `forced` are the tokens that come next, one after another, where these are not drawn. `current` says what one that
-    is drawn may be, and is None where all tokens are allowed. `find_out` makes it, perhaps on another thread while a
-    step runs; nothing but `is_known` may be asked meanwhile.
+    `forced` are tokens that come next, one after another, without being drawn.
+    `current` holds the tokens that a drawn one may be, and is None if all are allowed.
+    `find_out` makes it, perhaps on another thread while a step runs. Meanwhile only `is_known` may be read.
     """
 
     def __init__(
         self, source: TokenMask, vocab_size: int, ends: Collection[int] = (), *, may_force: bool = True
     ) -> None:
-        """`ends` are tokens that end a text, too, wherever token 0 may. Where not `may_force`, all tokens are drawn."""
+        """`ends` are tokens that end a text. They are allowed wherever token 0 is.
+
+        If `may_force` is False, all tokens are drawn.
+        """
         self._source = source
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
-        self._added: frozenset[int] = frozenset()  # of them, to the current mask
+        self._added: frozenset[int] = frozenset()  # those of `_ends` that were added to the current mask
         self._may_force = may_force
-        self._current: AllowedTokens | MaskError | None = None  # the exception is what finding it out has raised
-        self._seconds = 0.0  # of the processor's time that the masks so far have taken
+        self._current: AllowedTokens | MaskError | None = None  # an exception is one that making the mask has raised
+        self._seconds = 0.0  # of processor time that the masks so far have taken
         self.last_seconds = 0.0  # by the clock, that the last mask has taken
-        self.is_known = False  # whether `current` was found out
+        self.is_known = False  # whether `current` has been made
         self.is_late = False  # a step has not waited for it
         self.forced: Sequence[int] = ()
         self.advance()
 
     @property
     def ended(self) -> bool:
-        """Whether no token follows the last one."""
+        """True if no token follows the last one."""
         return self._source.ended
 
     @property
     def current(self) -> AllowedTokens | None:
-        """Found out where it is not known. Raises MaskError, each time, for a mask that does not fit the vocabulary,
-        allows no token or has taken too long."""
+        """The tokens that may be drawn next, or None if all may. Makes the mask unless it is known.
+
+        Raises MaskError, at every read, if the mask does not fit the vocabulary, allows no token or has taken too long.
+        """
         self.find_out()
         if isinstance(self._current, MaskError):
             raise self._current
         return self._current
 
     def accept(self, token: int) -> None:
-        """Take note of the next token; `current` is None then, until `advance`."""
+        """Go on to the place after `token`. `current` is None from then until `advance`."""
         if token not in self._added:
             begun = time.thread_time()
             with _own_error():
@@ -142,7 +149,7 @@ class SequenceMask:
         self._current, self.is_known = None, True
 
     def advance(self) -> None:
-        """Find out what is forced after the last token."""
+        """Update `forced` for the place after the last token, and forget the current mask."""
         self._added = frozenset()
         self.is_known = self.is_late = False
         if self._may_force:
@@ -165,7 +172,7 @@ class SequenceMask:
         self.is_known = True
 
     def _count_seconds(self, begun: float) -> None:
-        """Count the seconds since `begun`. Raises MaskError where they, or all so far, are too many."""
+        """Count the processor time since `begun`. Raises MaskError if it, or the sum so far, is too long."""
         seconds = time.thread_time() - begun
         self._seconds += seconds
         if seconds > MOST_SECONDS_EACH or self._seconds > MOST_SECONDS:
@@ -175,7 +182,7 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return `mask` with the tokens that end a text, where it allows the end."""
+        """Return `mask` with all tokens that end a text added, if it allows token 0."""
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
@@ -187,16 +194,17 @@ class SequenceMask:
         return extended
 
     def fork(self) -> SequenceMask:
-        """Return one that is at the same place and goes on by itself."""
+        """Return an independent copy at the same place."""
         ahead = copy(self)
         ahead._source = self._source.copy()
         return ahead
 
     def follow(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
-        """Return the beginning of `draft` that may come next, and the masks of its tokens and of the one behind them.
+        """Return the beginning of `draft` that may come next, and the masks of its tokens and of the one after them.
 
-        A token that ends the text is left out. None where a token is forced, or all are allowed. Both are empty where
-        `current` would raise. It stays behind these tokens: see `fork`.
+        A token that ends the text is left out.
+        A mask is None if the token is forced or all are allowed. Both lists are empty if `current` would raise.
+        This object does not go back to the place before `draft`, so call this on a `fork`.
         """
         admitted: list[int] = []
         masks: list[Mask | None] = []
@@ -208,7 +216,7 @@ class SequenceMask:
                 mask = self._mask_of_next()
                 admitted.append(token)
                 masks.append(mask)
-        except Exception:  # the sequence meets it too, where it comes there
+        except Exception:  # the sequence meets it too if it gets there
             _log.debug("a draft ends where a mask fails", exc_info=True)
         return admitted, masks
 
@@ -218,7 +226,7 @@ class SequenceMask:
         return self.current.mask.copy()
 
     def _go_on(self, token: int) -> bool:
-        """Accept the next token and find out what is forced behind it; return False where it can't be or ends all."""
+        """Accept `token` and update what is forced after it. Return False if it is not allowed or ends the text."""
         if self.forced:
             is_allowed, self.forced = token == self.forced[0], self.forced[1:]
         else:
@@ -233,9 +241,9 @@ class SequenceMask:
         return True
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
-        """Return masks [rows, ceil(V / 32)] of which the last is the current one and the others allow all tokens.
+        """Return masks [rows, ceil(V / 32)]: the last is the current one, the others allow all tokens.
 
-        Where there is no current one, all tokens are allowed: None. Does not raise what `current` will.
+        Return None if there is no current mask. If `current` would raise, this does not; it returns None.
         """
         self.find_out()
         if not isinstance(self._current, AllowedTokens):
@@ -245,7 +253,7 @@ class SequenceMask:
 
 @contextmanager
 def _own_error() -> Iterator[None]:
-    """Raise MaskError from whatever the block raises, since what follows from it is the mask's fault alone."""
+    """Raise MaskError from whatever the block raises, so that the failure counts as the mask's own."""
     try:
         yield
     except MaskError:
@@ -255,7 +263,7 @@ def _own_error() -> Iterator[None]:
 
 
 def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
-    """Return the masks of rows, of which one is known, as [rows, ceil(V / 32)]. None allows all tokens."""
+    """Return the masks of rows as [rows, ceil(V / 32)]. None allows all tokens; at least one must not be None."""
     if len(masks) == 1 and masks[0] is not None:
         return masks[0][np.newaxis]
     known = next(mask for mask in masks if mask is not None)
@@ -284,15 +292,15 @@ def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Thoughts with which a text begins. What comes after them is the answer, which a grammar may hold."""
+    """The thoughts with which a text begins. The answer comes after them, and may have to follow a grammar."""
 
     end: bytes  # the text that closes them
-    closing: Sequence[int]  # tokens that say `end`
-    budget: int | None = None  # tokens of thoughts, after which they are closed; None: as many as the model likes
+    closing: Sequence[int]  # the tokens of `end`
+    budget: int | None = None  # after this many tokens of thoughts they are closed; None is no limit
 
 
 class ThinkingMask:
-    """Allows all tokens until the thoughts end, and then what the answer's mask allows. See `TokenMask`."""
+    """A `TokenMask` that allows all tokens until the thoughts end, and then those that the answer's mask allows."""
 
     def __init__(
         self,
@@ -302,9 +310,9 @@ class ThinkingMask:
         answer: Callable[[], TokenMask] | None,
         ends: Collection[int] = (0,),
     ) -> None:
-        """`answer` makes the mask of what comes after the thoughts; None allows all tokens there.
+        """`answer` makes the mask of the text after the thoughts; None allows all tokens there.
 
-        With one, a text can't end among its thoughts: none of `ends` is allowed there.
+        If `answer` is given, none of `ends` is allowed among the thoughts, so that the text can't end there.
         """
         self._thinking = thinking
         self._token_bytes = token_bytes
@@ -313,7 +321,7 @@ class ThinkingMask:
         self._answer: TokenMask | None = None
         self._num_tokens = 0
         self._tail = b""  # the end of the thoughts so far
-        self._closing: list[int] | None = None  # what remains to be said of the closing, where it has begun
+        self._closing: list[int] | None = None  # the tokens of the closing that still follow; None before it begins
         self._thinks = True
         self._among_thoughts = None if answer is None else _all_but(ends, vocab_size)
 
@@ -352,7 +360,7 @@ class ThinkingMask:
         return other
 
     def _due(self) -> int | None:
-        """Return the token that has to come next, where the budget is spent."""
+        """Return the token that has to come next because the budget is spent, or None."""
         budget = self._thinking.budget
         if self._closing is None and budget is not None and self._num_tokens >= budget:
             self._closing = list(self._thinking.closing)

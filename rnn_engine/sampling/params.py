@@ -1,4 +1,4 @@
-"""How a client wants its tokens drawn, declared once for Python, HTTP and the command line."""
+"""The sampling parameters of a request, declared once for Python, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -12,59 +12,61 @@ from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.ranking import Places, Ranking
 from rnn_engine.sampling.rows import SequenceContext
 
-# The protocol of samplers: how one sequence chooses its next token from a ranked row.
+# The protocol of samplers, which choose the next token of one sequence from a ranked row.
 
 
 class Sampler(Protocol):
     """A way to choose a token. Every sequence has a sampler of its own, so it may carry state from token to token.
 
-    Random numbers, penalties and bias, the log-probability of what was drawn and the reading of more of a row are
-    `SequenceSampler`'s: a sampler sees a ranking whose logits are adjusted already.
+    `SequenceSampler` takes care of random numbers, penalties, bias, log-probabilities and reading more of a row.
+    A sampler sees a ranking whose logits are adjusted already.
     """
 
     @property
     def num_uniforms(self) -> int:
-        """How many random numbers a draw takes: the same for every draw."""
+        """The number of random numbers that every draw takes."""
         ...
 
     @property
     def whole_row(self) -> bool:
-        """Whether every draw needs all tokens of the row.
+        """True if every draw needs all tokens of the row.
 
-        Where False, a draw is first tried on the few tokens that a step reads back.
+        If False, a draw is first tried on the few tokens that a step reads back.
         """
         ...
 
     @property
     def selection(self) -> Callable[[F64], Places] | None:
-        """What takes from the adjusted logits [n] of a whole row the places of all tokens that a draw may take.
+        """A function from the adjusted logits [n] of a whole row to the places of all tokens that a draw may choose.
 
-        It spares the others' ranking: a ranking with `is_selection` has those tokens alone. None: no such selection.
+        The other tokens need not be ranked then: a ranking with `is_selection` has the selected ones alone.
+        None if there is no such function.
         """
         ...
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
-        """Return the index into `ranking` of the token to take, or None where tokens that are not ranked decide it.
+        """Return the index into `ranking` of the chosen token, or None if that depends on unranked tokens.
 
-        `uniforms` are numbers from [0, 1). After None the draw is tried again with the same numbers and more of the
-        row; a ranking without a rest must settle it. What comes from few candidates must be what comes from the whole
-        row. Does not change the sampler.
+        `uniforms` are numbers from [0, 1).
+        After None the draw is tried again with the same numbers and more of the row. A ranking without a rest must
+        settle it.
+        The token must be the same for few candidates as for the whole row. Does not change the sampler.
         """
         ...
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Take note of a draw. Called once for each, with the ranking and the index that settled it."""
+        """Update the sampler's state. Called once after each draw, with the ranking and the index that settled it."""
         ...
 
 
-# ai00's samplers as its clients write them: an object with a `type` and the numbers of that type.
+# ai00's samplers as its clients write them: an object with a `type` and the settings of that type.
 
 PENALTY_DECAY = 0.99654026
 
 
 @dataclass(frozen=True, slots=True)
 class Ai00Nucleus:
-    """The likeliest tokens, with ai00's penalties."""
+    """Nucleus sampling: the likeliest tokens, with ai00's penalties."""
 
     TYPE: ClassVar = "Nucleus"
 
@@ -78,7 +80,7 @@ class Ai00Nucleus:
 
 @dataclass(frozen=True, slots=True)
 class Ai00Typical:
-    """The tokens whose surprise is nearest to the entropy, with ai00's penalties."""
+    """Typical sampling: the tokens whose surprise is nearest to the entropy, with ai00's penalties."""
 
     TYPE: ClassVar = "Typical"
 
@@ -121,7 +123,7 @@ _RANGES = {
     "tau": (0.0, 100.0),
 }
 _OTHER_NAMES = {"learning_rate": "rate", "Rate": "rate"}
-_UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life that `penalty_decay` says
+_UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life; `penalty_decay` replaces it
 
 
 def parse_ai00(value: object) -> Ai00Sampler:
@@ -174,7 +176,10 @@ SamplerChoice: TypeAlias = Ai00Sampler | None
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The range of a field's value, both ends included, and a sentence for clients. Of a mapping: of each value."""
+    """The range of a field's value, both ends included, and a sentence for clients.
+
+    For a mapping it is the range of each value.
+    """
 
     low: float
     high: float
@@ -185,17 +190,24 @@ class Allowed:
 class SamplingParams:
     """How a token is drawn from a row of logits.
 
-    Order: logits + bias, `repeat_penalty`, - presence and frequency penalties, - DRY, softmax, keep the `top_k` most
-    likely, keep tokens while the mass before a token is <= `top_p`, raise to 1 / temperature, renormalise, draw: ai00's
-    nucleus. Temperature 0 is greedy. Every generated token multiplies the penalties by `penalty_decay`, then adds
-    `frequency_penalty` to its own and, at its first sight, `presence_penalty`.
+    The default is ai00's nucleus, with these steps:
 
-    Where `samplers` is given or a field of another step is not neutral (`uses_chain`), the steps are llama-server's, in
-    its order or that of `samplers`; each sees what those before it left, with probabilities that sum up to 1. With
-    `mirostat` there are only the bias, the temperature and mirostat. `sampler` takes the place of all that and of the
-    penalties.
+    1. Add the bias to the logits, apply `repeat_penalty`, subtract the presence and frequency penalties and DRY.
+    2. Apply softmax.
+    3. Keep the `top_k` most likely tokens.
+    4. Keep tokens while the mass before a token is <= `top_p`.
+    5. Raise the probabilities to 1 / temperature, renormalise and draw. Temperature 0 is greedy.
 
-    A field that is added here is a field of the HTTP bodies and an option of the commands, under the same name.
+    Every generated token multiplies the penalties by `penalty_decay`. Then it adds `frequency_penalty` to its own and,
+    when first seen, `presence_penalty`.
+
+    If `samplers` is given or a field of another step is not neutral (`uses_chain`), the steps are llama-server's, in
+    its order or that of `samplers`. Each step sees the tokens that the steps before it kept, with probabilities that
+    sum up to 1.
+    With `mirostat` there are only the bias, the temperature and mirostat.
+    `sampler` replaces all of these steps and the penalties.
+
+    Each field here is also a field of the HTTP bodies and an option of the commands, under the same name.
     """
 
     temperature: Annotated[float, Allowed(0.0, 100.0, "0 always takes the likeliest token.")] = 1.0
@@ -269,7 +281,7 @@ class SamplingParams:
 
     @property
     def uses_chain(self) -> bool:
-        """Whether llama-server's steps draw, and not ai00's nucleus."""
+        """True if llama-server's steps draw instead of ai00's nucleus."""
         return (
             self.samplers is not None
             or self.mirostat > 0
@@ -282,12 +294,12 @@ class SamplingParams:
 
     @property
     def takes_likeliest_away(self) -> bool:
-        """Whether XTC has an effect."""
+        """True if XTC has an effect."""
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property
     def penalises_occurrence(self) -> bool:
-        """Whether there is a penalty for tokens that have occurred, in earlier replies too."""
+        """True if tokens that have occurred, in earlier replies too, have a penalty."""
         amounts = self if self.sampler is None else self.sampler
         return amounts.presence_penalty != 0.0 or amounts.frequency_penalty != 0.0
 
@@ -299,7 +311,7 @@ class SamplingParams:
             raise InvalidRequestError("sampler", self.sampler, "null beside samplers, mirostat, min_p and other steps")
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
-        """Return the same with token ids in place of texts, as `check` wants it. Raises InvalidRequestError."""
+        """Return a copy with token ids in place of texts, as `check` requires. Raises InvalidRequestError."""
         _refuse_one_text("bad_words", self.bad_words)
         if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
             return self
@@ -314,15 +326,15 @@ class SamplingParams:
         return replace(self, logit_bias=bias, bad_words=words)
 
     def make_sampler(self, context: SequenceContext) -> Sampler | None:  # noqa: ARG002
-        """Return what chooses the tokens of one sequence, in a subclass that has a sampler of its own.
+        """Return the sampler of one sequence, in a subclass that has one of its own.
 
-        None: the fields say what chooses them.
+        None means that the fields determine the sampler.
         """
         return None
 
 
 def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
-    """Raise InvalidRequestError where a text stands for several: its letters would be taken for them."""
+    """Raise InvalidRequestError if `texts` is a single text: each of its letters would be taken for a text."""
     if isinstance(texts, str):
         raise InvalidRequestError(name, texts, "several texts, as a list")
 
@@ -332,7 +344,10 @@ def _bounded_bias(value: float) -> float:
 
 
 def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:
-    """Return the tokens of a word, and those that it has after a space where these are others of the same number."""
+    """Return the tokens of a word and those of the word after a space.
+
+    The latter are left out if their number differs, or if they begin with the same token.
+    """
     if not isinstance(word, str):
         return [word]
     alone, spaced = tokenize(word.lstrip()), tokenize(" " + word.lstrip())
@@ -349,7 +364,7 @@ class Parameter:
     allowed: Allowed
 
     def check(self, value: Any, vocab_size: int) -> None:  # noqa: ANN401
-        """Raise InvalidRequestError where `value` is not allowed."""
+        """Raise InvalidRequestError if `value` is not allowed."""
         low, high = self.allowed.low, self.allowed.high
         if self.type == TokenBias:
             for token, number in value.items():

@@ -1,8 +1,8 @@
-"""Rank a row's tokens as far as that is certain, and bound what the tokens outside the ranking weigh.
+"""Rank a row's tokens as far as that is certain, and bound the mass of the tokens outside the ranking.
 
-A row's candidates are its K greatest logits, so a token outside them lies at or under the lowest candidate. Bias and
-penalties move tokens: a candidate that falls under that line, or an outsider that may rise over it, ends the part of
-the ranking that is certain.
+A row's candidates are its K greatest logits, so the logit of any other token is at most that of the lowest candidate.
+Bias and penalties then move tokens. The ranking is certain for the candidates that stay above every logit that a token
+outside them may reach.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rnn_engine.types import F32, I32
 Bounds: TypeAlias = tuple[float, float]
 """The least and the most that a quantity can be."""
 
-ROUNDING = 1e-9  # widens bounds beyond what sums of V numbers in another order may differ by
+ROUNDING = 1e-9  # bounds are widened by it; sums of V numbers in another order differ by less
 
-# How far a runner's f32 log-sum-exp may be from the true one: a constant part, and one that grows with its size.
+# How far a runner's f32 log-sum-exp may be from the true one: a constant part, and a part relative to its size.
 LOGSUMEXP_ERROR = (1e-5, 1e-6)
 
 
 def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
-    """Bound the mass of all tokens that are not ranked, in units of the first token's: exp(logit - logits[0]).
+    """Bound the mass of all unranked tokens, in units of the first token's: exp(logit - logits[0]).
 
-    `ranked_mass` is the mass of those that are ranked. At least one is.
+    `ranked_mass` is the mass of the ranked tokens. There must be at least one.
     """
     rest = ranking.rest
     if rest is None:
@@ -50,10 +50,10 @@ def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
 
 
 def _bound_unread(ranking: Ranking, rest: Rest, ranked_mass: float) -> Bounds:
-    """Bound what tokens that were not read weigh before they are adjusted."""
+    """Bound the mass of the unread tokens before they are adjusted."""
     row, top = rest.row, ranking.logits.item(0)
     limit = (row.num_allowed - len(rest.known)) * math.exp(row.logits.item(-1) - top)  # of at most 1 each
-    if row.allowed_logsumexp - top >= 700.0:  # exp overflows, where the top candidates were pushed very far down
+    if row.allowed_logsumexp - top >= 700.0:  # exp overflows if the top candidates were pushed very far down
         return 0.0, limit
     total = math.exp(row.allowed_logsumexp - top)
     error = total * (LOGSUMEXP_ERROR[0] + LOGSUMEXP_ERROR[1] * abs(row.allowed_logsumexp))
@@ -62,10 +62,12 @@ def _bound_unread(ranking: Ranking, rest: Rest, ranked_mass: float) -> Bounds:
 
 
 def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -> Bounds:
-    """Bound the sum of the (1 / temperature)-th powers of `count` numbers of this mass, each at most exp(ceiling).
+    """Bound the sum of the (1 / temperature)-th powers of `count` numbers whose sum is `mass`.
 
-    Of n numbers of sum m, each at most x, the a-th powers sum up to at least n (m/n)^a and at most m x^(a-1)
-    where a >= 1, and the other way round where a <= 1 (the power mean inequality, and p^a <= p x^(a-1)).
+    Each number is at most exp(ceiling).
+    Take n numbers of sum m, each at most x. If a >= 1, their a-th powers sum up to at least n (m/n)^a and at most
+    m x^(a-1). If a <= 1, the two bounds change places.
+    This follows from the power mean inequality, and from p^a <= p x^(a-1).
     """
     if temperature <= 1.0:
         return widen((_power_of_even(mass[0], count, temperature), _power_of_uneven(mass[1], ceiling, temperature)))
@@ -73,19 +75,19 @@ def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -
 
 
 def widen(bounds: Bounds) -> Bounds:
-    """Allow for the rounding of sums."""
+    """Return `bounds` widened by the rounding error of sums."""
     return bounds[0] * (1.0 - ROUNDING), bounds[1] * (1.0 + ROUNDING)
 
 
 def _power_of_even(mass: float, count: int, temperature: float) -> float:
-    """Return what `count` equal numbers of sum `mass` sum up to when raised to 1 / temperature."""
+    """Return the sum of the (1 / temperature)-th powers of `count` equal numbers whose sum is `mass`."""
     if mass == 0.0:
         return 0.0
     return math.exp(math.log(count) + math.log(mass / count) / temperature)
 
 
 def _power_of_uneven(mass: float, ceiling: float, temperature: float) -> float:
-    """Return the same for numbers that are either exp(ceiling) or nothing."""
+    """Return the same sum for numbers of which each is either exp(ceiling) or 0."""
     if mass == 0.0:
         return 0.0
     return math.exp(math.log(mass) + ceiling / temperature - ceiling)
@@ -99,31 +101,31 @@ _NOTHING.flags.writeable = False
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
-    """The S tokens of a row whose rank is certain, likeliest first. The rest, if any, all come after them."""
+    """The S tokens with a certain rank in a row, likeliest first. The rest, if any, all come after them."""
 
     ids: I32  # [S]
     raw: F64  # [S] the model's logits
     logits: F64  # [S] adjusted, descending, equal ones by ascending id
-    rest: Rest | None  # None where all tokens that are allowed are ranked
-    is_selection: bool = False  # whether a sampler's `selection` took these tokens, which is then no step of the draw
+    rest: Rest | None  # None if all allowed tokens are ranked
+    is_selection: bool = False  # a sampler's `selection` chose these tokens; the draw then skips that step
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Rest:
-    """What is known of the tokens that are not ranked, for samplers that can bound what they do not see."""
+    """What is known of the unranked tokens, for samplers that can work with bounds."""
 
     row: LogitRow
     count: int  # how many there are
-    ceiling: float  # no adjusted logit of theirs is above it
+    ceiling: float  # an upper bound of their adjusted logits
     known: F64  # [N] the model's logits of all tokens that were read, ranked or not
-    uncertain: F64  # [N - S] adjusted logits of those that were read and are not ranked
-    unread: F64  # what is added to tokens that were not read, and some zeros
+    uncertain: F64  # [N - S] the adjusted logits of the tokens that were read and are not ranked
+    unread: F64  # bounds of what is added to tokens that were not read, and some zeros
 
 
 def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ranking:
-    """Rank the candidates of a row as far as unread tokens can't come between them; perhaps none of them.
+    """Rank the candidates of a row as far as no unread token can come between them. The ranking may be empty.
 
-    `full` [V] is the whole row where it has been read; adjusted tokens are then no unread ones.
+    `full` [V] is the whole row if it has been read. All adjusted tokens count as read then.
     """
     lowest = row.logits.item(-1)
     if len(adjustments) == 0:
@@ -139,7 +141,7 @@ def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ra
         return Ranking(ids, raw, logits, None)
     ceiling = lowest + (float(unread.max()) if len(unread) else 0.0)
     size = int(falling.searchsorted(-ceiling))
-    if ceiling == lowest:  # an unread token that equals the lowest candidate has a higher id than any candidate there
+    if ceiling == lowest:  # an unread token of the same logit has a higher id than any candidate with that logit
         last = row.ids.item(-1)
         while size < len(ids) and logits.item(size) == raw.item(size) == lowest and ids.item(size) <= last:
             size += 1
@@ -150,7 +152,7 @@ def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ra
 def rank_all(
     full: F32, mask: Mask | None, adjustments: Adjustments, selection: Callable[[F64], Places] | None = None
 ) -> Ranking:
-    """Rank all tokens of a whole row [V], or all that `mask` allows; only those that `selection` takes of these."""
+    """Rank all tokens of a whole row [V] that `mask` allows and `selection` keeps; None keeps all."""
     logits = full.astype(np.float64)
     tokens = adjustments.tokens
     logits[tokens] += adjustments.added(tokens, logits[tokens])
@@ -166,9 +168,9 @@ def rank_all(
 
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
-    """Return the N tokens that were read: ids, logits, what is added to each; and what is added to unread ones.
+    """Return ids, logits and adjustments of the N tokens that were read, and the adjustments of unread ones.
 
-    That is given by values that bound it, where it depends on the logit.
+    An adjustment of an unread token is replaced by bounds if it depends on the token's logit.
     """
     ids, known = row.ids, row.logits.astype(np.float64)
     added = adjustments.added(ids, known)
@@ -183,9 +185,9 @@ def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I3
 
 
 def top_logprobs(row: LogitRow, count: int) -> tuple[tuple[int, float], ...]:
-    """Return the `count` likeliest (token, natural-log probability), likeliest first, equal ones by ascending id.
+    """Return the `count` likeliest tokens as (id, natural-log probability), likeliest first, equal ones by id.
 
-    Of a masked row, the likeliest of the allowed tokens, with their probabilities in the whole row.
+    Of a masked row, return the likeliest of the allowed tokens, with their probabilities in the whole row.
     """
     wide = row
     if len(row.ids) < min(count, row.num_allowed):

@@ -1,4 +1,4 @@
-"""One row of logits as a step reads it back, and rows of several states mixed into one."""
+"""One row of logits as a step reads it back, and the mix of several states' rows into one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rnn_engine.types import F32, I32, Readout
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class LogitRow:
-    """K candidates: the greatest of the logits of those V tokens that `mask` allows.
+    """K candidates of a row: the greatest logits among the tokens that `mask` allows.
 
-    `read_full` gives the model's own logits, which no mask has changed; it may be called as long as `Readout.full_row`.
-    `of` and `of_full` raise StepError where a log-sum-exp is infinite or undefined.
+    `read_full` returns the model's own logits, unchanged by a mask. It may be called as long as `Readout.full_row`.
+    `of` and `of_full` raise StepError if a log-sum-exp is infinite or undefined.
     """
 
     ids: I32  # [K] greatest logit first, equal logits by ascending id
@@ -41,7 +41,7 @@ class LogitRow:
         num_allowed = vocab_size
         if allowed is not None:
             num_allowed = allowed.count
-            ids, logits = ids[:num_allowed], logits[:num_allowed]  # beyond, they stand for no token
+            ids, logits = ids[:num_allowed], logits[:num_allowed]  # the others stand for no token
             allowed_logsumexp = _checked(readout.allowed_logsumexp.item(row))
         return LogitRow(
             ids=ids,
@@ -56,7 +56,7 @@ class LogitRow:
 
     @staticmethod
     def of_full(full: F32, count: int, mask: Mask | None = None) -> LogitRow:
-        """Return a whole row [V] as at least `count` candidates, or as all that `mask` allows."""
+        """Return a whole row [V] with at least `count` candidates, or with all tokens that `mask` allows if fewer."""
         logsumexp = allowed_logsumexp = _logsumexp(full)
         num_allowed = len(full)
         if mask is not None:
@@ -67,13 +67,16 @@ class LogitRow:
         return row.widened(full, count)
 
     def scattered(self) -> F32:
-        """Return [V] the candidates in the places of their tokens; 0 elsewhere."""
+        """Return [V] the candidates' logits by token id; 0 for all other tokens."""
         full: F32 = np.zeros(self.vocab_size, np.float32)
         full[self.ids] = self.logits
         return full
 
     def widened(self, full: F32, count: int) -> LogitRow:
-        """Return this row with at least `count` candidates, or all that are allowed; `full` is from `read_full`."""
+        """Return this row with at least `count` candidates, or with all allowed tokens if fewer.
+
+        `full` is what `read_full` returned.
+        """
         allowed = None if self.mask is None else allowed_tokens(self.mask, len(full))
         logits = full if allowed is None else full[allowed]
         if count < len(logits):
@@ -91,23 +94,26 @@ RowSource: TypeAlias = Callable[[], LogitRow]
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class RunRows:
-    """The rows that one run has in a step's read-out. To be used as long as `Readout.full_row`."""
+    """The rows that one run has in a step's read-out. Valid as long as `Readout.full_row`."""
 
     readout: Readout
-    first: int  # row of the read-out
+    first: int  # number of the first row in the read-out
     count: int
     vocab_size: int
-    allowed: AllowedTokens | None = None  # in the last row
+    allowed: AllowedTokens | None = None  # the tokens that the last row allows; None is all
 
     def __len__(self) -> int:
         return self.count
 
     def row(self, index: int, allowed: AllowedTokens | None = None) -> LogitRow:
-        """Return row number `index` of the run; `allowed` are those in it. Raises StepError as `LogitRow.of`."""
+        """Return row number `index` of the run. `allowed` are the tokens that the step allowed in it.
+
+        Raises StepError as `LogitRow.of` does.
+        """
         return LogitRow.of(self.readout, self.first + index, self.vocab_size, allowed)
 
     def last(self) -> LogitRow:
-        """Return the last row of the run, of which there is one. Raises StepError as `LogitRow.of`."""
+        """Return the last row of the run, which must have one. Raises StepError as `LogitRow.of` does."""
         return self.row(self.count - 1, self.allowed)
 
     def target_logit(self, index: int) -> float:
@@ -123,7 +129,7 @@ def _logsumexp(logits: F32) -> float:
 
 
 def _checked(logsumexp: float) -> float:
-    """Raise StepError where a row holds no probabilities, which would make nonsense of every draw."""
+    """Return `logsumexp`. Raises StepError if it is not finite, since the row then holds no probabilities."""
     if not math.isfinite(logsumexp):
         raise StepError(f"the model's logits have a log-sum-exp of {logsumexp}; expected a finite number")
     return logsumexp
@@ -131,12 +137,12 @@ def _checked(logsumexp: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """The beginning of one sequence and its vocabulary."""
+    """What a sampler has to know of one sequence: its beginning and its vocabulary."""
 
     earlier: Sequence[int] = ()  # tokens of earlier replies, oldest first, which count as seen
     prompt: Sequence[int] = ()
     stop_tokens: Sequence[int] = ()
-    min_tokens: int = 0  # before which no stop token is drawn
+    min_tokens: int = 0  # no stop token is drawn before this many tokens
     vocab_size: int = 2**16
     token_bytes: Callable[[int], bytes] = lambda _: b""
 
@@ -148,9 +154,9 @@ NO_CONTEXT = SequenceContext()
 # With weights w_i, logits l_i and probabilities p_i = softmax(l_i), the mixed distribution is
 #
 # * `log`: softmax(sum w_i log p_i), the product of the p_i, each raised to its weight. Weights 1 + g and -g contrast
-# one state with another, as classifier-free guidance does. The sum of the weights acts as the inverse of a
-# temperature. * `probability`: sum w_i p_i / sum w_i, as if each token came from one of the states, drawn by their
-# weights.
+#   one state with another, as classifier-free guidance does. The sum of the weights acts as the inverse of a
+#   temperature.
+# * `probability`: sum w_i p_i / sum w_i, as if each token came from one of the states, drawn by their weights.
 
 MixKind: TypeAlias = Literal["log", "probability"]
 
@@ -158,7 +164,7 @@ MAX_WEIGHT = 100.0
 
 
 def check_weights(weights: Sequence[float], kind: MixKind) -> None:
-    """Raise InvalidRequestError where a weight is out of range, or all are 0."""
+    """Raise InvalidRequestError if a weight is out of range, or all are 0."""
     for number, weight in enumerate(weights):
         check_range(f"state.{number}.weight", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
     if not any(weights):
@@ -166,8 +172,9 @@ def check_weights(weights: Sequence[float], kind: MixKind) -> None:
 
 
 def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
-    """Return logits [V] of the mixed distribution. A row of weight 0 takes no part, and one of weight 1 stays as it is
-    where no other takes part.
+    """Return logits [V] of the mixed distribution.
+
+    A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
     """
     parts = [(row.astype(np.float64), weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
     if kind == "log":
@@ -176,7 +183,7 @@ def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> 
         mixed = parts[0][0]
     else:
         mixed = _logsumexp_of_mix(np.stack([row - _logsumexp_of_mix(row) + math.log(weight) for row, weight in parts]))
-    with np.errstate(over="ignore"):  # what does not fit is infinite, and refused where it is drawn from
+    with np.errstate(over="ignore"):  # a logit beyond f32 becomes infinite, and drawing from its row raises
         return np.asarray(mixed, np.float32)
 
 

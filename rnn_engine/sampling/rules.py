@@ -1,8 +1,9 @@
 """Rules that penalise or forbid single tokens: DRY, bad words, and tokens that may not come yet.
 
-A token that would make a repetition longer than `allowed_length` loses `multiplier` * `base` to the power of how much
-longer. The mathematics are llama.cpp's. A repetition does not reach across a breaker, which counts wherever its text
-occurs, however it is cut into tokens; a token that holds a whole breaker is never penalised.
+DRY penalises a token that would continue a repetition of n >= `allowed_length` tokens. Its logit loses
+`multiplier` * `base`^(n - `allowed_length`). The mathematics are llama.cpp's.
+A repetition does not reach across a breaker. A breaker counts wherever its text occurs, even if it is cut into several
+tokens. A token that holds a whole breaker is never penalised.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import numpy as np
 from rnn_engine.sampling.adjustments import NEVER
 from rnn_engine.types import I32
 
-MOST_TOKENS = 4096  # that are looked at: each costs time in every step
+MOST_TOKENS = 4096  # that DRY looks at, since each costs time in every step
 _LARGEST_LOG = 88.7228391  # of a penalty before `multiplier`
 
 
 class Dry:
-    """The rule of a sequence of which `tokens` have been seen. It looks at the last `last_n`; -1 is the most."""
+    """The DRY rule of a sequence that begins with `tokens`.
+
+    It looks at the last `last_n` tokens; -1 means `MOST_TOKENS`.
+    """
 
     def __init__(
         self,
@@ -40,13 +44,13 @@ class Dry:
         self._window = MOST_TOKENS if last_n < 0 else min(last_n, MOST_TOKENS)
         self._breaks = _Breaks(breakers, token_bytes)
         self._tokens: I32 = np.zeros(2 * self._window + 1, np.int32)  # [room]
-        self._repeated: I32 = np.zeros(2 * self._window + 1, np.int32)  # [room] how much of the end ends there too
+        self._repeated: I32 = np.zeros(2 * self._window + 1, np.int32)  # [room] how many tokens up to it repeat the end
         self._size = 0
         for token in tokens[max(len(tokens) - self._window, 0) :]:
             self.generated(token)
 
     def next(self) -> Mapping[int, float]:
-        """Return what is taken off the tokens that would continue a repetition, as negative numbers."""
+        """Return the penalties of the tokens that would continue a repetition, as negative numbers."""
         first = max(self._size - self._window, 0)
         count = self._size - first
         limit = min(self._breaks.tokens_since, count)
@@ -82,7 +86,7 @@ class Dry:
 
 
 class _Breaks:
-    """How many tokens follow the last breaker of a sequence."""
+    """Counts the tokens after the last breaker of a sequence."""
 
     def __init__(self, breakers: Sequence[str], token_bytes: Callable[[int], bytes]) -> None:
         self._breakers = tuple(breaker.encode() for breaker in breakers)
@@ -93,7 +97,7 @@ class _Breaks:
         self.tokens_since = 0
 
     def holds(self, token: int) -> bool:
-        """Return whether the token alone holds a whole breaker."""
+        """Return True if the token alone holds a whole breaker."""
         if token not in self._holds:
             data = self._token_bytes(token)
             self._holds[token] = any(breaker in data for breaker in self._breakers)
@@ -114,7 +118,7 @@ class _Breaks:
 
 
 class BadWords:
-    """Forbids the last token of each of `words` where what was generated ends with the tokens before it."""
+    """Forbids the last token of each of `words` if the generated text ends with the word's other tokens."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._single = {word[0]: NEVER for word in words if len(word) == 1}

@@ -1,4 +1,4 @@
-"""Greedy and nucleus sampling, and the choice of the sampler and the adjustments that `SamplingParams` describe."""
+"""Greedy and nucleus sampling, and the functions that make a sampler and adjustments from `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rnn_engine.sampling.rules import BadWords, Dry, NotBefore
 
 
 class Greedy:
-    """Takes the first token of the ranking; of equally likely ones that is the one with the lowest id.
+    """Chooses the first token of the ranking; of equally likely tokens, the one with the lowest id.
 
     It is a nucleus of one token.
     """
@@ -55,14 +55,14 @@ class Greedy:
 # Nucleus sampling is from Holtzman et al., "The Curious Case of Neural Text Degeneration" (2020), section 3.1. As in
 # ai00, the kept probabilities are raised to 1 / temperature after the cut, not before it.
 #
-# Every quantity that depends on the uncertain rest is carried as a pair of bounds. The draw is made where both bounds
-# lead to the same token, which is then the token that the whole row leads to; otherwise there is none.
+# Every quantity that depends on the uncertain rest is carried as a pair of bounds. If both bounds lead to the same
+# token, the whole row would lead to it too, and it is drawn. Otherwise the draw is not settled.
 
 
 class Nucleus:
     """Keeps the `top_k` likeliest tokens (0: all), then those before which at most `top_p` of the whole mass lies.
 
-    It draws one of them with a chance in proportion to p^(1 / temperature); `temperature` is greater than 0.
+    It draws a kept token with a chance in proportion to p^(1 / temperature). `temperature` must be greater than 0.
     """
 
     num_uniforms = 1
@@ -94,7 +94,7 @@ class Nucleus:
         """Carries no state."""
 
     def _bound_weight(self, ranking: Ranking, rest: Rest, mass: F64, weight: F64) -> Bounds:
-        """Bound the sum of p^(1/T) over the tokens that are kept."""
+        """Bound the sum of p^(1/T) over the kept tokens."""
         size, ranked = len(mass), mass.item(-1)
         outside = bound_rest(ranking, ranked)
         total = widen((ranked + outside[0], ranked + outside[1]))
@@ -107,12 +107,12 @@ class Nucleus:
         return least, most
 
     def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
-        """Return how many tokens are kept if all weigh `total`; more than S stands for a part of the rest too."""
+        """Return how many tokens are kept if the mass of all is `total`. More than S means a part of the rest too."""
         by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
         return min(by_mass, self.top_k or num_tokens, num_tokens)
 
     def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
-        """Bound the sum of p^(1/T) over those of the rest that are kept, where at least one may be."""
+        """Bound the sum of p^(1/T) over the kept tokens of the rest. At least one may be kept."""
         size = len(ranking.ids)
         count = min(rest.count, (self.top_k or size + rest.count) - size)
         ceiling = rest.ceiling - ranking.logits.item(0)
@@ -123,17 +123,17 @@ class Nucleus:
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
-    """[S] cumulated p^(1/T) in units of the first."""
-    with np.errstate(over="ignore"):  # next to no temperature: minus infinity is what is meant
+    """Return [S] the cumulated p^(1/T), in units of the first token's."""
+    with np.errstate(over="ignore"):  # a tiny temperature gives minus infinity, which is right
         weight: F64 = np.exp(scaled / temperature).cumsum()
     return weight
 
 
-_ADJUSTING = ORDER[:2]  # the steps that change logits and take nothing away
+_ADJUSTING = ORDER[:2]  # the steps that change logits and remove no tokens
 
 
 def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
-    """Return what chooses the tokens of one sequence."""
+    """Return the sampler that chooses the tokens of one sequence."""
     if (own := params.make_sampler(context)) is not None:
         return own
     match params.sampler:
@@ -154,7 +154,7 @@ def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
 
 
 def make_adjustments(params: SamplingParams, context: SequenceContext) -> Adjustments:
-    """Return what is added to the logits before the sampler sees them."""
+    """Return the adjustments that are added to the logits before the sampler sees them."""
     bias = {token: value for token, value in params.logit_bias.items() if isinstance(token, int)}
     rules: list[TokenRule] = []
     if params.bad_words:
@@ -174,7 +174,10 @@ def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
 
 
 def _leading(params: SamplingParams) -> Sequence[str]:
-    """Return the adjusting steps at the beginning, as far as their order is that in which all is adjusted at once."""
+    """Return the adjusting steps at the beginning of the order that one `Adjustments` can do together.
+
+    It can do so only in the order of `ORDER`.
+    """
     names = ORDER if params.samplers is None else params.samplers
     for beginning in (_ADJUSTING, _ADJUSTING[:1], _ADJUSTING[1:]):
         if tuple(names[: len(beginning)]) == beginning:
@@ -189,7 +192,7 @@ def _adjust(
     bias: Mapping[int, float],
     rules: Sequence[TokenRule],
 ) -> Adjustments:
-    """Return `bias`, `rules` and the adjusting steps `names` as one."""
+    """Return `bias`, `rules` and the adjusting steps `names` as one `Adjustments`."""
     if "dry" in names and _has_effect(params, "dry"):
         rules = (*rules, _dry(params, context))
     if "penalties" not in names:

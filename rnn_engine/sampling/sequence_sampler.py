@@ -1,7 +1,7 @@
 """Draw the tokens of one sequence: random numbers, penalties, bias, and further reads of a row if a draw needs them.
 
-The whole row is read only where the candidates do not settle the draw, which is then made again with the same
-numbers: the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
+If the candidates do not settle a draw, the whole row is read and the draw is made again with the same random numbers.
+So the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rnn_engine.sampling.rows import NO_CONTEXT, LogitRow, SequenceContext
 from rnn_engine.sampling.samplers import Greedy, Nucleus, make_adjustments, make_sampler
 from rnn_engine.types import DRAW_TEMPERATURES, DrawPenalties, TokenDraw
 
-# Random numbers as a pure function of a seed and a place, which the host and a device compute alike.
+# Random numbers as a pure function of a seed and a place. The host and a device compute the same ones.
 #
 # Philox4x32-10 is from Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011): ten rounds turn a key of
 # 64 bits, here the seed, and a counter of 128 bits into four words. philox.wgsl is the same function.
@@ -38,7 +38,7 @@ _HALF: Final = np.uint64(32)
 
 
 def philox(seeds: NDArray[np.uint64], counters: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return the four words [4, N], each below 2^32, of seeds [N] or [1] and counters [4, N]."""
+    """Return four random words [4, N], each below 2^32, for seeds [N] or [1] and counters [4, N]."""
     keys = (np.stack((seeds & _WORD, seeds >> _HALF)) + _KEY_STEPS) & _WORD  # [_ROUNDS, 2, N]
     even, odd = counters[0::2].astype(np.uint64), counters[1::2].astype(np.uint64)
     for key in keys:
@@ -51,9 +51,10 @@ def philox(seeds: NDArray[np.uint64], counters: NDArray[np.uint32]) -> NDArray[n
 
 
 def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDArray[np.integer] | int = 0) -> F64:
-    """Return numbers from [0, 1) of 53 bits, [N]: for each seed, or the one seed, one for a token's place in its text.
+    """Return [N] random numbers of 53 bits from [0, 1), one for each place in a text.
 
-    `kinds` tells the random numbers of one token apart, where a draw takes several.
+    `seeds` is [N] or [1], `tokens` are the places.
+    `kinds` distinguishes the random numbers of one token if a draw takes several.
     """
     counters = np.zeros((4, len(tokens)), np.uint32)
     counters[0] = tokens
@@ -64,9 +65,9 @@ def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDAr
 
 
 def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> list[float]:
-    """Return the random numbers of `count` tokens from the place `first` on: those of all kinds of each, in a row.
+    """Return the random numbers of `count` tokens from the place `first` on, `num_kinds` for each token.
 
-    They are in one flat list, since a list a token is one more object that the garbage collector walks through.
+    They are in one flat list, since with a list for each token the garbage collector would walk through more objects.
     """
     places = np.repeat(np.arange(first, first + count), num_kinds)
     kinds = np.tile(np.arange(num_kinds), count)
@@ -75,16 +76,16 @@ def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> list[flo
 
 
 _AHEAD = 256  # tokens whose random numbers are made at once: 141 us, and 113 us for a quarter of them
-WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time
+WIDER = (1024, 8192)  # tokens of a whole row to rank before ranking all, since sorting fewer takes far less time
 
 
 def random_seed() -> int:
-    """Return a seed that no one can foresee; small enough for readers of JSON that keep numbers as doubles."""
+    """Return an unpredictable seed below 2^53, so that readers of JSON that keep numbers as doubles keep it exactly."""
     return secrets.randbits(53)
 
 
 def _cuts_on_device(sampler: Sampler) -> Cuts | None:
-    """Return how a device keeps tokens as `sampler` does; None where it can't."""
+    """Return the settings with which a device keeps the same tokens as `sampler`, or None if it can't."""
     match sampler:
         case Greedy() | Nucleus():
             return Cuts(sampler.top_k, sampler.top_p, None, sampler.temperature)
@@ -114,14 +115,14 @@ class SequenceSampler:
         context: SequenceContext = NO_CONTEXT,
         note_whole_row: Callable[[], None] = lambda: None,
     ) -> None:
-        """`note_whole_row` is called for each row that is read whole."""
+        """`note_whole_row` is called each time that a whole row is read."""
         self._sampler = make_sampler(params, context)
         self.adjustments = make_adjustments(params, context)
         self._penalises = self.adjustments.penalises
         self._note_whole_row = note_whole_row
         self.seed = seed
         self.index = 0  # of the next token in the text: how many were drawn or given before it
-        self._uniforms: list[float] = []  # of the tokens from `_first` on
+        self._uniforms: list[float] = []  # random numbers of the tokens from `_first` on
         self._first = 0
         sampler, joins = self._sampler, self.adjustments.only_penalises
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
@@ -130,27 +131,33 @@ class SequenceSampler:
         self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
         self._cuts = _cuts_on_device(sampler)
         self._biases = self.adjustments.biases_for_device() if self.adjustments.fit_device else None
-        self._on_device: DrawPenalties | None = None  # what the device takes off
-        self._num_on_device = 0  # how many tokens of the text the device has counted in that, or knew of before
+        self._on_device: DrawPenalties | None = None  # the penalties that the device applies
+        self._num_on_device = 0  # how many tokens of the text are counted in these
 
     def settle(self, token: int) -> None:
-        """Count `token` as generated, which `JointDraws` has drawn."""
+        """Count `token`, which `JointDraws` has drawn, as generated."""
         self.index += 1
         if self._penalises:
             self.adjustments.generated(token)
 
     def left_open(self, uniform: float) -> None:
-        """Note the random number of the next draw, which `JointDraws` leaves to `draw`."""
+        """Keep the random number of the next draw, which `JointDraws` leaves to `draw`."""
         self._uniforms, self._first = [uniform], self.index
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
-        """Whether a device can draw for it, as `device_draw` tells it to; one that `has_penalties` or not."""
+        """Return True if a device can draw for this sequence, as `device_draw` describes.
+
+        `has_penalties` says whether it can apply penalties in the sequence's slot.
+        """
         if not self.adjustments.fit_device or (self.adjustments.penalises and not has_penalties):
             return False
         return self._cuts is not None and DRAW_TEMPERATURES[0] <= self._cuts.temperature <= DRAW_TEMPERATURES[1]
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
-        """Have a device draw `count` tokens, or up to one that `halts` says, after `ahead` which it draws before."""
+        """Return a draw of `count` tokens on a device. It ends early after a token that is set in `halts`.
+
+        `ahead` is the number of tokens that the device draws before, in steps still in flight.
+        """
         assert self._cuts is not None, "a device does not draw what it can't"
         top_k, top_p, min_p, temperature = self._cuts
         draw = TokenDraw(self.seed, self.index + ahead, top_k, top_p, temperature, count, halts, min_p, self._biases)
@@ -163,18 +170,18 @@ class SequenceSampler:
         return draw
 
     def drew_on_device(self, tokens: Sequence[int]) -> None:
-        """Count `tokens` as generated, which a device has drawn."""
+        """Count `tokens`, which a device has drawn, as generated."""
         self.index += len(tokens)
         self._num_on_device += len(tokens)
         if self._penalises:
             self.uncounted.extend(tokens)
 
     def leave_device(self) -> None:
-        """Have the next `device_draw` bring the penalties along, since the slot that has them is given away."""
+        """Make the next `device_draw` bring the penalties along, since the slot that holds them is given away."""
         self._on_device = None
 
     def count_drawn(self) -> None:
-        """Count in `adjustments` what a device has drawn, which no draw on the device asks for."""
+        """Count in `adjustments` the tokens that a device has drawn. Draws on the device do not need it."""
         for token in self.uncounted:
             self.adjustments.generated(token)
         del self.uncounted[:]
@@ -198,14 +205,14 @@ class SequenceSampler:
         return Draw(token, ranking.raw.item(index) - row.logsumexp)
 
     def given(self, token: int) -> None:
-        """Count `token` as generated, which was not drawn."""
+        """Count `token`, which was not drawn, as generated."""
         self.count_drawn()
         self.index += 1
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
 
     def _find_uniforms(self) -> int:
-        """Return where in `_uniforms` the random numbers of the next draw begin."""
+        """Return the index in `_uniforms` at which the random numbers of the next draw begin."""
         count = self._sampler.num_uniforms
         place = (self.index - self._first) * count
         if place >= len(self._uniforms) and count > 0:
@@ -214,7 +221,7 @@ class SequenceSampler:
         return place
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
-        """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""
+        """Yield rankings of the candidates of `row`, then of more of its tokens, and last of all allowed tokens."""
         complete, selection = len(row.ids) == row.num_allowed, self._sampler.selection
         if complete and selection is not None:
             yield rank_all(row.scattered(), row.mask, self.adjustments, selection)

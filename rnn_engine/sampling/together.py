@@ -1,7 +1,7 @@
 """Draw the next tokens of many sequences at once, from the candidates of one step.
 
-It is `Nucleus` over all rows in arrays, with the same bounds and the same results. Where the candidates of a row do not
-decide its draw, or its sampler is another one, there is none, and the sequence draws by itself.
+This is `Nucleus` in arrays over all rows, with the same bounds and the same results.
+A sequence draws by itself if the candidates of its row do not settle the draw, or if it has another sampler.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from rnn_engine.sampling.rows import RunRows
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, uniforms
 from rnn_engine.types import I32, Readout
 
-# Rank the candidates of many rows as far as that is certain: `ranking.py` and `bounds.py` over arrays.
+# Rank the candidates of many rows as far as that is certain: `ranking.py` over arrays.
 #
 # N rows, K candidates each. Masses are in units of the first ranked token's.
 
 Flags: TypeAlias = NDArray[np.bool_]
 Places: TypeAlias = NDArray[np.signedinteger]
 
-_FARTHEST = 700.0  # from the first logit to the log-sum-exp; exp overflows beyond
+_FARTHEST = 700.0  # the most between the first logit and the log-sum-exp; exp overflows beyond it
 
 
 @dataclass(slots=True, eq=False)
 class Candidates:
-    """What a step has read of N rows. Beyond the tokens that a row's mask allows, logits are minus infinity."""
+    """The candidates of N rows of a step. If a row's mask allows fewer than K tokens, the other logits are -inf."""
 
     ids: I32  # [N, K]
     logits: F64  # [N, K] the model's, greatest first
     logsumexp: F64  # [N] over the whole row
     allowed_logsumexp: F64  # [N] over the allowed tokens
-    unread: F64  # [N] or []: how many allowed tokens there are at most beyond the candidates; 0 if there are none
+    unread: F64  # [N] or []: the most allowed tokens that there may be beyond the candidates
 
     @staticmethod
     def of(rows: Sequence[RunRows]) -> Candidates:
-        """Return the candidates of each run's last row, all of one step."""
+        """Return the candidates of the last row of each run. All runs are of one step."""
         readout = rows[0].readout
         numbers = np.array([each.first + each.count - 1 for each in rows])
         logsumexp = readout.logsumexp[numbers].astype(np.float64)
@@ -53,7 +53,7 @@ class Candidates:
 def _count_unread(
     rows: Sequence[RunRows], readout: Readout, numbers: Places, logsumexp: F64, lowest: F64
 ) -> tuple[F64, F64]:
-    """Return `allowed_logsumexp` and `unread` of `Candidates`; `lowest` [N] are the logits of the last candidates."""
+    """Return `allowed_logsumexp` and `unread` of `Candidates`. `lowest` [N] are the logits of the last candidates."""
     most = float(rows[0].vocab_size - readout.ids.shape[1])
     is_masked = np.array([each.allowed is not None for each in rows])
     if not is_masked.any():
@@ -64,20 +64,20 @@ def _count_unread(
 
 @dataclass(slots=True, eq=False)
 class RankedRows:
-    """N rows of which each first tokens are ranked for certain; the rest, if any, all come after them."""
+    """N rows, each with its first tokens ranked for certain. The rest of a row's tokens, if any, come after them."""
 
-    order: Places | None  # [N, K] the candidates, likeliest first; None where that is their own order
-    scaled: F64  # [N, K] their adjusted logits less the first one; minus infinity where the rank is not certain
-    size: Places  # [N] or []: how many are certain
-    rest: F64  # [N] or []: how many tokens there are beyond those
-    least_rest: F64  # [N] the least and the most that these weigh
-    most_rest: F64  # [N]
-    ceiling: F64  # [N] no adjusted logit of theirs is above it, less the first one
-    is_known: Flags  # [N] whether all that could be found out
+    order: Places | None  # [N, K] the candidates, likeliest first; None if they are in that order already
+    scaled: F64  # [N, K] their adjusted logits less the first one; minus infinity if the rank is not certain
+    size: Places  # [N] or []: how many ranks are certain
+    rest: F64  # [N] or []: the most tokens that there may be beyond those
+    least_rest: F64  # [N] the least mass of the rest
+    most_rest: F64  # [N] the most
+    ceiling: F64  # [N] an upper bound of the rest's adjusted logits, less the first one
+    is_known: Flags  # [N] whether the row could be ranked and bounded
 
 
 def rank_candidates(candidates: Candidates) -> RankedRows:
-    """Rank candidates to which nothing is added."""
+    """Rank candidates without adjustments."""
     logits = candidates.logits
     top = logits[:, 0]
     scaled = logits - top[:, np.newaxis]
@@ -88,9 +88,10 @@ def rank_candidates(candidates: Candidates) -> RankedRows:
 
 
 def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> RankedRows:
-    """Rank candidates off which `penalties` [N, K] are taken; `others` [N] bounds those of all unread tokens together.
+    """Rank candidates after taking off `penalties` [N, K].
 
-    None is negative. Rows with equal logits after that are left unknown, as are those of which nothing is certain.
+    `others` [N] is an upper bound of the sum of all unread tokens' penalties. No penalty may be negative.
+    A row is left unknown if it has equal logits afterwards, or if no rank is certain.
     """
     logits = candidates.logits - penalties
     order = np.argsort(-logits, axis=1, kind="stable")
@@ -105,7 +106,7 @@ def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> Ranke
     known = np.exp(candidates.logits - top[:, np.newaxis]).sum(axis=1)
     ceiling = lowest - top
     least_rest, most_rest, is_known = _bound_unread(candidates, top, known, ceiling)
-    least_rest = np.maximum(least_rest - others * np.exp(ceiling), 0.0)  # for 1 - exp(-x) <= x
+    least_rest = np.maximum(least_rest - others * np.exp(ceiling), 0.0)  # since 1 - exp(-x) <= x
     size = is_certain.sum(axis=1)
     has_equals = is_penalised & ((logits[:, 1:] == logits[:, :-1]) & (logits[:, 1:] > -np.inf)).any(axis=1)
     return RankedRows(
@@ -121,9 +122,10 @@ def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> Ranke
 
 
 def _bound_unread(candidates: Candidates, top: F64, known: F64, lowest: F64) -> tuple[F64, F64, Flags]:
-    """Bound [N] what unread tokens weigh before they are adjusted, and say of which rows that can be done.
+    """Return [N] the least and the most mass of unread tokens before adjustment, and whether the bounds hold.
 
-    `known` is what the candidates weigh, and `lowest` the logit of the last one less `top`, that of the first token.
+    `known` is the mass of the candidates. `top` is the logit of the first token.
+    `lowest` is the logit of the last candidate less `top`.
     """
     gap = candidates.allowed_logsumexp - top
     total = np.exp(gap)
@@ -135,26 +137,26 @@ def _bound_unread(candidates: Candidates, top: F64, known: F64, lowest: F64) -> 
     return least, most, np.abs(gap) < _FARTHEST
 
 
-FEWEST = 6  # rows; fewer are drawn from more quickly one by one
+FEWEST = 6  # rows; drawing from fewer is quicker one by one
 
-_AHEAD = 64  # tokens whose random numbers are made at once, of all sequences that have used half of theirs
+_AHEAD = 64  # tokens whose random numbers are made at once, for all sequences that have used half of theirs
 _ALL = 2**31 - 1  # top_k that keeps every token
 _NOWHERE = -_AHEAD  # before every text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nuclei:
-    """How N sequences draw."""
+    """The settings with which N sequences draw, as arrays."""
 
     samplers: Sequence[SequenceSampler]
     slots: Places  # [N]
     seeds: NDArray[np.uint64]  # [N]
     top_k: Places  # [N]
-    least_p: F64  # [N] top_p with room for the rounding of sums, as is the next
-    most_p: F64  # [N]
+    least_p: F64  # [N] top_p, lowered by the rounding of sums
+    most_p: F64  # [N] top_p, raised by it
     temperature: F64  # [N]
     is_plain: bool  # all temperatures are 1
-    penalties: list[Adjustments]  # [N], or none where nobody penalises
+    penalties: list[Adjustments]  # [N], or empty if no sequence penalises
 
     @staticmethod
     def of(samplers: Sequence[SequenceSampler]) -> _Nuclei:
@@ -176,18 +178,18 @@ class _Nuclei:
 
 
 class JointDraws:
-    """Draws for the sequences of one scheduler. For one thread."""
+    """Draws for the sequences of one scheduler. Not thread-safe."""
 
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self._vocab_size = vocab_size
-        self._penalties: F64 = np.zeros((num_slots, vocab_size))  # pages that nobody has written take no memory
-        self._penalising: dict[int, Adjustments] = {}  # by slot: whose penalties lie in its row
-        self._uniforms: F64 = np.zeros((num_slots, _AHEAD))  # of a slot's tokens from `_first` on
+        self._penalties: F64 = np.zeros((num_slots, vocab_size))  # pages that are never written take no memory
+        self._penalising: dict[int, Adjustments] = {}  # by slot: the adjustments whose penalties are in its row
+        self._uniforms: F64 = np.zeros((num_slots, _AHEAD))  # random numbers of a slot's tokens from `_first` on
         self._first: Places = np.full(num_slots, _NOWHERE)
-        self._nuclei = _Nuclei.of(())  # those of the latest draw: mostly the next step draws for the same sequences
+        self._nuclei = _Nuclei.of(())  # of the latest draw: usually the next step draws for the same sequences
 
     def join(self, slot: int, sampler: SequenceSampler) -> None:
-        """Have `sampler` draw for the sequence in `slot` from now on, in place of the one before."""
+        """Register `sampler` for the sequence in `slot`, in place of the slot's sampler before."""
         if (before := self._penalising.pop(slot, None)) is not None:
             before.clear()
         sampler.slot = slot
@@ -197,7 +199,7 @@ class JointDraws:
             sampler.adjustments.keep_in(self._penalties[slot])
 
     def leave(self, sampler: SequenceSampler) -> None:
-        """Let go of a sampler that has joined, which may join again."""
+        """Remove a sampler that has joined. It may join again."""
         adjustments = self._penalising.pop(sampler.slot, None)
         if adjustments is not None:
             adjustments.keep_in(np.zeros(self._vocab_size))
@@ -205,9 +207,10 @@ class JointDraws:
         self._nuclei = _Nuclei.of(())  # it may join in another slot
 
     def draw(self, samplers: Sequence[SequenceSampler], rows: Sequence[RunRows]) -> list[Draw | None]:
-        """Draw a token for each of `samplers`, which have joined, from the last of its rows, and count it as generated.
+        """Draw a token for each of `samplers` from the last of its rows, and count it as generated.
 
-        The rows are of one step. None where a token has to be drawn by `SequenceSampler.draw`.
+        The samplers must have joined, and the rows must be of one step.
+        An item is None if the sequence has to draw by `SequenceSampler.draw`.
         """
         draws: list[Draw | None] = [None] * len(samplers)
         joining = [place for place, sampler in enumerate(samplers) if sampler.nucleus is not None]
@@ -219,7 +222,7 @@ class JointDraws:
             self._nuclei = _Nuclei.of(samplers)
         numbers = self._find_uniforms()
         candidates = Candidates.of(rows)
-        with np.errstate(all="ignore"):  # rows that hold no probabilities settle nothing
+        with np.errstate(all="ignore"):  # rows without probabilities are not settled
             ranked = self._rank(candidates)
             index, settled = self._draw(ranked, numbers)
         each = np.arange(len(samplers))
@@ -265,9 +268,9 @@ class JointDraws:
         return rank_penalised(candidates, penalties, others)
 
     def _draw(self, rows: RankedRows, uniforms: F64) -> tuple[Places, Flags]:
-        """Return [N] the index of each row's token in its ranking, and whether what is known decides it."""
+        """Return [N] the index of each row's token in its ranking, and [N] whether the draw is settled."""
         nuclei = self._nuclei
-        mass = np.exp(rows.scaled).cumsum(axis=1)  # [N, K]; the same from the last certain token on
+        mass = np.exp(rows.scaled).cumsum(axis=1)  # [N, K]; constant from the last certain token on
         weight = mass if nuclei.is_plain else np.exp(rows.scaled / nuclei.temperature[:, np.newaxis]).cumsum(axis=1)
         least_cut = nuclei.least_p * (mass[:, -1] + rows.least_rest)
         most_cut = nuclei.most_p * (mass[:, -1] + rows.most_rest)
@@ -284,9 +287,12 @@ class JointDraws:
         return index, rows.is_known & (weight[each, index] > uniforms * most)
 
     def _count_kept(self, rows: RankedRows, mass: F64, least_cut: F64, most_cut: F64) -> tuple[Places, Places]:
-        """Return [N] how many tokens are kept at least and at most; more than are certain: some that follow, too."""
+        """Return [N] the least and the greatest number of kept tokens.
+
+        A number greater than that of the certain tokens means that some of the rest are kept too.
+        """
         each, top_k = np.arange(len(mass)), self._nuclei.top_k
-        first = (mass > least_cut[:, np.newaxis]).argmax(axis=1)  # before which most of what is kept lies
+        first = (mass > least_cut[:, np.newaxis]).argmax(axis=1)  # the last kept token, if any mass exceeds the cut
         fewest = np.minimum(np.where(mass[:, -1] > least_cut, first, rows.size) + 1, top_k)
         if ((mass[each, first] > most_cut) | (mass[:, -1] <= least_cut)).all():  # nearly always
             return fewest, fewest
@@ -294,7 +300,10 @@ class JointDraws:
         return fewest, np.minimum(np.where(mass[:, -1] > most_cut, first, rows.size) + 1, top_k)
 
     def _bound_kept_rest(self, rows: RankedRows, ranked: F64, least_cut: F64, most_cut: F64) -> tuple[F64, F64]:
-        """Bound [N] the sum of p^(1/T) over the tokens beyond the certain ones that are kept, where any may be."""
+        """Return [N] the least and the greatest sum of p^(1/T) over the kept tokens of the rest.
+
+        It is meaningful for the rows that may keep some of these.
+        """
         count = np.maximum(np.minimum(rows.rest, self._nuclei.top_k - rows.size), 1)
         one = np.exp(rows.ceiling)
         least = np.minimum(rows.least_rest * count / np.maximum(rows.rest, 1), least_cut - ranked)
@@ -303,7 +312,7 @@ class JointDraws:
 
 
 def _bound_powers(least: F64, most: F64, count: F64, ceiling: F64, temperature: F64) -> tuple[F64, F64]:
-    """Bound [N] sums of (1 / temperature)-th powers, as the function of this name in `bounds.py` does for one row."""
+    """Bound [N] sums of (1 / temperature)-th powers, as `bound_powers` of `ranking.py` does for one row."""
     is_cold = temperature <= 1.0
     even = np.where(is_cold, least, most)
     uneven = np.where(is_cold, most, least)

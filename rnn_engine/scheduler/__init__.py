@@ -1,4 +1,4 @@
-"""Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings, text."""
+"""Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings and text."""
 
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.scheduler.inboxes import Delivery, Inbox, Inboxes

@@ -1,19 +1,19 @@
-"""Where the runs of a prompt end so that its state can be kept, and which prompts wait for which.
+"""Plan at which positions of a prompt its state is kept, and which prompts wait for another one.
 
-A recurrent state can't be cut in the middle, so a run must end where a checkpoint is wanted: at the positions from
-which later prompts are likely to go on, and where prompts that arrived meanwhile need it. Those wait until the running
-prompt has passed that position, then look the cache up again and go on from there (single flight). If the running
-prompt dies, whoever of the waiters asks first runs from what the cache has by then.
+A recurrent state can't be cut back to an earlier position, so a run must end wherever a checkpoint is wanted. Later
+prompts are likely to go on from some positions; prompts that arrive meanwhile need others. Such a prompt waits until
+the running one has passed the position, then looks the cache up again and goes on from there (single flight). If the
+running prompt ends early, the first waiter that asks again runs from what the cache has by then.
 
     wait = flights.find(prefix, saved)                   # `saved` is what the cache would save now
     if wait is not None: wait.claim(); hold the request back until wait.ready, then ask again
-    plan = flights.lead(prefix, saved, plan_checkpoints(...), waypoints)    # and those of waypoints.py
+    plan = flights.lead(prefix, saved, plan_checkpoints(...), waypoints)    # `Waypoints` of the same prompt
     while the prompt runs:
         submit a run that ends at plan.next() at the latest; plan.submit(its end)
         when it is done: if plan.at(its end): keep a checkpoint; plan.advance(its end)
     plan.close()                                         # at the prompt's end, or at once on any failure
 
-Pure bookkeeping on the scheduler's one thread: no locks, no clock, no cache.
+All of this is bookkeeping on the scheduler's one thread: it uses no locks, no clock and no cache.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from typing import TypeAlias
 from states.cache.checkpoint import CheckpointKind
 from states.tokens import TOKEN_BYTES, shared_tokens
 
-# States kept on the way of a long prompt, so that a later prompt that leaves it does not pay for all of it again.
+# Waypoints are states kept along a long prompt, so that a later prompt need not run all of a common part again.
 #
-# Nobody knows where later prompts will leave this one: they change a paragraph, or a single token, since the first of
-# what follows a text may merge with the text's last. Waypoints bound what that costs.
+# The position at which a later prompt departs can't be known. It may change a paragraph, or a single token: the last
+# token of a text may merge with the first of what follows. Waypoints bound what that costs.
 #
-# The promise, while memory has room (`states/cache/eviction.py`) and as far as the prompt was run itself: whoever
-# shares half or more of a prompt that takes `LEAST_STEPS` full steps finds a state after nine tenths of what they
-# share, or later. So each waypoint lies at most a ninth of its position behind the kept state before it, the first one
-# just before the middle: seven or eight of them, `MOST_WAYPOINTS` at most, and fewer where other states are kept.
+# This is promised while memory has room (`states/cache/eviction.py`), and for the part of the prompt that was run and
+# not cached: a later prompt that shares half or more of a prompt of `LEAST_STEPS` full steps finds a state at nine
+# tenths of the common part, or later. So the first waypoint lies just before the middle, and each later one follows the
+# kept state before it by at most a ninth of that state's position. That makes seven or eight waypoints, at most
+# `MOST_WAYPOINTS`, and fewer if other states are kept.
 #
-# A waypoint ends a run, which costs a step. So one is made where a run ends anyway, if that is far enough from the
-# state before; else the run is cut as late as the promise allows, at the end of a line or a sentence if one is near.
-# As steps of few tokens cost nearly as much as full ones, a shorter prompt is cut once at most, so that the promise
-# holds for whoever shares 19 of 20 tokens; others lose about a step's tokens.
+# A waypoint lies at the end of a run, and cutting a run costs a step. So the end of a run becomes a waypoint if it is
+# far enough from the kept state before it. Otherwise a run is cut as late as the promise allows, at the end of a line
+# or a sentence if one is near. Steps of few tokens cost nearly as much as full ones, so a prompt of fewer steps is cut
+# once at most. The promise then holds for prompts that share 19 of 20 tokens; others lose about a step's tokens.
 
-LEAST_STEPS = 10  # full steps that a prompt takes for which the whole promise holds
-LEAST_CUT_STEPS = 4  # full steps that a prompt still takes where it is cut at all
-LEAST_LENGTH = 256  # tokens of a prompt that has any
+LEAST_STEPS = 10  # full steps that a prompt must take for the whole promise to hold
+LEAST_CUT_STEPS = 4  # full steps that a prompt must still take for a run of it to be cut
+LEAST_LENGTH = 256  # tokens that a prompt must have for any waypoint
 MOST_WAYPOINTS = 16  # of one prompt, as follows from the distances
 
-_MOST_LOOKED_AT = 64  # tokens before a cut, to find the end of a sentence
+_MOST_LOOKED_AT = 64  # tokens before the latest cut that are searched for the end of a line or a sentence
 _SENTENCE_ENDS = tuple(mark.encode() for mark in ".!?。！？")
 
 FindBreak: TypeAlias = Callable[[int, int], int | None]
@@ -55,17 +56,17 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Where the next waypoint may lie: where a run ends from `earliest` on, or else at `cut`."""
+    """The next waypoint is the first end of a run from `earliest` on; a run ends at `cut` at the latest."""
 
     earliest: int
     cut: int | None  # None = no run is cut for it
 
 
 class Waypoints:
-    """The waypoints of one prompt, which are chosen as its runs are submitted."""
+    """The waypoints of one prompt. They are chosen as the prompt's runs are submitted."""
 
     def __init__(self, length: int, saved: int, points: Iterable[int], step_tokens: int, find_break: FindBreak) -> None:
-        """`saved` of `length` tokens come from the cache; states are kept at the positions `points` anyway.
+        """The first `saved` of `length` tokens come from the cache. States are kept at the positions `points` anyway.
 
         A step runs at most `step_tokens`.
         """
@@ -79,7 +80,7 @@ class Waypoints:
 
     @property
     def cut(self) -> int | None:
-        """Where the next run has to end at the latest; None where that may be anywhere."""
+        """The position at which the next run must end at the latest; None if it may end anywhere."""
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
@@ -106,11 +107,11 @@ class Waypoints:
         return None
 
     def _is_early(self, position: int) -> bool:
-        """Return True if a state there is of too little use to a prompt that shares half of this one."""
+        """Return True if a state at `position` is of too little use to a prompt that shares half of this one."""
         return 20 * position < 9 * self._length
 
     def _latest(self) -> int:
-        """Return up to where the next state has to lie."""
+        """Return the last position at which the next state may be."""
         return (self._length - 1) // 2 if self._is_early(self._kept) else 10 * self._kept // 9
 
     def _window_up_to(self, latest: int) -> _Window:
@@ -119,7 +120,7 @@ class Waypoints:
         return _Window(max(earliest, cut - self._step + 1), cut)
 
     def _window_of_short(self) -> _Window | None:
-        """Return that of a prompt that is cut once at most, at nine tenths of it or a little later."""
+        """Return the window of a prompt that is cut once at most, at nine tenths of its length or a little later."""
         earliest_cut, latest = -(-9 * self._length // 10), 19 * self._length // 20
         if self._kept >= earliest_cut or any(earliest_cut <= point <= latest for point in self._points):
             return None
@@ -132,9 +133,9 @@ class Waypoints:
 
 
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
-    """Return the last end of a line from `earliest` to `latest`, else that of a sentence.
+    """Return the last end of a line from `earliest` to `latest`, or else the last end of a sentence.
 
-    None if the text has neither, or if there is no tokenizer.
+    Return None if the text has neither, or if there is no tokenizer.
     """
     sentence = None
     for position in range(latest, earliest - 1, -1):
@@ -146,9 +147,9 @@ def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earli
     return sentence
 
 
-MAX_CHECKPOINTS = 8  # of one prompt, its end included
+MAX_CHECKPOINTS = 8  # of one prompt, its end included, without waypoints and claims
 MIN_GAP = 32  # tokens that a branch point saves over the checkpoint before it, or between turns and other checkpoints
-MIN_SHARED = 32  # tokens that must be gained for a prompt to wait
+MIN_SHARED = 32  # tokens that a prompt must gain by waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +169,15 @@ def plan_checkpoints(
     checkpoint_positions: Iterable[int] = (),
     max_checkpoints: int = MAX_CHECKPOINTS,
 ) -> tuple[CheckpointPoint, ...]:
-    """Return the checkpoint points of a prompt of `length` tokens, ascending, none of them at or before `saved`.
+    """Return the checkpoint points of a prompt of `length` tokens, ascending, all of them after `saved`.
 
-    `saved` tokens come from the cache, `known` is how far the prompt follows a known path (both as the look-up says),
-    `turn_positions` are those at which the turns of a chat end, `checkpoint_positions` those that the client set. The
-    prompt's end is always there, with its logits, unless all of it is saved; then those of the client, the branch point
-    and turns, the later the sooner, at most `max_checkpoints`. A branch point counts however near the end it is: other
-    prompts leave there, and the checkpoints after it are of no use to them.
+    The first `saved` tokens come from the cache, and the first `known` follow a path that the cache knows; the look-up
+    gives both. The turns of a chat end at `turn_positions`, and the client set `checkpoint_positions`.
+
+    The prompt's end is always a point, with its logits, unless all of the prompt is saved. Then come the client's
+    positions, the branch point (`known`) and the ends of turns, later ones first, until there are `max_checkpoints`.
+    The branch point is kept however near the end it is: other prompts leave this one there, and the checkpoints after
+    it are of no use to them.
     """
     if saved >= length:
         return ()
@@ -208,19 +211,19 @@ def _is_worth_it(position: int, kind: CheckpointKind, others: set[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """What of a prompt others may share, from its beginning on, and the root of the state that it starts from."""
+    """The first part of a prompt, which other prompts may share, and the root of the state that it starts from."""
 
     root: str
     packed: bytes
 
     @property
     def length(self) -> int:
-        """In tokens."""
+        """The number of tokens."""
         return len(self.packed) // TOKEN_BYTES
 
 
 class CheckpointPlan:
-    """The checkpoint points of one running prompt that have not been passed; waiters may add some."""
+    """The checkpoint points of one running prompt that have not been passed; waiting prompts may add some."""
 
     def __init__(
         self,
@@ -229,29 +232,29 @@ class CheckpointPlan:
         points: Iterable[CheckpointPoint] = (),
         waypoints: Waypoints | None = None,
     ) -> None:
-        """Without a `prefix` nobody may wait for the prompt. `saved` tokens of it need not be run."""
+        """`saved` tokens of the prompt need not be run. Without a `prefix`, no other prompt may wait for this one."""
         self.prefix = prefix
         self.position = saved  # tokens that have been run, and whose checkpoints have been kept
-        self.submitted = saved  # those of steps in flight included
+        self.submitted = saved  # tokens that have been run or are in flight
         self.open = prefix is not None and saved < prefix.length  # others may wait for it
         self._points = {point.position: point for point in points}
         self._waypoints = waypoints
 
     def next(self) -> CheckpointPoint | None:
-        """Return the nearest point at which no submitted run ends."""
+        """Return the nearest point that lies after all submitted runs, or None."""
         ahead = [point for position, point in self._points.items() if position > self.submitted]
         if self._waypoints is not None and (cut := self._waypoints.cut) is not None:
             ahead.append(_waypoint(cut))
         return min(ahead, key=attrgetter("position"), default=None)
 
     def at(self, position: int) -> CheckpointPoint | None:
-        """Return the point at `position`, if one is there that has not been passed."""
+        """Return the point at `position`, or None if there is none or it was passed."""
         return self._points.get(position)
 
     def submit(self, end: int) -> None:
-        """Note that a run up to `end` was submitted; nobody can claim a point up to there any more.
+        """Note that a run up to `end` was submitted, so that no point up to there can be claimed any more.
 
-        A waypoint may become a point there.
+        The end itself may become a waypoint.
         """
         self.submitted = end
         if self._waypoints is not None and self._waypoints.submit(end, is_point=end in self._points):
@@ -266,37 +269,37 @@ class CheckpointPlan:
             self.close()
 
     def claim(self, position: int, *, logits: bool) -> None:
-        """Add a point for a prompt that waits; `position` lies after what was submitted."""
+        """Add a point for a prompt that waits; `position` must lie after all submitted runs."""
         assert self.submitted < position, f"a claim at {position} of what was submitted up to {self.submitted}"
         planned = self._points.get(position)
         kind = CheckpointKind.BRANCH if planned is None else planned.kind
         self._points[position] = CheckpointPoint(position, kind, logits or (planned is not None and planned.logits))
 
     def close(self) -> None:
-        """Note that the prompt is done, or will never be: nobody waits for it any longer. Idempotent."""
+        """Stop others from waiting for this prompt, because it is done or never will be. Idempotent."""
         self.open = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """What a prompt may wait for: that the prompt of `plan` has passed `position`."""
+    """What a prompt waits for: that the prompt of `plan` passes `position`."""
 
     plan: CheckpointPlan
     position: int
-    logits: bool  # whether the waiting prompt ends there, where it can't go on without them
+    logits: bool  # whether the waiting prompt ends at the position, and so needs the logits there to go on
 
     def claim(self) -> None:
-        """Have the state kept there."""
+        """Have the running prompt keep its state at the position."""
         self.plan.claim(self.position, logits=self.logits)
 
     @property
     def ready(self) -> bool:
-        """Whether to look up and ask again: the state is there, or won't come."""
+        """Whether the waiting prompt should look the cache up again: the state was reached, or never will be."""
         return self.passed or not self.plan.open
 
     @property
     def passed(self) -> bool:
-        """Whether the state was there to be kept; the cache may have had no room for it."""
+        """Whether the position was reached. The cache may have had no room for the state."""
         return self.plan.position >= self.position
 
 
@@ -304,7 +307,7 @@ class SingleFlight:
     """The running prompts that others may wait for. Waiters hold no resources, so a cancelled one needs no clean-up."""
 
     def __init__(self, min_shared: int = MIN_SHARED) -> None:
-        """Nobody waits for a gain of fewer than `min_shared` tokens."""
+        """A prompt waits only for a gain of at least `min_shared` tokens."""
         self._min_shared = min_shared
         self._plans: list[CheckpointPlan] = []
 
@@ -313,10 +316,11 @@ class SingleFlight:
         return len(self._plans)
 
     def find(self, prefix: PromptPrefix, saved: int, plans: Iterable[CheckpointPlan] | None = None) -> Wait | None:
-        """Return what a prompt of which the cache has `saved` tokens should wait for; None where it should run.
+        """Return what a prompt should wait for if the cache has `saved` tokens of it; None if it should run now.
 
-        That is where a running prompt, one of `plans` if given, is not behind what the cache has and will pass a
-        state that saves enough more; the one that saves most.
+        A running prompt is worth waiting for if at least `saved` of its tokens were submitted, and more will be, up to
+        the end of the common prefix. That must be at least `min_shared` tokens longer than `saved`. The prompt with the
+        longest common prefix is chosen. `plans` are the running prompts to consider; None is all.
         """
         best: CheckpointPlan | None = None
         best_shared = saved + self._min_shared - 1

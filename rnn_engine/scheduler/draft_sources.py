@@ -1,7 +1,7 @@
-"""Where drafts come from: a text that repeats itself, or the same text in the cache.
+"""Predict the next tokens of a text, for drafts: from its own repetitions, or from an equal text in the cache.
 
-It is prompt look-up decoding. As in LZ77, all places where the last few tokens have stood are chained, and the place
-that agrees for longest is followed as long as the text goes on as it did.
+The first is prompt look-up decoding. As in LZ77, all places at which the last few tokens occurred before are chained.
+The place that agrees with the end of the text over the most tokens is followed as long as the text goes on as it did.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-MIN_MATCH = 3  # tokens that must agree
-_LONGEST = 32  # tokens that are compared
-_MOST_PLACES = 8  # that are compared
-_WINDOW = 1 << 15  # tokens of a prompt, its last ones, that are looked at
+MIN_MATCH = 3  # tokens that must agree at least
+_LONGEST = 32  # tokens that are compared at most
+_MOST_PLACES = 8  # places that are compared at most
+_WINDOW = 1 << 15  # last tokens of a prompt that are searched
 _MOST_AT_ONCE = 1 << 12  # tokens of a prompt that one call takes in, about 1 ms
 _CLASSES = (3, 4, 6, 10)  # least lengths of matches that are judged together
-_PRIOR = 4.0  # tokens that what is expected of a match counts for
-_MEMORY = 32.0  # tokens after which what was seen of a class in one text counts for half
+_PRIOR = 4.0  # weight of the expected share of a match, in tokens
+_MEMORY = 32.0  # tokens of a class in one text after which the counts are halved
 _MEMORY_OF_ALL = 512.0  # and in all texts
 
-_LEAST_CHANCE = 0.25  # of a token that is drafted
+_LEAST_CHANCE = 0.25  # that a token must have to be drafted
 
-_TOKEN_BITS = 21  # of a key of `MIN_MATCH` tokens; any number of the last ones is as good, as places are compared
+_TOKEN_BITS = 21  # of each token in a key; keys of different tokens may be equal, as places are compared anyway
 _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """How often places that agree for so long have foretold a token rightly, in one text or in all."""
+    """How often matches of each length have predicted the next token rightly, in one text or in all."""
 
     def __init__(self, of_all: Experience | None = None) -> None:
-        """`of_all` is what to expect at first, and learns from this one; None expects little of short matches."""
+        """`of_all` gives the first expectations, and learns from this one too; None expects little of short matches."""
         self._of_all = of_all
         self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
-        self._seen = [0.0] * len(_CLASSES)  # tokens that were foretold
+        self._seen = [0.0] * len(_CLASSES)  # tokens that were predicted
         self._right = [0.0] * len(_CLASSES)  # those of them that came
 
     def note(self, length: int, *, is_right: bool) -> None:
-        """Take in whether a place that agrees for `length` tokens has foretold the next one."""
+        """Count a match of `length` tokens that has predicted the next token, rightly if `is_right`."""
         which = _class_of(length)
         if self._seen[which] >= self._memory:
             self._seen[which] /= 2.0
@@ -49,17 +49,17 @@ class Experience:
             self._of_all.note(length, is_right=is_right)
 
     def chance(self, length: int) -> float:
-        """Return the share of tokens that were foretold rightly, or would have been as far as one can tell."""
+        """Return the share of tokens that matches of `length` predicted rightly, mixed with the expected share."""
         which = _class_of(length)
         expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
         return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
 
 
 class Lookup:
-    """One text, and the place in it that its end is thought to repeat.
+    """One text, and the earlier place in it that its end is thought to repeat.
 
-    Whether each token is the one that the place foretells is counted, so that one knows how good a draft would be
-    without running any.
+    Each new token is compared with the one that the place predicts, so the quality of drafts is known without running
+    any.
     """
 
     is_over = False  # a text may repeat itself at any time
@@ -72,12 +72,12 @@ class Lookup:
         self._key = 0  # of the last known tokens
         self._latest: dict[int, int] = {}  # key -> the place after its latest occurrence
         self._earlier = array("i")  # [num_known] the place after the occurrence before
-        self._place: int | None = None  # what stands there is thought to come next
+        self._place: int | None = None  # the token at this place is thought to come next
         self._length = 0  # tokens before the place that agree with the end of the text
         self._experience = Experience(of_all)
 
     def extend(self, generated: Sequence[int], first: int = 0) -> None:
-        """Take in what was generated from number `first` on."""
+        """Take in the generated tokens from number `first` on."""
         self._text.extend(generated[first:])
         if self._num_known < self._num_given:
             self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
@@ -87,11 +87,11 @@ class Lookup:
 
     @property
     def foretells(self) -> bool:
-        """Whether there is a place that the whole text repeats."""
+        """Whether all of the text is known and its end repeats an earlier place."""
         return self._place is not None and self._num_known == len(self._text)
 
     def draft(self, count: int) -> list[int]:
-        """Return the next `count` tokens as far as they are foretold: all, or none."""
+        """Return the next `count` tokens as predicted; an empty list if nothing is predicted."""
         text, place = self._text, self._place
         if place is None or not self.foretells:
             return []
@@ -102,14 +102,14 @@ class Lookup:
 
     @property
     def chance(self) -> float:
-        """The share of tokens that matches as the present one have foretold rightly, or would have by experience."""
+        """The share of tokens that matches like the present one predicted rightly, mixed with the expected share."""
         return self._experience.chance(self._length)
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens are likely enough, each after those before it, and their chance.
+        """Return how many of the next `count` tokens are likely enough to be drafted, and their mean chance.
 
-        That is a mean, since a place that agrees for longer may be more likely to go on, or, as lines of a table that
-        begin alike, less.
+        The chance of a token holds if those before it are right. The chances differ: a longer match may be more likely
+        to go on, or less, as in a table with lines that begin alike. The mean is the geometric one.
         """
         length, product, likely = self._length, 1.0, 0
         while likely < count:
@@ -124,7 +124,7 @@ class Lookup:
     def _take_in_prompt(self, end: int) -> None:
         """Make the tokens of the prompt up to `end` known."""
         start = self._num_known
-        tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with those before `start`, where there are any
+        tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with up to `MIN_MATCH - 1` tokens before `start`
         known = min(start, MIN_MATCH - 1)
         tokens[MIN_MATCH - 1 - known :] = self._text[start - known : end]
         keys = tokens[2:] | tokens[1:-1] << np.uint64(_TOKEN_BITS) | tokens[:-2] << np.uint64(2 * _TOKEN_BITS)
@@ -161,7 +161,7 @@ class Lookup:
             self._place, self._length = None, 0
 
     def _find(self, place: int) -> None:
-        """Follow the place that agrees for longest with what is known, from `place` on the earlier ones."""
+        """Follow the place that agrees with the known text over the most tokens: `place`, or an earlier one."""
         text, end = self._text, self._num_known
         for _ in range(_MOST_PLACES):
             longest = self._length
@@ -184,30 +184,30 @@ def _class_of(length: int) -> int:
     return sum(length >= least for least in _CLASSES[1:])
 
 
-# Drafts of a text that was there before: what followed when the same tokens were last run from the same state.
+# Drafts from an earlier equal text: what followed when the same tokens were last run from the same state.
 
-_EARLIER_PRIOR = 4.0  # tokens that what is expected of an earlier text counts for
-_EXPECTED = 0.8  # the share of its tokens that come again
+_EARLIER_PRIOR = 4.0  # weight of the expected share of an earlier text, in tokens
+_EXPECTED = 0.8  # share of an earlier text's tokens that come again
 
 
 class EarlierText:
-    """One text, and what followed it where an earlier request had all of it.
+    """One text, and what followed it in an earlier request that began with all of it.
 
-    It is asked for when nothing is known of what comes next: at first, where an earlier text ends, and where this one
-    leaves it. Where there is none then, there will be none.
+    It is looked up whenever nothing is known of what comes next: at first, at the end of the earlier text, and when
+    this text departs from the earlier one. If a look-up finds nothing, nothing more will be predicted.
     """
 
     def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """`find` returns what followed so many generated tokens, perhaps nothing."""
+        """`find` takes all generated tokens, and returns what followed them, perhaps nothing."""
         self._find = find
         self._ahead: Sequence[int] = ()
-        self._place = 0  # in it: what stands there is thought to come next
-        self.is_over = False  # nothing will be foretold any more
-        self._seen = 0  # tokens that were foretold
+        self._place = 0  # in `_ahead`: the token there is thought to come next
+        self.is_over = False  # nothing will be predicted any more
+        self._seen = 0  # tokens that were predicted
         self._right = 0  # those of them that came
 
     def extend(self, generated: Sequence[int], first: int) -> None:
-        """Take in what was generated from number `first` on."""
+        """Take in the generated tokens from number `first` on."""
         if self.is_over:
             return
         for token in generated[first:]:
@@ -229,14 +229,14 @@ class EarlierText:
         return self._place < len(self._ahead)
 
     def draft(self, count: int) -> list[int]:
-        """Return at most `count` of the tokens that are thought to come next; none where nothing is known."""
+        """Return at most `count` of the tokens that are thought to come next; none if nothing is known."""
         return list(self._ahead[self._place : self._place + count])
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens are likely enough, and their chance, as `Lookup` does."""
+        """Return how many of the next `count` tokens are likely enough to be drafted, and their mean chance."""
         return count, self.chance
 
     @property
     def chance(self) -> float:
-        """The share of tokens that were foretold rightly, or would have been by experience."""
+        """The share of tokens that were predicted rightly, mixed with the expected share."""
         return (self._right + _EARLIER_PRIOR * _EXPECTED) / (self._seen + _EARLIER_PRIOR)

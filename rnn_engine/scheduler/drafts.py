@@ -1,8 +1,9 @@
-"""Which sequences run a draft in a step and how long it is, and a sequence that runs one.
+"""Choose which sequences run a draft in a step and how long it is; and the sequence that runs one.
 
-A run of a draft gives a row for each of its tokens. The first token that is drawn otherwise than it was drafted counts,
-and what was run behind the one before it does not: a recurrent state can't be cut back, so it is copied to a spare slot
-before the run, and the tokens that count are run again from there, in the next step and with what follows them.
+The run of a draft gives a row for each of its tokens. The drawn tokens count up to and including the first that differs
+from the draft. What was run after the token before that one does not count: a recurrent state can't be cut back. So it
+is copied to a spare slot before the run. If the draft was wrong, the tokens that count are run again from the copy, in
+the next step and together with what follows them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from rnn_engine.types import Runner, TokenRun
 
 logger = logging.getLogger(__name__)
 
-_LEAST_GAIN = 1.05  # times the tokens a second without a draft, for the times that this rests on are not exact
+_LEAST_GAIN = 1.05  # times the tokens a second without a draft; above 1, since the measured times are not exact
 _LEAST_SECONDS = 1e-9  # of a step, by any clock
-_CHANCES = 32  # that are told apart
-_KEPT = 1024  # answers to how long a draft is to be
-_OFTEN = 16  # steps after which they are looked for anew
-_PATIENCE = 32  # tokens without anything foretold after which one token more is left out between two looks
-_LONGEST_REST = 8  # tokens that are left out at most
+_CHANCES = 32  # a chance is rounded to a multiple of 1 / 32
+_KEPT = 1024  # cached results of `_find_longest`
+_OFTEN = 16  # steps after which these are computed anew
+_PATIENCE = 32  # tokens without a prediction after which one more token passes between two look-ups
+_LONGEST_REST = 8  # tokens that pass between two look-ups at most
 _OFF = 0
 
 FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int]]
@@ -54,29 +55,29 @@ class Drafter:
     """The drafts of one sequence."""
 
     def __init__(self, drafts: Drafts, request: GenerateRequest, find_earlier: FindEarlier) -> None:
-        self.draft: Sequence[int] = ()  # to be run in the next step, behind the tokens that are certain
+        self.draft: Sequence[int] = ()  # for the next step, after the tokens that are certain
         self.num_drafted = 0  # tokens that were run
         self.num_accepted = 0  # those of them that were drawn
-        self.spare: int | None = None  # the slot that has the state from before the run of a draft
+        self.spare: int | None = None  # the slot that holds the state from before the run of a draft
         self._drafts = drafts
         self._most = drafts.max_tokens if request.speculate is None else min(request.speculate, drafts.max_tokens)
         self._max_tokens = request.max_tokens
         self._ends = frozenset(request.stop_tokens)
-        # The first that foretells anything is asked, as no text repeats itself as surely as it comes again.
+        # The first source that predicts anything is used: an earlier equal text is more reliable than a repetition.
         self._sources: list[EarlierText | Lookup] = [EarlierText(partial(find_earlier, request))]
-        # What a grammar leaves open seldom repeats itself, and looking for it costs as much as it gains.
+        # The tokens that a grammar leaves open seldom repeat, and looking for repetitions costs as much as it gains.
         if request.token_mask is None:
             self._sources.append(Lookup(request.prompt, drafts.experience))
-        self._num_known = 0  # tokens of the answer that these two know
-        self._quiet_from = 0  # tokens after which nothing was foretold any more
-        self._next_look = 0  # tokens after which that may be otherwise
-        self.chance = 0.0  # how likely a token of the draft that was proposed last is drawn, if those before it are
-        self.is_off = False  # nothing is to be drafted any more
+        self._num_known = 0  # tokens of the answer that the sources know
+        self._quiet_from = 0  # number of tokens after which nothing was predicted any more
+        self._next_look = 0  # number of tokens at which to look again
+        self.chance = 0.0  # that a token of the last proposed draft is drawn if those before it are
+        self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Take in what was generated since the last call; return whether there is anything to propose.
+        """Take in what was generated since the last call; return True if there is anything to propose.
 
-        The longer there has been nothing, the less often it is looked for.
+        The longer nothing was predicted, the more tokens pass between two look-ups.
         """
         num_generated = len(generated)
         if num_generated < self._next_look or self.is_off:
@@ -94,24 +95,25 @@ class Drafter:
         return False
 
     def propose(self, num_generated: int, most: int) -> list[int]:
-        """Return a draft of what follows all that was generated: all but the text's last token at most.
+        """Return a draft of at most `most` tokens that follow all that was generated. Only after `look` returned True.
 
-        To be asked where there is anything to propose.
+        The draft leaves out at least the last token that the text may have, and everything from the first stop token
+        on.
         """
         source = next(one for one in self._sources if one.foretells)
         likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))
         draft = source.draft(likely)
-        # Behind what ends the text nothing is run, so that the state is the right one there.
+        # Nothing is run after a token that ends the text, so that the state at the end is right.
         if self._ends.isdisjoint(draft):
             return draft
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
 
     def branch(self, slot: int) -> None:
-        """Copy the state of `slot`, in which the draft is about to be run."""
+        """Copy the state of `slot` to a spare slot, because the draft is about to be run in `slot`."""
         self.spare = self._drafts.copy_from(slot)
 
     def join(self) -> None:
-        """Forget the copy, as all of the draft counts or nobody wants it any more. Idempotent."""
+        """Drop the copy, because all of the draft counts or the sequence has ended. Idempotent."""
         if self.spare is not None:
             self._drafts.give_back(self.spare)
             self.spare = None
@@ -124,7 +126,7 @@ class Drafter:
 
 
 class Drafts:
-    """What the sequences of one scheduler share for their drafts: spare slots, and what steps have taken."""
+    """What the sequences of one scheduler share for their drafts: spare slots, and the measured times of steps."""
 
     def __init__(self, runner: Runner, settings: DraftSettings) -> None:
         self.max_tokens = settings.max_tokens if settings.spare_slots else _OFF
@@ -134,24 +136,24 @@ class Drafts:
         self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
         self._num_noted = 0
-        self._pays: dict[int, bool] = {}  # by the number of runs, as steps take what they took
+        self._pays: dict[int, bool] = {}  # by the number of runs; valid for the present times of steps
         self._find_longest = lru_cache(_KEPT)(partial(_find_longest, self._plain, self._longer))  # likewise
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model, which may have less spare slots; all of them are free."""
+        """Go on with another runner of the same model, which may have fewer spare slots; all of them are free."""
         self._runner = runner
         self._spare = [slot for slot in self._spare if slot < runner.num_slots]
 
     def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
-        """Return what drafts the answer to `request`; None where nothing does."""
+        """Return the drafter of the answer to `request`; None if nothing may be drafted for it."""
         if _OFF in (self.max_tokens, request.speculate) or request.mix is not None:
             return None
         if request.token_mask is not None and request.logprobs is not None:
-            return None  # the tokens that are forced among a draft's would have to be scored
+            return None  # the forced tokens of a draft would have to be scored
         return Drafter(self, request, find_earlier)
 
     def copy_from(self, slot: int) -> int:
-        """Copy the state of `slot` into a spare one; return that."""
+        """Copy the state of `slot` to a spare slot; return the spare one."""
         spare = self._spare.pop()
         try:
             self._runner.copy_state(slot, spare)
@@ -168,7 +170,7 @@ class Drafts:
         self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Count a step whose outcome has been taken in `now`, where all of its sequences decode."""
+        """Count the time of a step with an outcome taken in at `now`, if all of its sequences decode."""
         if self.max_tokens == _OFF:
             return
         seconds = times.seconds if times.was_ahead else now - times.begun
@@ -187,7 +189,7 @@ class Drafts:
         return len(self._spare) > 0
 
     def may_pay(self, num_runs: int) -> bool:
-        """Whether a draft pays in a step in which so many sequences decode, if all of it is right."""
+        """Return True if a draft that is all right pays in a step in which `num_runs` sequences decode."""
         if not self.is_on:
             return False
         if num_runs not in self._pays:
@@ -196,17 +198,17 @@ class Drafts:
         return self._pays[num_runs]
 
     def plan(self, num_runs: int, num_tokens: int, num_others: int) -> DraftPlan:
-        """Return how to fill a step in which `num_runs` sequences decode, for which it `may_pay`.
+        """Return how to fill a step in which `num_runs` sequences decode. `may_pay` must be True for that number.
 
-        Without drafts these run `num_tokens`: one each, and those that are to be run again. `num_others` run prompts:
-        a draft delays them too, so it has to gain as much as if they were answers.
+        Without drafts, these sequences run `num_tokens`: one each, and those that must be run again. `num_others` run
+        prompts. A draft delays these too, so it must gain as much as if they decoded.
         """
         room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens - num_others
         return DraftPlan(self._find_longest, num_runs, num_tokens, num_runs + num_others, room, len(self._spare))
 
 
 class DraftPlan:
-    """A step's tokens as drafts are added."""
+    """The tokens of one step while drafts are added to it."""
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class DraftPlan:
         self._num_runs = num_runs
         self._num_left = num_spare
         self._num_tokens = num_tokens
-        self._gained = gained  # tokens that are drawn in the step, as far as one can expect
+        self._gained = gained  # tokens that the step is expected to draw
 
     @property
     def is_full(self) -> bool:
@@ -231,7 +233,7 @@ class DraftPlan:
         return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
-        """Add a draft of at most `longest` tokens, each of which is right by `chance`; return how long it is, or 0."""
+        """Add a draft of at most `longest` tokens, each right with probability `chance`; return its length, or 0."""
         longest, chance = min(longest, self.room), round(chance * _CHANCES) / _CHANCES
         if longest <= 0:
             return 0
@@ -245,22 +247,23 @@ class DraftPlan:
 
 
 def _expected(count: int, chance: float) -> float:
-    """Return how many tokens of a draft are right, up to the first wrong one."""
+    """Return how many tokens of a draft are expected to be right, up to the first wrong one."""
     return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
 
 
 def _expected_again(count: int, chance: float) -> float:
-    """Return how many tokens are run again because of a wrong one: those that are right, and the one before them."""
+    """Return the expected number of tokens run again because of a wrong one: the right ones and the one before them."""
     return 0.0 if chance >= 1.0 else (1.0 - chance**count) / (1.0 - chance) - count * chance**count
 
 
 def _find_longest(
     plain: StepCosts, longer: StepCosts, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float
 ) -> int:
-    """Return how long a draft is to be, so that most tokens are drawn a second; 0 where none pays.
+    """Return the length of a draft with which most tokens are drawn a second; 0 if none pays.
 
-    It has at most `longest` tokens, each of which is right by `chance`, and is added to a step of `num_tokens` that is
-    expected to draw `gained` tokens. `plain` are the costs of steps without drafts, `longer` those with some.
+    The lengths tried are `longest`, half of it, and so on. Each token of the draft is right with probability `chance`.
+    The draft is added to a step of `num_tokens` that is expected to draw `gained` tokens. `plain` are the costs of
+    steps without drafts, `longer` those of steps with drafts.
     """
     seconds = plain.of(num_runs)
     assert seconds is not None, "nothing is known that may pay"
@@ -268,7 +271,7 @@ def _find_longest(
     best, best_rate, count = 0, _LEAST_GAIN * gained / without, longest
     while count > 0:
         together = longer.beyond(num_runs, seconds, num_tokens + count)
-        more = _expected_again(count, chance) * (together - without) / count  # in the next step, where it fails
+        more = _expected_again(count, chance) * (together - without) / count  # in the next step, if it is wrong
         rate = (gained + _expected(count, chance)) / (together + more)
         if rate > best_rate:
             best, best_rate = count, rate
@@ -276,17 +279,18 @@ def _find_longest(
     return best
 
 
-# A sequence whose text is drafted: it runs several tokens in a step that its model has not drawn yet.
+# A sequence with drafts runs several tokens in a step that have not been drawn yet.
 
 
 class DraftingSequence(SamplingSequence):
-    """Draws each token from the row and with the random number that it would be drawn with one token at a time.
+    """A sequence that runs drafts, and draws each token from the same row and random number as without them.
 
-    What it has drawn and not run, its certain tokens, come first in a run, and its draft behind them. Where a token was
-    drafted wrongly, those that were drawn are certain ones of the next run, from the state before this one.
+    A run begins with its certain tokens, which were drawn and have not been run; the draft follows them. If a token was
+    drafted wrongly, the tokens that were drawn become certain ones of the next run, which goes on from the state before
+    this one.
     """
 
-    drafter: Drafter  # to be set before anything is run
+    drafter: Drafter  # must be set before anything is run
     _stays_on_device = False  # a draft may begin behind any token
     _row_masks: Sequence[Mask | None] = ()  # of the draft's rows, if there is a grammar
 
@@ -298,14 +302,14 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def may_draft(self) -> bool:
-        """Whether the next run may have a draft behind the tokens that were drawn."""
+        """Whether the next run may have a draft after the certain tokens."""
         if self.drafter.is_off or self.answer.ending is not None:
             return False
         return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
 
     @property
     def num_certain(self) -> int:
-        """How many tokens that were drawn are still to be run."""
+        """How many tokens that were drawn must still be run."""
         return self.end - self.submitted
 
     @property
@@ -318,7 +322,7 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def foretells(self) -> bool:
-        """Whether there is anything to draft that may follow the tokens that there are."""
+        """Whether anything is predicted to follow the generated tokens."""
         return self.drafter.look(self.generated)
 
     def propose(self, most: int) -> list[int]:
@@ -326,7 +330,7 @@ class DraftingSequence(SamplingSequence):
         return self.drafter.propose(len(self.generated), most)
 
     def prepare(self, draft: Sequence[int]) -> None:
-        """Have the next run go on with as much of `draft` as may come next."""
+        """Have the next run go on with as much of `draft` as the grammar allows."""
         if draft and self._mask is not None:
             begun = time.perf_counter()
             admitted = self._mask_threads.admit(self._mask, draft)
@@ -344,7 +348,11 @@ class DraftingSequence(SamplingSequence):
         return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
 
     def run_draft(self, count: int) -> TokenRun | None:
-        """Return a run of `count` tokens if it takes in a part of the draft, which is used up; None without a draft."""
+        """Return a run of `count` tokens that has at least a part of the draft, or None if that can't be had.
+
+        The draft is used up in either case. The result is None if there is no draft, if `count` leaves no room for any
+        of it, or if the device does not copy the state.
+        """
         draft, self.drafter.draft = self.drafter.draft, ()
         draft = draft[: max(count - self.num_certain, 0)]
         if not draft or not self._branch():
@@ -368,17 +376,17 @@ class DraftingSequence(SamplingSequence):
         return True
 
     def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Draw along the draft that `run` has; go on behind it, or from the state before it if a token is wrong."""
+        """Draw along the draft of `run`; go on after it, or from the state before it if a token is wrong."""
         num_certain = len(run.tokens) - len(rows) + 1
         draft, before = run.tokens[num_certain:], self.position
         num_run, goes_on = self._draw_along(draft, rows)
-        self.position += num_certain + num_run  # those that count
+        self.position += num_certain + num_run  # the tokens that count
         self.enter(self.decode)
         if num_run == len(draft):
             self.drafter.join()
             if not goes_on:
                 return self._follow(rows.last)
-            if self.end > self.position + 1:  # with what is forced
+            if self.end > self.position + 1:  # forced tokens follow
                 self.enter(self._make_given(self.end))
             return self._go_on_or_end()
         end = self._end_of_run(self.answer.ending, ())
@@ -408,10 +416,10 @@ class DraftingSequence(SamplingSequence):
         )
 
     def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
-        """Take the tokens that are drawn while `draft` has them, and one more; and those that are forced behind each.
+        """Take the drawn tokens while they agree with `draft`, and one more; after each, take the forced ones.
 
-        Return how many of `draft` lie before the last that was drawn, or all if only forced ones follow them, and
-        whether the text goes on.
+        Return the number of tokens of `draft` before the last that was drawn, or all of them if only forced ones
+        follow. Also return whether the text goes on.
         """
         place = 0
         while True:
@@ -435,7 +443,7 @@ class DraftingSequence(SamplingSequence):
 
 
 class _DraftingDecode(HostDecode):
-    """Runs the token that was drawn last, and a draft behind it if there is one."""
+    """Runs the token that was drawn last, and a draft after it if there is one."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         drafting = _drafting(sequence)
@@ -451,7 +459,7 @@ class _DraftingDecode(HostDecode):
 
 
 class _DraftingGiven(Given):
-    """Runs tokens that are known, and a draft behind them if there is one."""
+    """Runs tokens that are known, and a draft after them if there is one."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         drafting = _drafting(sequence)
@@ -463,7 +471,7 @@ class _DraftingGiven(Given):
 
 
 class _DraftInFlight(Draft):
-    """A run of a draft is in flight; a spare slot has the state before it."""
+    """A run of a draft is in flight; a spare slot holds the state before it."""
 
     def __init__(self, before: AnyPhase) -> None:
         self.before = before
@@ -482,7 +490,7 @@ def _drafting(sequence: SlotSequence) -> DraftingSequence:
 
 
 def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
-    """Whether a sequence of the next step is likely to draft as soon as the tokens in flight are known."""
+    """Return True if a sequence of the next step is likely to draft once the tokens in flight are known."""
     num_answering = sum(isinstance(one.phase, HostDecode) for one in live)
     if not drafts.may_pay(num_answering):
         return False
@@ -494,7 +502,7 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
-    """Say what the sequences of a step draft, where it pays."""
+    """Prepare drafts for the sequences of a step, as far as they pay."""
     if not drafts.is_on:
         return
     num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)

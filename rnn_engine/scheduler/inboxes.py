@@ -1,4 +1,4 @@
-"""The way of events from the worker to the readers of requests, and the bound on how many requests there are."""
+"""Deliver events from the worker to the readers of requests, and bound the number of requests."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Delivery:
 
 
 def step_error(error: Exception) -> StepError:
-    """Return a new StepError that `error` caused: each request gets its own, so that tracebacks do not mix."""
+    """Return a new StepError caused by `error`. Each request gets its own, so that tracebacks do not mix."""
     failure = (MaskError if isinstance(error, MaskError) else StepError)(str(error) or type(error).__name__)
     failure.__cause__ = error
     return failure
 
 
 class Inbox:
-    """The events of one request that have not been read. For one event loop and one reader.
+    """The unread events of one request, for one event loop and one reader.
 
-    A reader that is behind gets all text that has come in one event, so that it catches up at once.
+    A reader that is behind gets all the text so far in one event, so that it catches up at once.
     """
 
     def __init__(self, pause: Callable[[bool], None]) -> None:
-        """`pause` is called with True where the reader is too far behind, and with False once it has caught up."""
+        """`pause` is called with True when the reader falls too far behind, and with False once it has caught up."""
         self._pause = pause
         self._outcomes: deque[Event | RnnEngineError] = deque()
         self.num_tokens = 0  # that have been put
@@ -62,7 +62,7 @@ class Inbox:
             reader.set_result(None)
 
     async def get(self) -> Event:
-        """Wait for the next event and remove it. Raises the error that ends the request where that is next."""
+        """Wait for the next event and remove it; raise the error that ends the request if that comes next."""
         if not self._outcomes:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -74,12 +74,12 @@ class Inbox:
         return outcome
 
     def _join(self, first: TextDelta) -> TextDelta:
-        """Remove the text that follows `first` directly, and return both in one."""
+        """Remove the text that directly follows `first`, and return both as one delta."""
         deltas = [first]
         while self._outcomes and type(following := self._outcomes[0]) is TextDelta:
             deltas.append(following)
             self._outcomes.popleft()
-        self._unread = 0  # all text lies in one row: `Started` comes before it, and `Finished` after
+        self._unread = 0  # all text is consecutive: `Started` comes before it, and `Finished` after
         if self._paused:
             self._paused = False
             self._pause(False)
@@ -89,11 +89,11 @@ class Inbox:
         return TextDelta(text, tuple(chain.from_iterable(delta.tokens for delta in deltas)))
 
 
-_GATHER_SECONDS = 0.001  # a delivery that comes less than this after another one waits for it to pass
+_GATHER_SECONDS = 0.001  # a delivery that follows another one sooner waits until this time has passed
 
 
 class Inboxes:
-    """Hands deliveries to the inboxes of their requests. For one event loop, but for `post`."""
+    """Hands deliveries to the inboxes of their requests. For one event loop, except `post`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -106,7 +106,7 @@ class Inboxes:
         return len(self._inboxes)
 
     def open(self, key: int, pause: Callable[[bool], None]) -> Inbox:
-        """Return a new inbox, which gets what is delivered to `key`. For `pause` see `Inbox`."""
+        """Return a new inbox that gets what is delivered to `key`. For `pause` see `Inbox`."""
         inbox = self._inboxes[key] = Inbox(pause)
         return inbox
 
@@ -115,7 +115,10 @@ class Inboxes:
         del self._inboxes[key]
 
     def post(self, deliveries: list[Delivery]) -> None:
-        """Have the loop deliver these; wakes it, unless it is about to look anyway. May be called on any thread."""
+        """Have the loop deliver these. May be called on any thread.
+
+        Wakes the loop, unless it is about to look into the outbox anyway.
+        """
         with self._lock:
             self._outbox += deliveries
             asleep, self._is_awake = not self._is_awake, True
@@ -124,21 +127,22 @@ class Inboxes:
                 self._loop.call_soon_threadsafe(self._dispatch)
 
     def end(self, make_error: Callable[[], RnnEngineError]) -> None:
-        """Deliver what was posted, and behind it an error of its own to each request."""
+        """Deliver what was posted, and then an error of its own to each request."""
         self._empty_outbox()
         for inbox in self._inboxes.values():
             inbox.put(make_error())
 
     def _dispatch(self) -> None:
-        """Empty the outbox into the inboxes, again and again until nothing comes for a while.
+        """Empty the outbox into the inboxes, again and again until nothing comes for `_GATHER_SECONDS`.
 
-        So short steps, which follow each other more quickly than that, share a wake-up, and their text an event.
+        Steps that follow each other more quickly than that so share a wake-up of the loop, and their text shares an
+        event.
         """
         if self._empty_outbox():
             self._loop.call_later(_GATHER_SECONDS, self._dispatch)
 
     def _empty_outbox(self) -> bool:
-        """Hand everything in the outbox to its inbox; return whether there was anything."""
+        """Hand everything in the outbox to its inbox; return True if there was anything."""
         with self._lock:
             deliveries, self._outbox = self._outbox, []
             self._is_awake = len(deliveries) > 0
@@ -149,7 +153,7 @@ class Inboxes:
         return len(deliveries) > 0
 
 
-# Bounds how many requests are with an engine at a time: refuses those beyond, or lets them wait.
+# The number of requests that an engine has at a time is bounded: further ones are refused, or wait.
 
 RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
@@ -157,12 +161,12 @@ RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 class Admission:
     """Places for `num_running` requests that run and `num_queued` that wait for a slot, shared by clients.
 
-    Any client may take them all. Beyond them, another `num_queued` places are for clients that have less than their
-    share, and each may have no more than it leaves to others. So a client that fills the queue keeps nobody out, and
-    no request that was admitted is ended for another.
+    Any client may take all of these. Another `num_queued` places are for clients that hold less than their share. Such
+    a client gets one while it holds fewer places than are left of these. So a client that fills the queue keeps no
+    other client out, and no admitted request is ended for the sake of another.
 
-    A place that becomes free goes to one that waits for it before any new request: of the client that has least for its
-    weight, to the one that has waited longest. All methods are for one event loop.
+    A place that becomes free goes to a waiting request before any new one. The client with the fewest places for its
+    weight comes first, and of its requests the one that has waited longest. All methods are for one event loop.
     """
 
     def __init__(self, num_running: int, num_queued: int) -> None:
@@ -170,17 +174,17 @@ class Admission:
         self._num_queued = num_queued
         self._held: Counter[Client] = Counter()  # places; only clients that have any
         self._taken = 0
-        self._waiting: dict[Client, deque[asyncio.Future[None]]] = {}  # only where there is no place for them
+        self._waiting: dict[Client, deque[asyncio.Future[None]]] = {}  # only clients for which there is no place
         self._seconds: float | None = None  # that a request takes, a running mean
 
     @property
     def taken(self) -> int:
-        """How many places are taken."""
+        """The number of places that are taken."""
         return self._taken
 
     @property
     def retry_after(self) -> float:
-        """After how many seconds a place is likely to be free."""
+        """The number of seconds after which a place is likely to be free."""
         return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
 
     def check(self, client: Client = ANONYMOUS) -> None:
@@ -195,13 +199,13 @@ class Admission:
     def place(self, client: Client = ANONYMOUS, *, wait: bool) -> QueuePlace:
         """Return a context manager that holds a place while its block runs.
 
-        With `wait`, entering waits until there is one, and raises EngineClosedError if `close` is called meanwhile.
-        Otherwise it raises OverloadedError if there is none.
+        With `wait`, entering it waits until there is a place, and raises EngineClosedError if `close` is called
+        meanwhile. Without, entering it raises OverloadedError if there is none.
         """
         return QueuePlace(self, client, wait)
 
     async def take(self, client: Client, *, wait: bool) -> None:
-        """Take a place, as `place` does; for it to use."""
+        """Take a place as `place` describes. `QueuePlace` calls this."""
         if not wait:
             self.check(client)
         elif not self._has_place(client):
@@ -210,22 +214,22 @@ class Admission:
         self._count(client, 1)
 
     def give_back(self, client: Client) -> None:
-        """Hand a place to one that waits for it; for `place` to use."""
+        """Give a place back, for a request that waits. `QueuePlace` calls this."""
         self._count(client, -1)
         self._hand_on()
 
     def note_duration(self, seconds: float) -> None:
-        """Count a request that ended in the mean time that refused clients are told to wait."""
+        """Take the duration of a request that has ended into the mean from which `retry_after` is computed."""
         before = seconds if self._seconds is None else self._seconds
         self._seconds = before + 0.1 * (seconds - before)
 
     def resize(self, num_running: int) -> None:
-        """Have another number of places for requests that run. Those that are taken stay so where it is less."""
+        """Change the number of places for running requests. If there are fewer, those that are taken stay taken."""
         self._num_running = num_running
         self._hand_on()
 
     def close(self) -> None:
-        """End all that wait with EngineClosedError."""
+        """Make every waiting request raise EngineClosedError."""
         for place in chain.from_iterable(self._waiting.values()):
             if not place.done():
                 place.set_exception(EngineClosedError("the engine has stopped"))
@@ -247,7 +251,7 @@ class Admission:
             del self._held[client]
 
     def _hand_on(self) -> None:
-        """Give the places that are free to those that wait."""
+        """Give the free places to requests that wait."""
         while clients := [client for client in self._waiting if self._has_place(client)]:
             client = min(clients, key=lambda client: self._held[client] / client.weight)
             waiting = self._waiting[client]
@@ -259,7 +263,7 @@ class Admission:
                 place.set_result(None)
 
     async def _wait(self, client: Client) -> None:
-        """Wait for a place, which is taken then."""
+        """Wait for a place; it is taken on return."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(place)
         try:
@@ -273,7 +277,8 @@ class Admission:
 class QueuePlace:
     """A context manager that holds one place.
 
-    Not a generator: a loop that shuts down closes all generators at once, this one before the block inside it.
+    It is not a generator, because a loop that shuts down closes all generators at once: this one would be closed before
+    the block inside it.
     """
 
     def __init__(self, admission: Admission, client: Client, wait: bool) -> None:

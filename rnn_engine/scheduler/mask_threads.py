@@ -23,27 +23,27 @@ _Work: TypeAlias = Callable[[], object]
 WAIT_SECONDS: Final = 0.005
 """How long a step waits for the masks of its sequences, and once more for each that holds up others."""
 
-_SLOW_SECONDS: Final = 0.005  # that a mask takes whose next one is made apart from the others
+_SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequence is made on the slow thread
 
 
 class Threads:
-    """At most so many threads that do work, each one piece at a time. For one thread, which hands it over.
+    """At most `most` threads, each of which does one piece of work at a time. One thread hands the work over.
 
-    An executor with a condition to wait for does the same, but takes more of the processor's time, and every step of
-    a text with a grammar pays for it.
+    An executor with a condition to wait for does the same, but takes more processor time, and every step of a text with
+    a grammar would pay for it.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._num_threads = 0
-        self._num_busy = 0  # pieces of work of which it is not known that they are done
+        self._num_busy = 0  # pieces of work that are not known to be done
         self._handed: SimpleQueue[_Work | None] = SimpleQueue()
-        self._done: SimpleQueue[bool] = SimpleQueue()  # whether it was one of these threads that has done something
+        self._done: SimpleQueue[bool] = SimpleQueue()  # True if one of these threads did the work, False from `note`
         self._end = finalize(self, self._handed.put, None)
 
     def hand_over(self, work: _Work) -> None:
-        """Have `work` done, at once where fewer than all threads are busy."""
+        """Have a thread do `work`, at once if not all threads are busy."""
         while self.wait(0.0):
             pass
         if self._num_busy >= self._num_threads < self._most:
@@ -54,7 +54,7 @@ class Threads:
         self._handed.put(work)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until work is done, but not longer than `seconds`; return whether some is, perhaps since long."""
+        """Wait until work is done, for at most `seconds`; return True if some is done, perhaps since long ago."""
         try:
             is_own = self._done.get(timeout=max(seconds, 0.0))
         except Empty:
@@ -63,59 +63,62 @@ class Threads:
         return True
 
     def note(self) -> None:
-        """Have `wait` return, since something else is done. May be called on any thread."""
+        """Make `wait` return because other work is done. May be called on any thread."""
         self._done.put(False)
 
     def close(self) -> None:
-        """Let the threads end once they have done what they do."""
+        """Have the threads end after the work that was handed over."""
         self._end()
 
 
 def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
-    """Do the work that is handed over, until None is, which is left for the next thread."""
+    """Do the work that is handed over until None comes, then put None back for the next thread."""
     while (work := handed.get()) is not None:
         try:
             work()
         except Exception:
             logger.exception("what was to be done for a mask has failed")
-        del work  # what it refers to is free while this waits
+        del work  # frees what it refers to while this waits
         done.put(True)
     handed.put(None)
 
 
 class MaskThreads:
-    """The threads on which masks are made. For one thread, which calls `add` for the masks of a step, then `start`, and
-    `wait` for each while the step runs.
+    """The threads on which masks are made.
 
-    Masks of a step are made one after another on one thread, since handing one over takes longer than making it. Where
-    one takes long, another thread goes on with the rest. Those of sequences whose last one took long are made on a
-    thread of their own from then on, whatever number of sequences these are.
+    For one thread: it calls `add` for each mask of a step, then `start`, and `wait` for each mask while the step runs.
 
-    None is made on the thread of the steps, however quick those before it were: an ambiguous grammar may need 0.2 s for
-    the next one within its limits.
+    The masks of a step are made one after another on one thread, since handing one over takes longer than making it. If
+    one takes long, another thread goes on with the rest. If the last mask of a sequence took long, its next one is made
+    on a separate thread, which all such sequences share.
+
+    No mask is made on the thread of the steps, even if those before it were quick: within its limits, an ambiguous
+    grammar may need 0.2 s for the next mask.
     """
 
     def __init__(
         self, most: int, wake: Callable[[], None], counters: EngineCounters, wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """`most` is how many sequences there are at a time. `wake` is called on another thread when a mask that was
-        late is there, and `counters` count the seconds for which steps wait."""
+        """`most` is the number of sequences at a time. `wake` is called on another thread when a late mask is made.
+
+        `counters` count the seconds for which steps wait.
+        """
         self._counters = counters
         self._wake = wake
         self._wait_seconds = wait_seconds
         self._quick = Threads(most + 1, "masks")
         self._slow = ThreadPoolExecutor(1, "slow masks")
-        self.added: list[SequenceMask] = []  # that the next `start` begins to make
-        self._rest: deque[SequenceMask] = deque()  # quick ones of the step that nobody has begun to make
-        self._num_left = 0  # of those, when a thread was last given them
-        self._deadline: float | None = None  # until which the step waits; None where it has not begun to
+        self.added: list[SequenceMask] = []  # masks that the next `start` begins to make
+        self._rest: deque[SequenceMask] = deque()  # quick masks of the step that no thread has begun to make
+        self._num_left = 0  # length of `_rest` when a thread was last given it
+        self._deadline: float | None = None  # until which the step waits; None if it does not wait yet
 
     def add(self, mask: SequenceMask) -> None:
         """Have `mask` made from the next `start` on."""
         self.added.append(mask)
 
     def start(self) -> None:
-        """Begin to make the masks that were added, of which there are some."""
+        """Begin to make the masks that were added; there must be some."""
         added, self.added = self.added, []
         self._rest = deque()
         for mask in added:
@@ -128,7 +131,7 @@ class MaskThreads:
         self._make_rest()
 
     def wait(self, mask: SequenceMask) -> bool:
-        """Return whether `mask` is there, for which the step waits a short time. If not, it is late from then on."""
+        """Return True if `mask` is made within a short time, for which the step waits; else it counts as late."""
         if not mask.is_known:
             begun = time.monotonic()
             if self._deadline is None:
@@ -136,20 +139,20 @@ class MaskThreads:
             while not self._is_made(mask, self._deadline) and self._make_rest():
                 self._deadline = time.monotonic() + self._wait_seconds
             self._counters.mask_wait_seconds += time.monotonic() - begun
-        mask.is_late = True  # then known or not: a thread that makes it known from here on sees that it is late
+        mask.is_late = True  # before the look: a thread that makes it known from here on sees that it is late
         mask.is_late = not mask.is_known
-        if mask.is_late and self._rest:  # the thread that has them may be held up by the first
+        if mask.is_late and self._rest:  # the thread that has them may be held up by the first of them
             self._quick.hand_over(partial(self._make_all, self._rest))
         return not mask.is_late
 
     def make(self, mask: SequenceMask) -> bool:
-        """Have `mask` made outside a step, and do as `wait`."""
+        """Have `mask` made outside a step; wait for it and return as `wait` does."""
         self.add(mask)
         self.start()
         return self.wait(mask)
 
     def admit(self, mask: SequenceMask, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]] | None:
-        """Return what a fork of `mask` gives for `draft`, as `SequenceMask.follow`; None where that takes long."""
+        """Return what `SequenceMask.follow` gives for `draft` on a fork of `mask`; None if that takes too long."""
         begun = time.monotonic()
         ahead = mask.fork()
         admitted: list[tuple[list[int], list[Mask | None]]] = []
@@ -165,7 +168,7 @@ class MaskThreads:
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     def _make_rest(self) -> bool:
-        """Have another thread make what is left, where the one before has made some; return whether it does."""
+        """Have another thread make the remaining masks if the thread before has begun some; return True if so."""
         if not 0 < len(self._rest) < self._num_left:
             return False
         self._num_left = len(self._rest)
@@ -190,7 +193,7 @@ class MaskThreads:
             self._wake()
 
     def _is_made(self, mask: SequenceMask, deadline: float) -> bool:
-        """Wait until `mask` is there, but not longer than to `deadline`; return whether it is."""
+        """Wait until `mask` is made, up to `deadline`; return True if it is."""
         while not mask.is_known and self._quick.wait(deadline - time.monotonic()):
             pass
         return mask.is_known

@@ -1,4 +1,4 @@
-"""How long steps take, and what follows from it; counts and times for the engine's telemetry."""
+"""Measure how long steps take and decide what follows from it; fill the engine's counters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rnn_engine.scheduler.phases import DECODE, TAKE_IN, DraftDemand
 from rnn_engine.scheduler.queue import TokenDemand, running_mean
 from rnn_engine.telemetry import EngineCounters, Timing
 
-# How long steps take, and what follows from it: how many tokens a submit draws, and whether to submit one ahead.
+# The times of steps decide how many tokens one submit draws, and whether a step is submitted ahead.
 
-DRAW_SECONDS = 0.02  # for which two submits may draw: an arrival, and who reads along, wait no longer
-_MARGIN = 4.0  # times the host's part of a submit that the device is given to do meanwhile
-_LEAST_WAIT = 0.1  # of a step's time; where the host waited less, the device may have been done before
-SHORT_STEP = 0.02  # seconds; behind longer steps the time between two of them is nothing to speak of
+DRAW_SECONDS = 0.02  # that the draws of two submits may take: a new request or a reader waits no longer
+_MARGIN = 4.0  # seconds of work that the device is given for each second of the host's part of a submit
+_LEAST_WAIT = 0.1  # share of a step's time; if the host waited less, the device may have been done before
+SHORT_STEP = 0.02  # seconds; the time between two longer steps hardly matters
 
 
 class StepTimes:
@@ -33,10 +33,10 @@ class StepTimes:
     )
 
     def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
-        """`num_steps` are run one after another, each but the first one of tokens that the device has drawn."""
+        """`num_steps` run one after another on the device; all except the first run tokens drawn by the device."""
         self.begun = begun
         self.submitted = begun
-        self.last = 0.0  # when the step before was collected; as the next, it is known when this one is
+        self.last = 0.0  # when the step before was collected; like the next, known once this step is collected
         self.collected = 0.0
         self.num_steps = num_steps
         self.num_runs = len(counts)
@@ -55,31 +55,31 @@ class StepTimes:
 
     @property
     def was_ahead(self) -> bool:
-        """Whether it was submitted before the step before was collected."""
+        """Whether the step was submitted before the one before it was collected."""
         return self.begun < self.last
 
     @property
     def is_plain(self) -> bool:
-        """Whether each of its runs is of one token that was drawn."""
+        """Whether each of its runs is one token that was drawn."""
         return self.is_decode and self.tokens == self.num_runs
 
     @property
     def is_decode(self) -> bool:
-        """Whether it runs tokens that were drawn, and none of a prompt."""
+        """Whether it runs only tokens that were drawn, and none of a prompt."""
         return self.decode_tokens == self.tokens
 
 
 class StepSeconds:
-    """When the steps of one scheduler were collected, and running means over them."""
+    """When the last step of a scheduler was collected, and running means of the times of its steps."""
 
     def __init__(self) -> None:
         self._last_collect = 0.0
         self._decode: float | None = None  # of a step that runs one token of each sequence
         self._prompt_token: float | None = None  # of a token in the other steps
-        self._host: float | None = None  # between two collected steps, where the device had one to run all the while
+        self._host: float | None = None  # of the host between two steps, while the device had one to run
 
     def note(self, times: StepTimes, asked: float, now: float) -> None:
-        """Note that a step was `asked` for and collected, or has failed, `now`."""
+        """Note a step that the host began to wait for at `asked`, and that was collected or failed at `now`."""
         times.last, times.collected = self._last_collect, now
         if times.was_ahead:
             self._host = running_mean(self._host, asked - times.last)
@@ -91,10 +91,10 @@ class StepSeconds:
             self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
 
     def count_draws(self, most: int) -> int:
-        """Return how many tokens of each sequence one of two submits in flight draws: 1 to `most`.
+        """Return how many tokens of each sequence one of two submits in flight should draw: 1 to `most`.
 
-        As few as keep the device at work while the host has to do with the other submit, for a sequence that ends
-        leaves its slot empty for what is in flight.
+        It is the smallest number that keeps the device at work while the host is busy with the other submit. A greater
+        one would waste more: the slot of a sequence that ends stays empty until everything in flight is done.
         """
         if self._decode is None:
             return 1
@@ -102,9 +102,10 @@ class StepSeconds:
         return max(min(int(seconds / max(self._decode, 1e-6)), most), 1)
 
     def is_short(self, num_tokens: int | None) -> bool:
-        """Whether a step may be submitted ahead, or another one behind it. False where nothing is known.
+        """Return True if a step may be submitted ahead, or may have another one submitted behind it.
 
-        `num_tokens` are those of a step with prompts; None is one that runs one token of each sequence.
+        `num_tokens` is the size of a step with prompts; None stands for a step that runs one token of each sequence.
+        Return False if no such step has been timed.
         """
         if num_tokens is None:
             return self._decode is not None and 2 * self._decode <= DRAW_SECONDS
@@ -112,25 +113,25 @@ class StepSeconds:
 
 
 def _mean(before: float | None, value: float, *, is_most: bool) -> float:
-    """Return a running mean with a value taken in, or with the most that a value may be."""
+    """Return a running mean with `value` taken in. With `is_most`, the true value is at most `value`."""
     return before if is_most and before is not None and value > before else running_mean(before, value)
 
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # tokens; the last of each class
 _LEAST_WEIGHT = 0.1  # of the latest value in a mean
-_MOST_ABOVE = 3.0  # times the mean that a value counts for; more is a pause of the machine
-_MEMORY = 4096  # steps after which a size that was not run is forgotten, as devices change their pace
+_MOST_ABOVE = 3.0  # times the mean, to which a greater value is cut: it shows a pause of the machine
+_MEMORY = 4096  # steps after which a class that was not run is forgotten, as devices change their pace
 
 
 class StepCosts:
-    """Running means of the seconds of steps, in classes of like sizes."""
+    """Running means of the seconds of steps, by classes of size."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Mean] = {}  # by the place in `_SIZES`, ascending
         self._num_noted = 0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Count a step. The first one of a class is left out, for kernels and plans may have been made in it."""
+        """Count a step. The first step of a class is left out, since kernels and plans may have been made in it."""
         self._num_noted += 1
         which = bisect_left(_SIZES, tokens)
         mean = self._classes.get(which)
@@ -141,14 +142,15 @@ class StepCosts:
             mean.take(tokens, seconds, self._num_noted)
 
     def of(self, tokens: int) -> float | None:
-        """Return what a step of so many tokens takes; None where none like it was measured."""
+        """Return the seconds that a step of `tokens` takes; None if no step of its class was measured."""
         mean = self._classes.get(bisect_left(_SIZES, tokens))
         return None if mean is None or mean.count == 0 else mean.seconds
 
     def beyond(self, smaller: int, seconds: float, tokens: int) -> float:
-        """Return what a step of `tokens` takes, where one of `smaller` takes `seconds`.
+        """Return the seconds that a step of `tokens` takes, if a step of `smaller` tokens takes `seconds`.
 
-        It is between what was measured of such sizes; beyond the greatest, as that one, so that greater ones are tried.
+        Interpolates between the measured sizes. A step greater than all of them counts like the greatest one, so that
+        greater ones are tried.
         """
         below = _Mean(0)
         below.tokens, below.seconds = smaller, seconds
@@ -184,7 +186,7 @@ class _Mean:
 
 
 class Meter:
-    """Fills `counters`. For the scheduler's thread; `counters` may be read from any."""
+    """Fills `counters`. For the scheduler's thread; any thread may read `counters`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.counters = EngineCounters()
@@ -193,11 +195,11 @@ class Meter:
         self._busy_since = 0.0
 
     def rest(self) -> None:
-        """Note that nothing is to be run, so that this time counts for nothing."""
+        """Note that there is nothing to run, so that this time is not counted."""
         self._resting = True
 
     def resume(self) -> None:
-        """Note that there is something to be run."""
+        """Note that there is something to run."""
         if self._resting:
             self._resting = False
             self._busy_since = self._clock()
@@ -208,7 +210,8 @@ class Meter:
     def collected(self, step: StepTimes, num_ahead: int, num_accepted: int) -> None:
         """Count a step that was collected and taken in.
 
-        In it the device has run `num_ahead` tokens that it had drawn, and `num_accepted` of its drafts were drawn.
+        In it the device ran `num_ahead` tokens that it had drawn itself, and `num_accepted` tokens of its drafts were
+        drawn.
         """
         counters, last = self.counters, max(step.last, self._busy_since)
         num_steps = step.num_steps
@@ -224,22 +227,22 @@ class Meter:
             counters.inter_token_seconds.add(share * (step.collected - last) / num_steps, num_tokens)
 
     def read_whole_row(self) -> None:
-        """Count a row that was read whole, since its candidates did not settle a draw."""
+        """Count a row that was read whole because its candidates did not settle a draw."""
         self.counters.whole_rows += 1
 
     def failed(self) -> None:
-        """Count a step that failed. What is done about it is no time of a step."""
+        """Count a step that failed. The time spent on the failure is not counted as a step's."""
         self.counters.failed_steps += 1
         self.rest()
 
     def started(self, arrived: float) -> float:
-        """Count a request that gets its slot now; return that moment."""
+        """Count a request that gets its slot now; return the present time."""
         now = self._clock()
         self.counters.queue_seconds.add(now - arrived)
         return now
 
     def left_prompt(self, arrived: float, started: float, max_tokens: int) -> Timing:
-        """Count a request whose prompt has been run now, and the time to its first token if it asks for any."""
+        """Count a request whose prompt has just been run, and the time to its first token if it asks for any."""
         now = self._clock()
         if max_tokens > 0:
             self.counters.first_token_seconds.add(now - arrived)

@@ -1,4 +1,4 @@
-"""A mix of states: the same tokens are run from each, and the next one is drawn from the rows of all."""
+"""Mixes of states: the same tokens are run from each state, and the next one is drawn from the rows of all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.types import F32, TokenRun
 
 
 class MixedSequence(SamplingSequence):
-    """What is run from the first state; draws for all."""
+    """The sequence that runs from the first state of a mix, and draws for all of them."""
 
     _followers: tuple[Follower, ...] = ()
 
@@ -28,7 +28,7 @@ class MixedSequence(SamplingSequence):
         return (self, *self._followers)
 
     def join(self, request: GenerateRequest, slot: int, start: Start) -> None:
-        """Add what runs from the next state, before anything is run."""
+        """Add the sequence that runs from the next state. Only before anything is run."""
         self._followers = (*self._followers, Follower(self, request, slot, start))
 
     def begin(self) -> list[Event]:
@@ -41,7 +41,7 @@ class MixedSequence(SamplingSequence):
         return self.take_row(self, rows.last())
 
     def take_row(self, sequence: SlotSequence, row: LogitRow) -> list[Event]:
-        """Take in the next token's row of a sequence; return the events that follow once all have theirs."""
+        """Take in a sequence's row of the next token; return the events that follow once all sequences have theirs."""
         _hold_row(sequence, row.read_full().copy())
         return self._draw_mixed()
 
@@ -74,7 +74,7 @@ class MixedSequence(SamplingSequence):
         return events
 
     def _leave_rows(self) -> None:
-        """Forget the rows from which a token was drawn, except those at the end."""
+        """Forget the rows from which a token was drawn, except at the end of the text or while a mask is awaited."""
         if not self.finished and not self.awaits_mask:
             self.row = None
             for follower in self._followers:
@@ -88,7 +88,7 @@ class MixedSequence(SamplingSequence):
 
 
 class Follower(SlotSequence):
-    """Runs what `first` has drawn from a further state, and hands it the row of each next token."""
+    """Runs the tokens that `first` draws, from another state, and hands it the row of each next token."""
 
     def __init__(self, first: MixedSequence, request: GenerateRequest, slot: int, start: Start) -> None:
         super().__init__(first.key, request, slot, start, first.context)

@@ -1,8 +1,7 @@
-"""The phases of a sequence: what it runs next, and what becomes of the rows that its runs give.
+"""The phases of a sequence: what it runs next, and how it takes in the rows of its runs.
 
-A sequence is in one phase at a time. Up to two of its runs are in flight, and each is taken in by the phase that
-submitted it, although the sequence may be a phase further by then. `FOLLOWS`, at the end, says which phase may follow
-which.
+A sequence is in one phase at a time. Up to two of its runs are in flight. Each is taken in by the phase that submitted
+it, although the sequence may be in a later phase by then. `FOLLOWS`, at the end, says which phase may follow another.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ _NOT_KNOWN = (0,)  # stands for the token of a run that follows one in flight
 
 
 class DraftDemand(TokenDemand):
-    """Tokens that were drawn, and behind them a draft of the next ones."""
+    """Tokens that were drawn, and after them a draft of the next ones."""
 
     __slots__ = ()
 
 
 class Phase(Generic[Of]):
-    """What a sequence runs next. The scheduler asks for the `demand` of one that `can_run`, and then calls `run`.
+    """What a sequence runs next. If it `can_run`, the scheduler asks for its `demand` and then calls `run`.
 
-    A phase does not refer to its sequence, which is passed to each call, so that one object may serve many sequences.
+    A phase does not refer to its sequence, which is passed to each call. So one object may serve many sequences.
     """
 
     def draws_ahead(self, sequence: Of) -> bool:
-        """Whether the device can draw the token that follows the next run, and run that token too."""
+        """Return True if the device can draw the token that follows the next run, and run that token too."""
         return False
 
     def demand(self, sequence: Of) -> TokenDemand:
-        """What would be run next."""
+        """Return what would be run next."""
         raise NotImplementedError
 
     def can_run(self, sequence: Of) -> bool:
-        """Whether the next run can be submitted before those in flight are taken in."""
+        """Return True if the next run can be submitted before those in flight are taken in."""
         return not sequence.in_flight
 
     def awaits_token(self, sequence: Of) -> bool:
-        """Whether the runs in flight give a token that the host must see before the next run."""
+        """Return True if the host must see a token of the runs in flight before the next run."""
         return len(sequence.in_flight) > 0
 
     def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
@@ -63,9 +62,10 @@ class Phase(Generic[Of]):
         raise NotImplementedError
 
     def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Take in the rows of a run that this phase submitted, the oldest in flight; return the events that follow.
+        """Take in the rows of the oldest run in flight, which this phase submitted; return the events that follow.
 
-        If the sequence's `draws` is set then, a token must be drawn from the last row, and more events follow from it.
+        If the sequence's `draws` is set on return, the caller must draw a token from the last row, and more events
+        follow.
         """
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ AnyPhase: TypeAlias = "Phase[Any]"
 
 
 class PromptScores:
-    """Scores a prompt's `tokens`, in their order, by the rows before them."""
+    """Scores the `tokens` of a prompt in their order, each by the row before it."""
 
     def __init__(self, tokens: Sequence[int], alternatives: int, token_bytes: Callable[[int], bytes]) -> None:
         self._unscored = iter(tokens)
@@ -88,11 +88,11 @@ class PromptScores:
 
     @property
     def infos(self) -> tuple[TokenInfo, ...]:
-        """An entry for each token that was scored."""
+        """An entry for each token that has been scored."""
         return tuple(self._infos)
 
     def take(self, rows: RunRows) -> None:
-        """Score the next tokens by `rows`, whose targets are these tokens; leave out a row after the last."""
+        """Score the next tokens by `rows`, which have them as targets. A row after the last token is left out."""
         for index in range(len(rows)):
             self.take_row(rows.row(index), rows.target_logit(index))
 
@@ -114,7 +114,7 @@ def begin_scores(
 ) -> PromptScores | None:
     """Return the scores of a request's prompt; None if it asks for none.
 
-    No row of a step scores the prompt's first token. The logits that the request starts from score it, if it has some;
+    No step gives a row for the prompt's first token. The logits that the request starts from score it, if it has any;
     `num_candidates` of them are sorted.
     """
     first = request.score_from
@@ -133,7 +133,7 @@ def begin_scores(
 
 
 class Prompt(Phase["SlotSequence"]):
-    """Runs the prompt in chunks that end where a state is to be kept. Two may be in flight."""
+    """Runs the prompt in chunks, none of which passes a checkpoint. Two chunks may be in flight."""
 
     def demand(self, sequence: SlotSequence) -> TokenDemand:
         point, request = sequence.plan.next(), sequence.request
@@ -141,7 +141,7 @@ class Prompt(Phase["SlotSequence"]):
         return TokenDemand(end - sequence.submitted, max(_count_scored(request, sequence.submitted, end), 1))
 
     def can_run(self, sequence: SlotSequence) -> bool:
-        """A run never passes a checkpoint: the slot's state must be kept before it changes."""
+        """Return False while the state after the runs in flight must be kept, since the next run changes the slot."""
         return not sequence.in_flight or sequence.plan.at(sequence.submitted) is None
 
     def awaits_token(self, sequence: SlotSequence) -> bool:
@@ -184,7 +184,7 @@ class Prompt(Phase["SlotSequence"]):
 
 
 def _count_scored(request: GenerateRequest, start: int, end: int) -> int:
-    """Return how many of a prompt's rows from `start` to `end` score a token: the one after the row's own."""
+    """Return how many of a prompt's rows from `start` to `end` score a token; a row scores the token after its own."""
     first = request.score_from
     return 0 if first is None else max(end - max(start, first - 1), 0)
 
@@ -211,13 +211,13 @@ class Decode(Phase[Of]):
 
 
 class TakeIn(Decode["SlotSequence"]):
-    """Runs the token that was drawn last, for the state after it: another sequence draws, or the text has ended."""
+    """Runs the token that was drawn last, only for its state: another sequence draws, or the text has ended."""
 
     _demand = TAKE_IN
 
 
 class AwaitSequences(Phase["SlotSequence"]):
-    """Has its row of the next token, which is drawn when all sequences of the mix have theirs."""
+    """Holds the row of the next token, which is drawn once all sequences of the mix have their rows."""
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
@@ -248,7 +248,7 @@ class HostDecode(Decode["SamplingSequence"]):
 
 
 class DeviceDecode(HostDecode):
-    """The device draws what follows each run. The next run may follow a draw that is in flight."""
+    """The device draws the token that follows each run. The next run may follow a draw that is in flight."""
 
     def __init__(self) -> None:
         self.num_drawing = 0  # tokens that the runs in flight draw if nothing ends the text
@@ -260,12 +260,12 @@ class DeviceDecode(HostDecode):
         return not sequence.is_cut and self._num_left(sequence) > 0 and not self.awaits_token(sequence)
 
     def awaits_token(self, sequence: SamplingSequence) -> bool:
-        """The prompt's last state may have to be kept before the first token is run."""
+        """Return True if the prompt's last state must be kept before the first token is run."""
         in_flight = self.num_drawing > 0 and sequence.submitted <= sequence.prompt_length
         return in_flight and sequence.plan.at(sequence.submitted) is not None
 
     def _num_left(self, sequence: SamplingSequence) -> int:
-        """How many more tokens may be drawn."""
+        """Return how many more tokens may be drawn."""
         return sequence.request.max_tokens - len(sequence.generated) - self.num_drawing
 
     def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
@@ -293,7 +293,7 @@ class Given(Phase["SamplingSequence"]):
     """Runs tokens of the answer that are known up to position `end`, such as those that a grammar forces.
 
     `unscored` are tokens that still lack their log-probabilities: each is scored by the row of the token before it. The
-    `events` of the tokens wait for that.
+    `events` of the tokens are held back until then.
     """
 
     def __init__(self, end: int, unscored: Iterable[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
@@ -326,9 +326,9 @@ class Given(Phase["SamplingSequence"]):
         return [*self._events, *sequence.go_on(rows.last)]
 
     def _score(self, sequence: SamplingSequence, rows: RunRows) -> None:
-        """Score the next tokens by the rows before them, whose targets are these tokens."""
+        """Score the next tokens by the rows before them, which have these tokens as targets."""
         for index in range(len(rows)):
-            if not self._unscored:  # the last row is that of the token which is drawn next
+            if not self._unscored:  # the next token is drawn from the last row
                 return
             info, row = self._unscored.popleft(), rows.row(index)
             info.logprob = rows.target_logit(index) - row.logsumexp
@@ -350,7 +350,7 @@ class Closing(Given):
 
 
 class AwaitMask(Phase["SamplingSequence"]):
-    """Has the row [V] from which the next token is drawn when its mask is there."""
+    """Holds the row [V] from which the next token is drawn once its mask is made."""
 
     def __init__(self, logits: F32) -> None:
         self.logits = logits

@@ -1,7 +1,7 @@
-"""What the scheduler does with the cache of states: from where a prompt starts, for what it waits, what is kept of it.
+"""The scheduler's use of the cache of states: what a prompt starts from and waits for, and what is kept of it.
 
-Prompts that arrive together run what they share once. What is kept is kept under the root of the state that the
-request started from. A cache that fails costs time and never a request: the prompt then runs from its beginning.
+Prompts that arrive together run their common part once. States are kept under the root of the state that the request
+started from. A cache that fails costs time but never fails a request: the prompt is then run from its beginning.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from states.tokens import pack
 
 logger = logging.getLogger(__name__)
 
-_MOST_EARLIER = 4096  # tokens of an earlier text that are looked at, until the next ones are asked for
+_MOST_EARLIER = 4096  # tokens of an earlier text that one look-up returns at most
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where a request's prompt is run."""
+    """The point from which a request's prompt is run."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
     plan: CheckpointPlan = field(default_factory=CheckpointPlan)
-    logits: F32 | None = None  # [V] those after the whole prompt, where nothing of it has to be run
+    logits: F32 | None = None  # [V] after the whole prompt, if nothing of it must be run
 
 
 class Prefixes:
-    """The states of known prefixes of prompts, for one runner. `cache` is None where nothing is kept."""
+    """The states of known prefixes of prompts, for one runner. If `cache` is None, nothing is kept."""
 
     def __init__(
         self,
@@ -54,8 +54,10 @@ class Prefixes:
         token_bytes: Callable[[int], bytes],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`token_bytes` gives a token's text. `wake` is called on another thread when a state that a request waits
-        for has been read."""
+        """`token_bytes` returns the bytes of a token.
+
+        `wake` is called on another thread when a state that a request waits for has been read.
+        """
         self._runner = runner
         self._token_bytes = token_bytes
         self._wake = wake
@@ -63,29 +65,27 @@ class Prefixes:
         self._flights = SingleFlight()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model; the cache's states on the device are its owner's concern."""
+        """Go on with another runner of the same model. The owner of the cache handles its states on the device."""
         self._runner = runner
 
     @property
     def num_leads(self) -> int:
-        """How many prompts may be waited for."""
+        """How many running prompts others may wait for."""
         return len(self._flights)
 
     def prefix(self, request: GenerateRequest) -> PromptPrefix:
-        """Return what of the prompt others may share, under its root."""
+        """Return the part of the prompt that others may share, under its root."""
         return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
 
     def hold_back(self, waiting: Waiting) -> bool:
-        """Let a request wait for a running one, or for its states to be read, where that saves something; whether."""
-        held_back = [
-            self._hold_back(member) for member in waiting.members
-        ]  # so that what is to be read is read at once
+        """Let a request wait for a running one, or for states to be read, if that saves anything; return True if so."""
+        held_back = [self._hold_back(member) for member in waiting.members]  # a list, so that all reads begin at once
         return any(held_back)
 
     def concerns(self, start: Start, waiting: Waiting) -> bool:
-        """Whether to ask `hold_back` for `waiting` again because of a prompt that has just started.
+        """Return True if `hold_back` should be called for `waiting` again because of a prompt that has just started.
 
-        What the cache has for it is no more than what it had for that prompt, as far as they agree.
+        Of the common part, the cache has no more for the waiting prompt than it had for the one that started.
         """
         return any(
             self._flights.find(member.prefix, start.plan.position, [start.plan]) is not None
@@ -113,7 +113,7 @@ class Prefixes:
         point: CheckpointPoint,
         read_logits: Callable[[], F32],
     ) -> None:
-        """Keep the state of `slot`, which has run exactly `tokens`; `read_logits` gives the logits [V] after them."""
+        """Keep the state of `slot`, which has run exactly `tokens`; `read_logits` returns the logits [V] after them."""
         if self._cache is None or len(tokens) == 0:
             return
         try:
@@ -123,7 +123,7 @@ class Prefixes:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
 
     def find_earlier(self, request: GenerateRequest, generated: Sequence[int]) -> Sequence[int]:
-        """Return what followed the prompt and `generated` where an earlier request had all of it, perhaps nothing."""
+        """Return what followed the prompt and `generated` in an earlier request that had all of it; perhaps nothing."""
         if self._cache is None:
             return ()
         try:
@@ -151,7 +151,7 @@ class Prefixes:
         return False
 
     def _has_asked(self, waiting: Waiting) -> bool:
-        """Ask once what other servers have kept of a prompt; whether the answer is there."""
+        """Ask other servers once what they have kept of a prompt; return True if no answer is awaited any more."""
         request = waiting.request
         if self._cache is None or len(request.prompt) == 0:
             return True
@@ -180,11 +180,11 @@ class Prefixes:
             return None
         waited = waiting.wait
         if waited is not None and waited.passed and saved < waited.position:
-            return None  # the cache has had no room for that state
+            return None  # the cache had no room for that state
         return self._flights.find(waiting.prefix, saved)
 
     def _prefetch(self, waiting: Waiting) -> Fetch | None:
-        """Begin to read the state that a request goes on from, where it has to be read first."""
+        """Begin to read the state that a request goes on from; return None if it need not be read first."""
         request = waiting.request
         if self._cache is None or len(request.prompt) == 0:
             return None
@@ -224,12 +224,15 @@ def _root(request: GenerateRequest) -> str:
 
 
 def _limit(request: GenerateRequest) -> int | None:
-    """How much of the prompt may be saved: the logits that score a token are those of the token before it."""
+    """Return how many tokens of the prompt may come from the cache; None is all.
+
+    A token is scored by the logits after the token before it, so that one must be run.
+    """
     return None if request.score_from is None else max(request.score_from - 1, 0)
 
 
 def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[CheckpointPoint, ...]:
-    """Plan the checkpoints of a prompt. All that are scored after the same beginning share the state at its end."""
+    """Plan the checkpoints of a prompt. A scored one has one before its scored part, which others may share."""
     length, limit, wanted = len(request.prompt), _limit(request), request.checkpoint_positions
     if limit is None:
         return plan_checkpoints(length, saved, known, request.turn_positions, wanted)

@@ -1,4 +1,4 @@
-"""The requests that wait for a slot, when a step is run, and how many tokens each sequence runs in it."""
+"""Queue requests that wait for a slot; decide when a step is run, and how many tokens each sequence runs in it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from states.cache.tiers.tiered import Fetch
 # When a step is run, and how many tokens each sequence runs in it.
 #
 # A step costs little more for many sequences than for one, so a request that arrives just before a step is served far
-# sooner than one that arrives just after its beginning. Waiting for it delays those that are there already. Every
-# policy's waits are bounded, so none starves anyone.
+# sooner than one that arrives just after its beginning. But waiting for a request delays the sequences at hand. The
+# waits of every policy are bounded, so no request starves.
 
-LONGEST_WAIT = 1.0  # seconds that may be asked for
-DEFAULT_WAIT = 0.02  # seconds that a number of sequences is waited for, unless said otherwise
+LONGEST_WAIT = 1.0  # seconds that a policy may wait at most
+DEFAULT_WAIT = 0.02  # seconds to wait for a number of sequences, if not given
 _WEIGHT = 0.1  # of the latest value in a running mean
 _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
 
@@ -33,29 +33,29 @@ class Load:
 
     sequences: int  # at least 1
     capacity: int  # the most that a step can run
-    waited: float  # seconds for which it could have been run
+    waited: float  # seconds since it could have been run
     now: float  # seconds
 
 
 class BatchingPolicy(Protocol):
-    """Decides before each step whether to wait for more requests, from every arrival and every step before it."""
+    """Decides before each step whether to wait for more requests, from all arrivals and steps before it."""
 
     def arrived(self, now: float) -> None:
         """Note that a request has come."""
         ...
 
     def stepped(self, seconds: float) -> None:
-        """Note that a step has taken so long."""
+        """Note that a step has taken `seconds`."""
         ...
 
     def wait_seconds(self, load: Load) -> float:
-        """Return for how many more seconds to wait for requests; 0 = run the step. Asked again after every arrival."""
+        """Return how many more seconds to wait for requests; 0 = run the step. Called again after every arrival."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Waits for `sequences`, or for as many as a step can run where these are fewer, and at most `seconds`."""
+    """Waits for `sequences`, or for as many as a step can run if these are fewer, and for at most `seconds`."""
 
     sequences: int | None  # None = as many as a step can run
     seconds: float
@@ -77,13 +77,14 @@ EAGER = Gather(1, 0.0)
 class Adaptive:
     """Waits no longer than it expects to gain, which is never more than half of a step.
 
-    If the next request is to come in `interval` seconds and a step takes `step`, waiting costs `interval` for each
-    sequence at hand and gains `step - interval` for the one that comes. So it waits where
-    `interval * (sequences + 1) < step`, and gives up when as much time has gone by as the gain would pay for.
+    If the next request is expected in `interval` seconds and a step takes `step`, waiting costs `interval` for each
+    sequence at hand and gains `step - interval` for the one that comes. So it waits if
+    `interval * (sequences + 1) < step`. It gives up after `step / (sequences + 1)`, when the wait has cost what it
+    could gain.
     """
 
     def __init__(self) -> None:
-        self._interval: float | None = None  # a running mean, as is the next
+        self._interval: float | None = None  # a running mean, like the next
         self._step: float | None = None
         self._last_arrival: float | None = None
 
@@ -99,7 +100,7 @@ class Adaptive:
         if self._interval is None or self._step is None or self._last_arrival is None:
             return 0.0
         longest = min(self._step / (load.sequences + 1), LONGEST_WAIT)
-        # Where nobody has come for longer than usual, the usual interval says too little.
+        # If no request has come for longer than the mean interval, the mean is too short.
         interval = max(self._interval, load.now - self._last_arrival)
         if load.sequences >= load.capacity or interval >= longest:
             return 0.0
@@ -107,7 +108,7 @@ class Adaptive:
 
 
 def parse_policy(text: str) -> BatchingPolicy:
-    """Return the policy that `text` names. Raises InvalidRequestError."""
+    """Return the policy that `text` names. Raises InvalidRequestError if it names none."""
     name, _, rest = text.partition(":")
     values = rest.split(",") if rest else []
     match name, len(values):
@@ -141,13 +142,13 @@ def _seconds(text: str, values: Sequence[str]) -> float:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Return the mean with a new value taken in; `before` is None where there was none."""
+    """Return a running mean with `value` taken in; `before` is the mean so far, None if there is none."""
     return value if before is None else before + _WEIGHT * (value - before)
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which triples what making one costs: there is one a token
 class TokenDemand:
-    """What one sequence would run next: 1 token at decode, the rest of its prompt before."""
+    """How many tokens one sequence would run next: 1 at decode, before that the rest of its prompt."""
 
     tokens: int  # at least 1
     rows: int = 1  # at least 1: how many of the last of them may want a logit row
@@ -155,24 +156,25 @@ class TokenDemand:
 
 @dataclass(slots=True)
 class _Share:
-    """Tokens and rows of a step that are still to be had."""
+    """Tokens and rows of a step that are still free."""
 
     tokens: int
     rows: int
 
     def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Share:
-        """Return what each of so many prompts gets of a share of this."""
+        """Return an equal part of a share of this for each of `num_prompts` prompts; `num_scored` want several rows."""
         return _Share(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
 
 
 def allocate_tokens(
     demands: Sequence[TokenDemand], max_tokens: int, max_rows: int, clients: Sequence[Client] = ()
 ) -> list[int]:
-    """Return how many tokens each sequence runs in this step; `demands` are oldest first, at most either bound many.
+    """Return how many tokens each sequence runs in this step.
 
-    Every sequence gets one token, so that decode always advances and nobody starves. What is left is divided by the
-    `clients` whose prompts these are, and their weights; without any, all are of one. Half of a client's part goes to
-    its prompts in equal parts, the rest to its oldest first, and what it has no use for to the oldest of all.
+    `demands` are oldest first, and no more than `max_tokens` or `max_rows`. Every sequence gets one token, so that
+    decode always advances and no request starves. The rest is divided among the `clients` that have prompts, by their
+    weights; without `clients`, all sequences belong to one. Half of a client's part goes to its prompts in equal parts,
+    and the rest to its prompts from the oldest on. What a client can't use goes to the oldest prompts of all.
     """
     granted = [1] * len(demands)
     prompts = [index for index, demand in enumerate(demands) if demand.tokens > 1]
@@ -238,18 +240,18 @@ class Queued(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request without a slot, or of a mix what is to run from one of its states."""
+    """A request without a slot; of a mix, the part of it that will run from one state."""
 
     key: int
     request: GenerateRequest
     prefix: PromptPrefix
     arrived: float = 0.0  # by the scheduler's clock
-    context: Context = field(default_factory=copy_context)  # whoever asked; lines of the log tell it
-    wait: Wait | None = None  # for what a running request shares with it
-    asked: bool = False  # whether `inquiry` was begun, if there is anybody to be asked
-    inquiry: Inquiry | None = None  # whether other servers have kept more of the prompt
-    fetch: Fetch | None = None  # of the state that it goes on from
-    others: tuple[Waiting, ...] = ()  # of a mix: those of its further states, which start together with this one
+    context: Context = field(default_factory=copy_context)  # the caller's, which lines of the log show
+    wait: Wait | None = None  # for a running request to reach the end of the common prefix
+    asked: bool = False  # whether `inquiry` was begun, if there are other servers
+    inquiry: Inquiry | None = None  # asks other servers whether they have kept more of the prompt
+    fetch: Fetch | None = None  # reads the state that it goes on from
+    others: tuple[Waiting, ...] = ()  # of a mix: the parts for its further states, which start together with this one
 
     @property
     def members(self) -> tuple[Waiting, ...]:
@@ -275,7 +277,7 @@ class Waiting:
             before.release()
 
     def release(self) -> None:
-        """Wait for no state to be read any more."""
+        """Stop waiting for states to be read."""
         for member in self.members:
             member.set_fetch(None)
             if member.inquiry is not None:
@@ -283,11 +285,11 @@ class Waiting:
 
 
 class _Line:
-    """The requests of one client, of which those that have begun come first."""
+    """The requests of one client; those that have begun come first."""
 
     def __init__(self) -> None:
-        self.turn = 0  # clients that are equal otherwise come in ascending order of it
-        self._begun: dict[int, Queued] = {}  # oldest first, as the next
+        self.turn = 0  # clients that are otherwise equal come in ascending order of it
+        self._begun: dict[int, Queued] = {}  # oldest first, like the next
         self._waiting: dict[int, Queued] = {}
         self._num_taken = 0  # of `_waiting`
 
@@ -314,7 +316,7 @@ class _Line:
         return self._begun.get(key) or self._waiting[key]
 
     def ready(self) -> Iterator[Queued]:
-        """Yield those that would start, as `Queue.ready` does."""
+        """Yield the requests that would start, as `Queue.ready` does."""
         yield from [queued for queued in self._begun.values() if queued.ready]
         by_arrival = [queued for queued in self._waiting.values() if queued.ready]
         by_priority = sorted(by_arrival, key=lambda queued: -queued.request.priority)
@@ -329,11 +331,12 @@ class _Line:
 
 
 class Queue:
-    """The client that holds the fewest slots for its weight comes first; of equal ones, the one whose turn it is.
+    """The requests that wait for slots, in the order in which they get them.
 
-    Of a client's requests those come first that have begun and were suspended, then the greatest priority, then the
-    earliest arrival; one of every 8 slots that a client gets goes to its earliest anyway. So a request sees at most 8
-    others of its client start for each one that is before it in order of arrival, and 7 besides, however many of a
+    The client that holds the fewest slots for its weight comes first; of equal clients, the one whose turn it is. Of a
+    client's requests, those that have begun and were suspended come first, then those of the greatest priority, then
+    the earliest. One of every 8 slots that a client gets goes to its earliest request in any case. So for each request
+    that arrived before it, a request sees at most 8 others of its client start, and 7 besides, even if requests of a
     greater priority keep coming.
     """
 
@@ -350,21 +353,21 @@ class Queue:
 
     @property
     def num_ready(self) -> int:
-        """How many slots those would take that would start if there were slots for all."""
+        """How many slots all requests that are ready to start would take together."""
         return sum(queued.num_slots for queued in self if queued.ready)
 
     @property
     def keys(self) -> list[int]:
-        """In order of arrival."""
+        """The keys of the requests, in order of arrival."""
         return list(self._clients)
 
     @property
     def clients(self) -> list[Client]:
-        """Those that have requests here."""
+        """The clients that have requests here."""
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
-        """Queue a request; one that `has_begun` comes before the others of its client, which has had its turn."""
+        """Queue a request. If it `has_begun`, it comes before others of its client, and the client's turn is over."""
         client = self._clients[queued.key] = queued.request.client
         line = self._lines.get(client)
         if line is None:
@@ -395,9 +398,9 @@ class Queue:
         self._drop_empty(client)
 
     def ready(self, held: Mapping[Client, int] | None = None) -> Iterator[Queued]:
-        """Yield those that would start, each once, the next first. They may be taken or set to wait meanwhile.
+        """Yield the requests that would start, each once, the next first. They may be taken or made to wait meanwhile.
 
-        `held` are the slots that clients hold, and is looked at before each; None is nobody.
+        `held` are the slots that each client holds; it is read before each request. None: no client holds any.
         """
         held = Counter() if held is None else held
         orders = [(client, line, line.ready()) for client, line in self._lines.items()]

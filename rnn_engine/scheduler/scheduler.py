@@ -26,7 +26,7 @@ from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
 
-# What becomes of a step's runs: each takes in its rows, and the tokens that follow are drawn for all together.
+# After a step, each run takes in its rows; then the next tokens of all runs are drawn together.
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ _UNSOUND = (
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was submitted and not yet collected."""
+    """A step that was submitted and has not been collected."""
 
     ticket: Ticket
     times: StepTimes
-    live: Sequence[SlotSequence]  # whose runs are those of `batch`
+    live: Sequence[SlotSequence]  # the sequences of the runs in `batch`
     batch: Sequence[TokenRun]
 
 
@@ -66,9 +66,10 @@ def take_in(
     vocab_size: int,
     draws: JointDraws,
 ) -> Iterator[RunOutcome]:
-    """Give each run of a step its rows, and yield what follows from those that are still wanted.
+    """Give each run of a step its rows, and yield the outcome of each run that is still wanted.
 
-    An outcome must be concluded before the next one is asked for, since it may release the sequences of its request.
+    The caller must conclude an outcome before it asks for the next, since that may release the sequences of its
+    request.
     """
     drawing: list[tuple[RunOutcome, RunRows]] = []
     first = 0
@@ -79,7 +80,7 @@ def take_in(
         if live.released or drawn.num_run == 0:
             continue
         outcome = RunOutcome(live, rows.last)
-        if not is_sound and live.drop_draft():  # without it, the numbers may be finite
+        if not is_sound and live.drop_draft():  # without the draft, the logits may be finite
             yield outcome
             continue
         if is_sound or drawn.tokens:
@@ -103,7 +104,7 @@ def take_in(
 
 
 def go_on(live: SamplingSequence) -> RunOutcome:
-    """Return what follows from a row whose mask is there now; to be concluded as those of a step."""
+    """Return what follows from a row whose mask is made now. The caller concludes it like the outcome of a step."""
     logits = live.own_logits
     assert logits is not None, "asked of one that awaits its mask"
     outcome = RunOutcome(live, partial(LogitRow.of_full, logits, 1))
@@ -139,8 +140,8 @@ def _fail(outcome: RunOutcome, error: Exception) -> None:
 class Scheduler:
     """Runs requests on the slots of a runner: all that hold a slot advance in every step.
 
-    Synchronous; one thread owns it, and it never waits but for the runner. The caller asks `wait_seconds` when to
-    call `step`.
+    Synchronous, and owned by one thread. It waits only for the runner and, for a short time, for masks. The caller asks
+    `wait_seconds` when to call `step`.
     """
 
     def __init__(
@@ -159,13 +160,13 @@ class Scheduler:
     ) -> None:
         """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.
 
-        Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` says whether a step
-        waits for more requests, by the seconds of `clock`, which may begin at any moment. `wake` is called on another
-        thread when a request that waited for its state to be read may start, or one for its mask may go on. The device
+        Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` decides whether a
+        step waits for more requests, in seconds of `clock`, which may start at any value. `wake` is called on another
+        thread when a request may start because its state was read, or may go on because its mask was made. The device
         draws at most `max_draws` tokens of a sequence before the host sees them, as far as the runner can; with 0 the
-        host draws all. `drafts` are those of texts that repeat themselves. A request of a client with more than its
-        share of the slots may be suspended once it has run `least_tokens` times its client's weight. A step waits
-        `mask_seconds` for masks.
+        host draws all. `drafts` are the settings for drafts of texts that repeat themselves. A request of a client with
+        more than its share of the slots may be suspended once it has run `least_tokens` times its client's weight. A
+        step waits `mask_seconds` for masks.
         """
         self._runner = runner
         infos = TokenInfos(token_bytes)
@@ -209,7 +210,7 @@ class Scheduler:
         return len(self._slots.live)
 
     def slot_uses(self) -> list[SlotUse]:
-        """What each slot that is held is used for. For any thread."""
+        """Return what each held slot is used for. For any thread."""
         return self._slots.uses()
 
     @property
@@ -218,26 +219,28 @@ class Scheduler:
 
     @property
     def num_late(self) -> int:
-        """How many requests wait for a mask alone, without taking part in steps."""
+        """How many requests take part in no step because they wait for a mask."""
         return self._slots.num_late
 
     @property
     def num_leads(self) -> int:
-        """How many requests run what others may wait for."""
+        """How many running requests others may wait for."""
         return self._prefixes.num_leads
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: not where all are paused, await their masks, or have their states read
-        first."""
+        """Whether a step would do anything.
+
+        False if all requests are paused, await their masks, or wait for their states to be read.
+        """
         return (
             bool(self._steps) or self._slots.num_advancing > 0 or self._admission.can_start or bool(self._slots.ready)
         )
 
     def wait_seconds(self) -> float | None:
-        """Return for how many seconds to wait for requests before the next step; None where nothing is to be run.
+        """Return how many seconds to wait for requests before the next step; None if there is nothing to run.
 
-        To be asked before each step and again after each arrival.
+        Call it before each step and again after each arrival.
         """
         if not self.has_work:
             self._ready_since = None
@@ -252,9 +255,9 @@ class Scheduler:
         return self._policy.wait_seconds(Load(max(sequences, 1), self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
-        """Queue `request`, which has been checked. `key` stands for this request and never for another.
+        """Queue `request`, which has been checked. No other request may ever have the same `key`.
 
-        `arrived` is when its client asked, by the clock; None is now.
+        `arrived` is the time by the clock at which its client asked; None is now.
         """
         now = self._clock()
         self._policy.arrived(now)
@@ -263,17 +266,17 @@ class Scheduler:
     def cancel(self, key: int) -> None:
         """Forget a request that waits or runs. Does nothing for one that has ended.
 
-        Its slot is free at once, whatever steps in flight run there.
+        Its slot is free at once, even if steps in flight run there.
         """
         self._admission.discard(key)
         if (live := self._slots.live.get(key)) is not None:
             self._slots.release(live)
 
     def pause(self, key: int, paused: bool = True) -> None:
-        """Leave a request that has begun out of all further steps, or let it go on where not `paused`.
+        """Leave a request that has begun out of all further steps, or let it go on if not `paused`.
 
-        It stays in its slot as long as no other client has less than its share. Does nothing for one that has ended or
-        had no slot yet.
+        It stays in its slot as long as no other client has less than its share. Does nothing for a request that has
+        ended or has had no slot yet.
         """
         self._slots.pause(key, paused)
         self._admission.pause(key, paused)
@@ -286,7 +289,7 @@ class Scheduler:
         return [Delivery(key, error)]
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request whose time is up: with the text that it has, or with `error` where it has none."""
+        """End a request because its time is up: with the text so far, or with `error` if there is none."""
         live = self._slots.live.get(key) or self._admission.suspended(key)
         if live is None:
             return self.withdraw(key, error)
@@ -296,9 +299,9 @@ class Scheduler:
         return [Delivery(key, error)]
 
     def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
-        """Wait for the steps in flight, then end every request, each with an error of its own.
+        """End every request, each with an error of its own, and wait for the steps in flight.
 
-        Without `queued`, only those whose states are on the device.
+        Without `queued`, end only the requests with states on the device.
         """
         keys = [*self._slots.live, *(self._admission.keys if queued else self._admission.keys_on_device)]
         for key in keys:
@@ -308,11 +311,11 @@ class Scheduler:
         return [Delivery(key, make_error()) for key in keys]
 
     def device_answers(self) -> bool:
-        """Run a token after `failure`, which is then None; whether its logits come and are finite. Waits for them."""
+        """Run a token and wait for it; return True if its logits come and are finite. `failure` is None afterwards."""
         self.failure = None
         slot = self._slots.lowest_free
         if slot is None:
-            return True  # others have started in the slots of those that failed, and their next step tells
+            return True  # others have started in the slots of those that failed; their next step shows it
         try:
             self._runner.write_state(slot, None)
             return bool(run_step(self._runner, [TokenRun(slot, (0,), rows=1)]).sound.all())
@@ -321,12 +324,12 @@ class Scheduler:
             return False
 
     def check(self) -> None:
-        """Raise AssertionError if what must hold between two steps does not. For tests."""
+        """Raise AssertionError if an invariant between two steps does not hold. For tests."""
         assert len(self._steps) <= 2
         self._slots.check()
 
     def close(self) -> None:
-        """Let the threads end on which masks are made. No request may hold a slot."""
+        """End the threads on which masks are made. No request may hold a slot."""
         self._mask_threads.close()
 
     def replace_runner(self, runner: Runner) -> None:
@@ -341,9 +344,9 @@ class Scheduler:
         """Give free slots to waiting requests, submit at most one step, and collect at most one.
 
         Returns the events of the step that was collected; what the runner raises becomes deliveries too. Nothing is
-        collected where requests need no step for their first token, which is delivered at once, nor where a second
-        step may be submitted behind the first: the next call does that, so that commands come in between. After a
-        `failure` everything in flight is collected, so that the caller can ask `device_answers`.
+        collected if requests got their first token without a step: that is delivered at once. Nor is anything collected
+        if a second step may be submitted behind the first: the next call submits it, so that commands come in between.
+        After a `failure`, everything in flight is collected, so that the caller can call `device_answers`.
         """
         self.failure = None
         deliveries = self._step()
@@ -375,11 +378,11 @@ class Scheduler:
         return deliveries + self._collect()
 
     def _runnable_ahead(self) -> list[SlotSequence]:
-        """Return what to run in a step that is submitted before the one in flight is done.
+        """Return the sequences to run in a step that is submitted before the one in flight is done.
 
-        Nothing where that one gives a token that the host has to see, for the sequence that waits for it would then
-        wait for both; nor where steps are long, for a request that arrives waits for both too; nor where the next step
-        is likely to have a draft.
+        Return nothing if the step in flight yields a token that the host must see: its sequence would have to wait for
+        two steps. Return nothing either if steps are long, since a request that arrives would wait for both, or if the
+        next step is likely to have a draft.
         """
         live = self._slots.runnable_ahead() if len(self._steps) == 1 else []
         if not live or awaits_draft(self._drafts, live):
@@ -390,7 +393,7 @@ class Scheduler:
         return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
 
     def _submit_step(self, live: list[SlotSequence]) -> list[Delivery]:
-        """Submit a step of sequences that can run; return the errors of those that it fails."""
+        """Submit a step of sequences that can run; return their errors if that fails."""
         if not live:
             return []
         begun = self._clock()
@@ -416,7 +419,8 @@ class Scheduler:
     def _count_draws(self, live: Sequence[SlotSequence]) -> int:
         """Return how many tokens the device may draw for each of `live` before the host sees them.
 
-        More than one where all decode, nobody waits for a slot that is free, and they come within a short time.
+        It is more than one only if all of them decode and no waiting request can start. Then it is as many as are drawn
+        within a short time.
         """
         most = min(self._max_draws, self._runner.max_draws)
         if most <= 1 or self._admission.can_start:
@@ -450,7 +454,7 @@ class Scheduler:
         return deliveries
 
     def _suspend(self) -> list[Delivery]:
-        """Suspend the requests that give their slots to others, once no step in flight runs them; return errors."""
+        """Suspend the requests that give their slots to others, unless a step in flight runs them; return errors."""
         victims = self._admission.find_victims()
         self._slots.set_leaving(victims)
         if not victims:
@@ -496,7 +500,7 @@ class Scheduler:
         return [Delivery(live.key, event) for event in events]
 
     def _conclude(self, outcome: RunOutcome, deliveries: list[Delivery]) -> None:
-        """Keep a checkpoint where one is due, and deliver the events of a run, or the error that has ended it."""
+        """Keep a checkpoint if one is due, and deliver the events of a run or the error that has ended it."""
         live = outcome.live
         if outcome.error is not None:
             if not outcome.is_sound:
@@ -521,7 +525,7 @@ class Scheduler:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
 
     def _end(self, live: SlotSequence) -> None:
-        """Keep the states at the end of the other sequences, whose rows came before, and release the request."""
+        """Keep the end states of the request's other sequences, which have their rows already; release the request."""
         for other in live.sequences:
             if other is not live and other.row is not None and (point := other.due) is not None:
                 self._keep(other, point, other.row.copy)

@@ -1,7 +1,7 @@
-"""One request on its way through the model: the tokens that it runs in a slot, and the events that follow.
+"""One request while it runs: the tokens that it runs in a slot, and the events that follow.
 
-A request is one sequence, or of a mix one for each state (`mixed.py`). What a sequence runs next is said by its phase
-(`phases.py`); here is what it knows, and what follows from the row after all of its tokens.
+A request is one sequence, or for a mix one for each state (`mixed.py`). A sequence's phase (`phases.py`) decides what
+it runs next. This module has what a sequence knows, and what follows from the row after all of its tokens.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SlotSequence(ABC):
     scores: PromptScores | None = None
 
     def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
-        """`request` says what this sequence runs. `key` and `context`, the caller's, are those of the whole request."""
+        """`request` says what this sequence runs. `key` and `context` (the caller's) are those of the whole request."""
         self.key = key
         self.request = request
         self.slot = slot
@@ -87,9 +87,9 @@ class SlotSequence(ABC):
         self.submitted = start.cached_tokens  # tokens that have been run or are in flight
         self.in_flight: deque[AnyPhase] = deque()  # the phase of each run in flight that does something, oldest first
         self.phase: AnyPhase = Prompt()
-        self.draws: SequenceSampler | None = None  # what must draw the next token from the row that just came
+        self.draws: SequenceSampler | None = None  # draws the next token from the row that has just come
         self.row: F32 | None = None  # [V] of a mix: the row of the next token, until that is drawn
-        self.released = False  # it has no slot, and nobody wants the outcome of its runs in flight
+        self.released = False  # it has no slot, and the outcome of its runs in flight is not wanted
 
     @property
     @abstractmethod
@@ -98,14 +98,14 @@ class SlotSequence(ABC):
 
     @abstractmethod
     def take_rows(self, rows: RunRows) -> list[Event]:
-        """Take in the rows of a run from whose last row the next token is drawn; return the events that follow."""
+        """Take in the rows of a run, the last of which the next token is drawn from; return the events that follow."""
 
     @abstractmethod
     def leave_prompt(self, run: TokenRun, num_draws: int) -> None:
         """Enter the next phase because `run`, which is about to be submitted, is the last of the prompt."""
 
     def enter(self, phase: Next) -> Next:
-        """Go over to `phase`, and return it. Only a phase that may follow the present one is allowed."""
+        """Change to `phase`, and return it. It must be one that may follow the present phase."""
         assert may_follow(type(self.phase), type(phase)), f"{phase} may not follow {self.phase}"
         self.phase = phase
         return phase
@@ -130,17 +130,17 @@ class SlotSequence(ABC):
 
     @property
     def allowed(self) -> AllowedTokens | None:
-        """The tokens that the next one may be; None allows all. Raises what the mask has raised."""
+        """The tokens that may come next; None allows all. Raises what the mask has raised."""
         return None
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether a row has come before the mask of the token that is drawn from it."""
+        """Whether the row of the next token has come, and its mask has not."""
         return isinstance(self.phase, AwaitMask)
 
     @property
     def may_be_due(self) -> bool:
-        """Whether a checkpoint may be `due` at this position: never within an answer."""
+        """Whether a checkpoint may be `due` at this position. Within an answer, none is."""
         return self.position <= self.prompt_length or self.finished
 
     @property
@@ -153,12 +153,12 @@ class SlotSequence(ABC):
         return None
 
     def passed(self) -> None:
-        """Note that the checkpoint that was due at this moment, if any, has been kept."""
+        """Note that the checkpoint due at this moment, if any, has been kept."""
         if self.plan.position < self.prompt_length:
             self.plan.advance(self.position)
 
     def use(self, *, paused: bool) -> SlotUse:
-        """Return what the slot is used for at this moment. For any thread."""
+        """Return what the slot is used for now. For any thread."""
         return SlotUse(
             slot=self.slot,
             request=self.key,
@@ -172,11 +172,11 @@ class SlotSequence(ABC):
         )
 
     def drop_draft(self) -> bool:
-        """Undo the run whose outcome has come if it had a draft, and make no more drafts; return True if it had."""
+        """Undo the run that has just come if it had a draft, and make no more drafts; return True if it had."""
         return False
 
     def close(self) -> None:
-        """Release those who wait for it: it runs no more, whatever it has reached."""
+        """Release the prompts that wait for this one, which runs no more, however far it has come."""
         self.plan.close()
 
     def progress(self) -> list[Event]:
@@ -184,11 +184,11 @@ class SlotSequence(ABC):
         return []
 
     def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
-        """Return what makes the masks of a run whose last row the next token is drawn from; None if it has none."""
+        """Return a function that makes the masks of a run, or None. The next token is drawn from its last row."""
         return None
 
     def check(self) -> None:
-        """Raise AssertionError if what must hold between two steps does not. For tests."""
+        """Raise AssertionError if an invariant between two steps does not hold. For tests."""
         assert not self.released
         assert self.draws is None
         assert 0 <= self.position <= self.submitted
@@ -199,9 +199,9 @@ class SlotSequence(ABC):
 
 
 class SamplingSequence(SlotSequence):
-    """A sequence that draws its tokens, and makes their events."""
+    """A sequence that draws its tokens and makes their events."""
 
-    _stays_on_device = True  # once the device draws, it goes on
+    _stays_on_device = True  # once the device draws, it keeps drawing
 
     def __init__(
         self,
@@ -222,12 +222,14 @@ class SamplingSequence(SlotSequence):
         penalises_on_device: bool = False,
         max_draw_logprobs: int = 0,
     ) -> None:
-        """`read_state` reads the state of a slot. `note_prompt_end` is called when the prompt has been run, and
-        `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take;
-        `mask_threads` make the masks.
+        """`read_state` reads the state of a slot. `note_prompt_end` is called when the prompt has been run.
 
-        `halts` are the tokens that may end the text, as `Halts` makes them; None if the device may draw nothing. Its
-        draws may have penalties if `penalises_on_device`, and `max_draw_logprobs` log-probabilities each.
+        `note_whole_row` is called when a draw has read a whole row. `counters` count tokens and the seconds that masks
+        take; `mask_threads` make the masks.
+
+        `halts` are the tokens that may end the text, as `Halts` makes them; None if the device may draw nothing. The
+        device's draws may have penalties if `penalises_on_device`, and up to `max_draw_logprobs` log-probabilities
+        each.
         """
         super().__init__(key, request, slot, start, context)
         self._read_state = read_state
@@ -261,9 +263,9 @@ class SamplingSequence(SlotSequence):
         return (self,)
 
     def move(self, slots: Sequence[int], read_state: Callable[[int], State], *, penalises_on_device: bool) -> None:
-        """Go on in `slots`, one for each sequence of the request, which hold the states of the slots before.
+        """Go on in `slots`, one for each sequence of the request, which already hold its states.
 
-        No run is in flight. `read_state` and `penalises_on_device` are as in the constructor.
+        No run may be in flight. `read_state` and `penalises_on_device` are as in the constructor.
         """
         self._read_state = read_state
         if self.phase is self.device:
@@ -279,7 +281,7 @@ class SamplingSequence(SlotSequence):
         return self._all_halts
 
     def begin(self) -> list[Event]:
-        """Return the events before the first step; they have a token if the prompt's logits are known."""
+        """Return the events before the first step. They include a token if the prompt's logits are known."""
         if self.start.logits is None:
             return self.progress()
         return [*self.progress(), *self._go_on_whole(self.start.logits)]
@@ -294,9 +296,10 @@ class SamplingSequence(SlotSequence):
         return self.go_on(rows.last)
 
     def advance_drawn(self, run: TokenRun, count: int, drawn: Drawn, rows: RunRows) -> list[Event]:
-        """Do as `advance`, and take in what the device drew after `run`: up to `count` tokens.
+        """Do as `advance` does, and take in the tokens that the device drew after `run`: up to `count`.
 
-        The last of `rows` is that of the last token that was run. The host draws from it if `draws` is set then.
+        The last of `rows` is the row of the last token that was run. The host draws from it if `draws` is set on
+        return.
         """
         events = self.advance(run, rows)
         num_more = drawn.num_run - 1
@@ -338,7 +341,7 @@ class SamplingSequence(SlotSequence):
         return self.answer.take(info)
 
     def cut(self) -> bool:
-        """End the text after the tokens that there are, in the next step; return False if there is none yet."""
+        """End the text after its present tokens, in the next step; return False if there are none yet."""
         if self.generated and self.answer.ending is None:
             self.is_cut = True
             if self.awaits_mask:
@@ -353,7 +356,7 @@ class SamplingSequence(SlotSequence):
         return self.device.num_drawing > 0
 
     def _end_here(self) -> None:
-        """End the text after the tokens that are known; those that were not run are run for the state at the end."""
+        """End the text after the known tokens; those that were not run are run for the state at the end."""
         self.answer.end(CUT)
         if isinstance(self.phase, HostDecode):
             self.enter(Closing(self.end))
@@ -370,12 +373,12 @@ class SamplingSequence(SlotSequence):
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a sequence that awaited its mask does so no longer: the mask is there, or the text was cut."""
+        """Whether a sequence that awaited its mask may go on: the mask is made, or the text was cut."""
         return self.answer.ending is not None or self._mask is None or self._mask.is_known
 
     @property
     def own_logits(self) -> F32 | None:
-        """[V] the logits after all tokens that were run, while the sequence awaits its mask."""
+        """The logits [V] after all tokens that were run, while the sequence awaits its mask; else None."""
         return self.phase.logits if isinstance(self.phase, AwaitMask) else None
 
     def draw_late(self) -> list[Event]:
@@ -409,7 +412,7 @@ class SamplingSequence(SlotSequence):
         return mask.for_last(num_rows)
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
-        """Return the events that follow from a whole row [V], from which a token is drawn as soon as it may be."""
+        """Return the events that follow from a whole row [V], and draw a token from it if the mask is made."""
         if self._mask is not None and not self._mask.forced and self.answer.ending is None:
             self._mask_threads.make(self._mask)
         row = LogitRow.of_full(logits, _CANDIDATES)
@@ -421,14 +424,14 @@ class SamplingSequence(SlotSequence):
         return self.take_draw(self.sampler.draw(row), lambda: row)
 
     def draw_from(self, row: RowSource) -> None:
-        """Set `draws`, so that the scheduler has the next token drawn from `row`; or await its mask."""
+        """Set `draws`, so that the scheduler has the next token drawn from `row`; if the mask is late, await it."""
         if self._mask is None or not self._mask.is_late:
             self.draws = self.sampler
         else:
             self.enter(AwaitMask(row().read_full().copy()))
 
     def go_on(self, row: RowSource) -> list[Event]:
-        """Return the events that follow from `row`, which is after all tokens, up to the draw of the next token."""
+        """Return the events that follow from `row`, the row after all tokens, up to the draw of the next token."""
         events = [] if self.generated else self._end_prompt()
         if self.answer.ending is not None:
             return [*events, *self.answer.events(), self._finish(self.answer.ending, row)]
@@ -447,7 +450,7 @@ class SamplingSequence(SlotSequence):
         return events
 
     def _take_forced(self, mask: SequenceMask) -> list[TokenInfo]:
-        """Take the tokens that the mask forces next, whatever the model says; return them."""
+        """Take the tokens that the mask forces next, without regard to the model; return them."""
         infos: list[TokenInfo] = []
         while mask.forced:
             for token in mask.forced:
@@ -459,12 +462,12 @@ class SamplingSequence(SlotSequence):
         return infos
 
     def _follow(self, row: RowSource, forced: Sequence[TokenInfo] = ()) -> list[Event]:
-        """Return the events of the tokens that were taken, the last of which are `forced`, and of the text's end."""
+        """Return the events of the tokens that were taken, and of the text's end. The last tokens are `forced`."""
         events, ending = self.answer.events(), self.answer.ending
         if ending is None and not forced:
             return events
         unscored: Sequence[TokenInfo] = () if self.request.logprobs is None else forced
-        if unscored and len(forced) == len(self.generated):  # the first of all, which the prompt's last row scores
+        if unscored and len(forced) == len(self.generated):  # the answer's first token, scored by the prompt's last row
             first, *unscored = unscored
             scored_by = row()
             first.logprob = scored_by.read_full().item(first.token) - scored_by.logsumexp
@@ -480,19 +483,19 @@ class SamplingSequence(SlotSequence):
         return [] if unscored else events
 
     def _close(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
-        """Have the last tokens run, up to `end`; `events` wait until those that are `unscored` have their scores."""
+        """Have the last tokens run, up to `end`; `events` wait until the `unscored` tokens have their scores."""
         self.enter(Closing(end, unscored, events))
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
-        """Return up to which position tokens are run before the next one is drawn, or before the end."""
+        """Return the position up to which tokens are run before the next one is drawn, or before the end."""
         if ending is None:
             return self.end
-        if self.request.keep_end:  # the state at the end has taken in all but what ended the text
+        if self.request.keep_end:  # the state at the end has all tokens except the one that ended the text
             return self.end if ending.stop is None else self.end - 1
         return self.end - 1 if unscored else self.position
 
     def _finish(self, ending: Ending, row: RowSource) -> Finished:
-        """End the request; `row` is what follows from the slot's state."""
+        """End the request; `row` gives the row after the slot's state."""
         for sequence in self.sequences:
             sequence.enter(Done())
         end = None

@@ -1,7 +1,7 @@
 """The slots in which sequences run: how a request gets one, holds it, and gives it up for another client.
 
-A slot is free although a run of the sequence before is in flight there: the state that the next one starts from is
-written after it.
+A slot is free even while a run of its last sequence is in flight there: the next sequence's first state is written
+after that run.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rnn_engine.types import PendingState, Runner
 
 
 class Slots:
-    """Free slots and live requests. A slot that was taken is given back, or held by a sequence until its release."""
+    """Free slots and live requests. A taken slot is either given back or held by a sequence until its release."""
 
     def __init__(self, count: int) -> None:
         self.live: dict[int, SamplingSequence] = {}  # by request, oldest first; none that was released
         self._sequences: dict[int, SlotSequence] = {}  # by slot, oldest first: all of those requests
         self.held: Counter[Client] = Counter()  # slots; no client without any
         self._paused: set[int] = set()  # keys of live ones that take part in no step
-        self._leaving: set[int] = set()  # keys of those that are to be suspended, which take part in no further step
+        self._leaving: set[int] = set()  # keys of those that will be suspended and take part in no further step
         self._late: set[int] = set()  # keys of those that await their masks
         self._since: dict[int, int] = {}  # by request: the position at which it got its slots
         self._free = list(range(count))  # a heap
@@ -46,7 +46,7 @@ class Slots:
 
     @property
     def num_advancing(self) -> int:
-        """How many slots are held by requests that are not paused, and do not await their masks."""
+        """How many slots are held by requests that are not paused and do not await their masks."""
         resting = self._paused | self._late if self._late else self._paused
         return len(self._sequences) - sum(len(self.live[key].sequences) for key in resting)
 
@@ -57,12 +57,12 @@ class Slots:
 
     @property
     def ready(self) -> list[SamplingSequence]:
-        """Those that awaited their masks and can go on."""
+        """The requests that awaited their masks and can go on."""
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
     @property
     def lowest_free(self) -> int | None:
-        """The free slot that is taken next, without taking it; None where all are taken."""
+        """The free slot that will be taken next; None if all are taken."""
         return self._free[0] if self._free else None
 
     def take(self) -> int:
@@ -70,7 +70,7 @@ class Slots:
         return heapq.heappop(self._free)
 
     def give_back(self, slot: int) -> None:
-        """Make a slot free that was taken and in which no sequence runs."""
+        """Free a slot that was taken and in which no sequence runs."""
         heapq.heappush(self._free, slot)
 
     def hold(self, live: SamplingSequence) -> None:
@@ -83,29 +83,29 @@ class Slots:
         self.note_mask(live)
 
     def pause(self, key: int, paused: bool) -> None:
-        """Leave a request out of `runnable`, or let it in again where not `paused`. No error if it is not live."""
+        """Leave a request out of `runnable`, or let it in again if not `paused`. No error if it is not live."""
         if paused and key in self.live:
             self._paused.add(key)
         else:
             self._paused.discard(key)
 
     def note_mask(self, live: SlotSequence) -> None:
-        """Take note of whether the request of `live`, which is live, awaits its mask."""
+        """Note whether the request of `live`, which must be live, awaits its mask."""
         if live.awaits_mask:
             self._late.add(live.key)
         else:
             self._late.discard(live.key)
 
     def runnable(self) -> list[SlotSequence]:
-        """The sequences that a step that is submitted now can run."""
+        """Return the sequences that can run in a step submitted now."""
         return self._taking_part([one for one in self._sequences.values() if one.phase.can_run(one)])
 
     def uses(self) -> list[SlotUse]:
-        """What each slot that is held is used for, the oldest request first. For any thread."""
+        """Return what each held slot is used for, the oldest request first. For any thread."""
         return [one.use(paused=one.key in self._paused) for one in list(self._sequences.values())]
 
     def runnable_ahead(self) -> list[SlotSequence]:
-        """The same while a step is in flight; none where it gives a token that the host has to see first."""
+        """Return the same while a step is in flight; nothing if the host must see a token of that step first."""
         runnable = []
         for one in self._sequences.values():
             if one.phase.can_run(one):
@@ -115,7 +115,7 @@ class Slots:
         return self._taking_part(runnable)
 
     def is_paused(self, key: int) -> bool:
-        """Whether a request is live and takes part in no step."""
+        """Return True if a request is live and paused."""
         return key in self._paused
 
     def tokens_since(self, live: SamplingSequence) -> int:
@@ -123,17 +123,17 @@ class Slots:
         return live.position - self._since[live.key]
 
     def set_leaving(self, leaving: Iterable[SamplingSequence]) -> None:
-        """Leave these requests, and no others but the paused ones, out of `runnable`."""
+        """Set which requests `runnable` leaves out besides the paused ones."""
         self._leaving = {live.key for live in leaving}
 
     def release(self, live: SlotSequence) -> None:
-        """Take the request of `live` out for good and free its slots."""
+        """Remove the request of `live` for good and free its slots."""
         self.suspend(live)
         for sequence in live.sequences:
             sequence.released = True
 
     def suspend(self, live: SlotSequence) -> None:
-        """Take the request of `live` out and free its slots. It may be held again in others."""
+        """Remove the request of `live` and free its slots. It may be held again in others."""
         del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
@@ -148,7 +148,7 @@ class Slots:
             self.give_back(sequence.slot)
 
     def check(self) -> None:
-        """Raise AssertionError if what must hold between two steps does not. For tests."""
+        """Raise AssertionError if an invariant between two steps does not hold. For tests."""
         held = [sequence.slot for live in self.live.values() for sequence in live.sequences]
         assert sorted(held) == sorted(self._sequences)
         assert not set(held) & set(self._free)
@@ -164,12 +164,12 @@ class Slots:
         return [one for one in runnable if one.key not in self._paused and one.key not in self._leaving]
 
 
-# Requests that give up their slots before their end, so that those of other clients get their share, and go on later.
+# A suspended request gives up its slots before its end, so that other clients get their share, and goes on later.
 #
-# A state has one fixed size, so it is read from the device and written to it again, into any slot, and nothing is run
-# twice. What the sequence knows of its text it keeps. It goes on exactly as if it had never been suspended.
+# A state has a fixed size, so it is read from the device and later written into any slot, and nothing is run twice. The
+# sequence keeps what it knows of its text. It goes on exactly as if it had never been suspended.
 
-LEAST_TOKENS = 64  # that a request of a client of weight 1 runs in its slots until it may be suspended
+LEAST_TOKENS = 64  # that a request of a client of weight 1 runs in its slots before it may be suspended
 
 
 @dataclass(slots=True, eq=False)
@@ -198,20 +198,21 @@ class Suspended:
 
     @property
     def has_states(self) -> bool:
-        """Whether its states are on the host, so that it does not matter what becomes of the device."""
+        """Whether its states are on the host, so that it does not depend on the device any more."""
         return all(state.done() for state in self.states)
 
     def release(self) -> None:
-        """Let go of its states."""
+        """Drop its states."""
         self.states = ()
 
 
 def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[SamplingSequence]:
-    """Return the live requests that are to be suspended, so that the next ones of `queue` can start.
+    """Return the live requests to suspend so that the next ones of `queue` can start.
 
-    A request is suspended for one of another client that holds no more slots for its weight than its own client does
-    after that. It has run `least_tokens` times its client's weight since it got its slots, or its reader is behind. The
-    client that holds most loses first, and of its requests those that are paused, then the one that has run longest.
+    A request gives way to one of another client if its own client will still hold at least as many slots for its
+    weight. It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be
+    behind. The client that holds most for its weight loses first. Of its requests, paused ones go first, then the one
+    that has run most tokens in its slots.
     """
     if len(queue) == 0:
         return []
@@ -242,7 +243,7 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
 
 
 def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
-    """Whether one of `clients` may have less than another one holds after it has lost a slot."""
+    """Return True if one of `clients` may have less than another client would hold after it has lost a slot."""
     if not clients or not held or (len(held) == 1 and held.keys() >= set(clients)):
         return False
     least = min(held[client] / client.weight for client in clients)
@@ -250,7 +251,7 @@ def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
 
 
 def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
-    """Whether the client of `live` holds no less than `client` for its weight when `live` is suspended."""
+    """Return True if without `live`, its client still holds at least as many slots for its weight as `client`."""
     owner = live.request.client
     left = held[owner] - len(live.sequences)
     return owner != client and left / owner.weight >= held[client] / client.weight
@@ -273,9 +274,9 @@ class FailedStart:
 
 
 class SlotAllocator:
-    """Keeps the requests that wait, and gives them slots in the queue's order.
+    """Queues requests, and gives them slots in the queue's order.
 
-    These are free ones, and those of clients that have more than their share.
+    These are free slots, and those of clients that have more than their share.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ class SlotAllocator:
         least_tokens: int,
         mask_threads: MaskThreads,
     ) -> None:
-        """`least_tokens` are those that a request runs until it may be suspended, for a weight of 1."""
+        """A request of a client of weight 1 runs `least_tokens` before it may be suspended."""
         self._runner = runner
         self._draws = draws
         self._infos = infos
@@ -305,7 +306,7 @@ class SlotAllocator:
 
     @property
     def keys(self) -> list[int]:
-        """Those that wait, in order of arrival."""
+        """The keys of the requests that wait, in order of arrival."""
         return self._queue.keys
 
     @property
@@ -314,12 +315,12 @@ class SlotAllocator:
 
     @property
     def num_ready(self) -> int:
-        """How many slots those would take that would start if there were slots for all."""
+        """How many slots all requests that are ready to start would take together."""
         return self._queue.num_ready
 
     @property
     def can_start(self) -> bool:
-        """Whether `start_ready` would start any, if need be after others were suspended."""
+        """Whether `start_ready` would start any request, if need be after others are suspended."""
         if len(self._queue) == 0:
             return False
         if self._slots.num_free > 0:
@@ -346,31 +347,34 @@ class SlotAllocator:
         self._queue.discard(key)
 
     def has_not_begun(self, key: int) -> bool:
-        """Whether a request waits and has had no slot yet."""
+        """Return True if a request waits and has had no slot yet."""
         return isinstance(self._queue.find(key), Waiting)
 
     def suspended(self, key: int) -> SamplingSequence | None:
-        """Return a request that has had slots and waits to go on; None for another one."""
+        """Return a request that has had slots and waits to go on; None if it is not such a request."""
         queued = self._queue.find(key)
         return queued.live if isinstance(queued, Suspended) else None
 
     @property
     def keys_on_device(self) -> list[int]:
-        """Those that are suspended, and whose states have not arrived on the host."""
+        """The keys of suspended requests with states that have not arrived on the host."""
         return [queued.key for queued in self._queue if isinstance(queued, Suspended) and not queued.has_states]
 
     def pause(self, key: int, paused: bool) -> None:
-        """Let a suspended request wait, or go on where not `paused`. Does nothing for another one."""
+        """Make a suspended request wait, or let it go on if not `paused`. Does nothing for any other."""
         queued = self._queue.find(key)
         if isinstance(queued, Suspended):
             queued.paused = paused
 
     def find_victims(self) -> list[SamplingSequence]:
-        """Return the live requests that are to be suspended for others that wait."""
+        """Return the live requests to suspend for others that wait."""
         return find_victims(self._queue, self._slots, self._least_tokens)
 
     def suspend(self, live: SamplingSequence) -> None:
-        """Free the slots of a request that no step in flight runs, and queue it to go on. Raises as the device does."""
+        """Free the slots of a request that no step in flight runs, and queue it to go on.
+
+        Raises what the device raises.
+        """
         states = [self._runner.start_read(sequence.slot) for sequence in live.sequences]
         paused = self._slots.is_paused(live.key)
         self._draws.leave(live.sampler)
@@ -378,13 +382,13 @@ class SlotAllocator:
         self._queue.add(Suspended(live, states, paused), has_begun=True)
 
     def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
-        """Start requests as long as there are slots for the next one, and let suspended ones go on.
+        """Start requests, and let suspended ones go on, as long as there are slots for the next one.
 
-        Yields those that begin, and those that fail. Slots may be given back meanwhile.
+        Yields the requests that begin and those that fail. Slots may be given back meanwhile.
         """
         for queued in self._queue.ready(self._slots.held) if self._slots.num_free else ():
             if queued.num_slots > self._slots.num_free:
-                break  # nobody passes one that needs several slots, so that it gets them
+                break  # no other passes a request that needs several slots, so that it gets them
             if isinstance(queued, Suspended):
                 self._queue.take(queued)
                 failed = queued.live.context.run(self._resume, queued)
@@ -395,7 +399,7 @@ class SlotAllocator:
                 yield queued.context.run(self._start, queued)
 
     def _resume(self, suspended: Suspended) -> FailedStart | None:
-        """Put a suspended request into slots; return what has failed."""
+        """Put a suspended request into slots; return a failure, if any."""
         live = suspended.live
         slots = [self._slots.take() for _ in live.sequences]
         try:
@@ -432,7 +436,7 @@ class SlotAllocator:
         return live
 
     def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> SamplingSequence:
-        """Put the states of a request into `slots`, and add to `starts` how far they have taken it."""
+        """Put the states of a request into `slots` and return its sequence; append each state's start to `starts`."""
         started = self._meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))

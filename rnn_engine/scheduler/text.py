@@ -20,7 +20,7 @@ from rnn_engine.types import TokenLogprobs, mask_words
 
 
 class TokenInfos(dict[int, TokenInfo]):
-    """Every token that has occurred, without a log-probability. All events share them, so nobody may change one."""
+    """Every token that has occurred, without a log-probability. All events share them, so none may be changed."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class TextStream:
 
     @property
     def match(self) -> bytes | None:
-        """The stop string that was found."""
+        """The stop string that was found, if any."""
         return None if self._matcher is None else self._matcher.match
 
     def feed(self, data: bytes, *, may_stop: bool = True) -> str:
         """Return the text that `data` makes certain: whole characters, and nothing that may belong to a stop string.
 
-        Where it may not stop, which is so at the beginning alone, no stop string begins in `data`.
+        If not `may_stop`, no stop string begins in `data`; only the beginning of a text may be fed so.
         """
         if self._matcher is not None and may_stop:
             data = self._matcher.feed(data)
@@ -77,8 +77,8 @@ class TextStream:
 class StopMatcher:
     """Passes bytes through up to the first stop string, holding back what may still become one.
 
-    The match that ends first wins; of those that end at the same byte, the longest. What is found does not depend on
-    how the stream was cut.
+    The match that ends first wins; of those that end at the same byte, the longest. How the stream is cut does not
+    change what is found.
     """
 
     def __init__(self, stops: Sequence[bytes]) -> None:
@@ -110,7 +110,10 @@ class StopMatcher:
 
 
 class _Automaton:
-    """Aho and Corasick's: a node is the longest end of the stream that begins a stop string; node 0 is none."""
+    """The automaton of Aho and Corasick: a node is the longest end of the stream that begins a stop string.
+
+    Node 0 stands for no beginning of one.
+    """
 
     def __init__(self, stops: Sequence[bytes]) -> None:
         self._children: list[dict[int, int]] = [{}]
@@ -155,14 +158,14 @@ class Ending:
 
     reason: FinishReason
     stop: bytes | int | None = None  # the stop string or token that ended it
-    stop_token: TokenInfo | None = None  # where log-probabilities were asked for
+    stop_token: TokenInfo | None = None  # if log-probabilities were asked for
 
 
 CUT = Ending("length")
 
 
 class Answer:
-    """What was generated after one prompt. Token by token it is given to `take` until there is an `ending`."""
+    """What was generated after one prompt. Its tokens are passed to `take` one by one until there is an `ending`."""
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class Answer:
         infos: TokenInfos,
         counters: EngineCounters,
     ) -> None:
-        """Tokens are appended to `generated`, `mask` is told of each, and `counters` count them."""
+        """Tokens are appended to `generated`, passed to `mask` and counted by `counters`."""
         self.ending: Ending | None = None
         self._generated = generated
         self._mask = mask
@@ -185,25 +188,25 @@ class Answer:
         self._min_tokens = request.min_tokens
         self._max_tokens = request.max_tokens
         self._has_logprobs = request.logprobs is not None
-        self._new_text = ""  # since the last `events`, as is the next
+        self._new_text = ""  # since the last `events`, like the next
         self._new_tokens: list[TokenInfo] = []
 
     def describe(self, token: int) -> TokenInfo:
-        """Return a token without its log-probability; one of its own where that is to follow."""
+        """Return a token without its log-probability; one that may be changed if that will follow."""
         info = self._infos[token]
         return TokenInfo(token, info.data, None) if self._has_logprobs else info
 
     def take(self, info: TokenInfo) -> bool:
-        """Append a token; return False where the text ends there."""
+        """Append a token; return False if the text ends there."""
         self._generated.append(info.token)
         if self._mask is not None:
             self._mask.accept(info.token)
         return self._show((info,))
 
     def take_all(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Append one or more tokens, of which only the last may end the text; return False where it does.
+        """Append one or more tokens, of which only the last may end the text; return False if it does.
 
-        `logprobs` are theirs, where they were asked for. There is no mask.
+        `logprobs` are those of the tokens, if they were asked for. There must be no mask.
         """
         self._generated.extend(tokens)
         infos = [self._infos[token] for token in tokens]
@@ -214,7 +217,7 @@ class Answer:
         return self._show(infos)
 
     def _show(self, infos: Sequence[TokenInfo]) -> bool:
-        """Add the text of tokens that were appended, of which the last may end it; return False where it does."""
+        """Add the text of tokens that were appended, of which the last may end it; return False if it does."""
         last, num_generated = infos[-1], len(self._generated)
         self._counters.generated_tokens += len(infos)
         is_stop = last.token in self._stop_tokens
@@ -234,12 +237,12 @@ class Answer:
         return self.ending is None
 
     def end(self, ending: Ending) -> None:
-        """End the text after the tokens that there are."""
+        """End the text after its present tokens."""
         self.ending = ending
         self._new_text += self._text.flush()
 
     def events(self) -> list[Event]:
-        """Return the event of what was taken since the last call, if there is any."""
+        """Return the event with what was taken since the last call, if there is anything."""
         if not self._new_tokens and not self._new_text:
             return []
         delta = TextDelta(self._new_text, tuple(self._new_tokens))
@@ -247,7 +250,7 @@ class Answer:
         return [delta]
 
 
-# The tokens that may end a text: a device that draws several tokens at a time stops at each of them.
+# A device that draws several tokens at a time stops at each token that may end the text.
 
 _Vocabulary: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.intp]]
 
@@ -255,7 +258,7 @@ _MASKS = 256  # kept; requests that end in the same way share one
 
 
 class Halts:
-    """Makes masks of stop tokens and of those that may complete a stop string, a bit a token."""
+    """Makes bit masks of the tokens that may end a text: stop tokens, and those that may complete a stop string."""
 
     def __init__(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> None:
         text = cache(partial(_text_of, vocab_size, token_bytes))
@@ -269,7 +272,10 @@ class Halts:
 def _make_mask(
     vocab_size: int, text: Callable[[], _Vocabulary], stop_tokens: frozenset[int], last_bytes: frozenset[int]
 ) -> NDArray[np.uint32]:
-    """A stop string ends inside a token that has its last byte."""
+    """Return the mask of `stop_tokens`, and of all tokens that have one of `last_bytes`.
+
+    A stop string ends inside a token that has its last byte.
+    """
     halts = np.zeros(32 * mask_words(vocab_size), np.bool_)
     halts[list(stop_tokens)] = True
     for byte in last_bytes:
@@ -279,7 +285,7 @@ def _make_mask(
 
 
 def _text_of(vocab_size: int, token_bytes: Callable[[int], bytes]) -> _Vocabulary:
-    """The bytes of all tokens in a row, and to which token each belongs."""
+    """Return the bytes of all tokens in a row, and for each byte the token to which it belongs."""
     pieces = [token_bytes(token) for token in range(vocab_size)]
     owners = np.repeat(np.arange(vocab_size), [len(piece) for piece in pieces])
     return np.frombuffer(b"".join(pieces), np.uint8), owners

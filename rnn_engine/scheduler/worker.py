@@ -1,6 +1,6 @@
-"""The thread that owns the runner, the questions that it answers, and the watchdog that reports if it stands still.
+"""The thread that owns the runner and answers questions, and the watchdog that reports if it stands still.
 
-After a failure it runs one token to see whether the device answers, and has it opened again where it does not.
+After a failure the worker runs one token to see whether the device answers. If not, it opens the device again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from rnn_engine.telemetry import Health
 from rnn_engine.types import Runner
 
 LOOK_SECONDS = 1.0  # between two looks
-LOOP_SECONDS = 10.0  # for which the event loop may stand still until it is told
+LOOP_SECONDS = 10.0  # for which the event loop may stand still before that is logged
 
 _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Ends the worker where its event loop was closed, and calls `on_stall` where the device does not answer.
+    """Ends the worker when its event loop has been closed, and calls `on_stall` when the device does not answer.
 
-    Make it on the loop's thread. Its own thread ends with `stop`, or when the loop has been closed.
+    Make it on the loop's thread. Its own thread ends after `stop`, or when the loop has been closed.
     """
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, on_stall: Callable[[], None]) -> None:
-        """`on_stall` is called on the loop's thread, once each time."""
+        """`on_stall` is called on the loop's thread, once for each stall."""
         self._worker = worker
         self._loop = loop
         self._loop_thread = threading.get_ident()
@@ -63,7 +63,7 @@ class Watchdog:
         self._thread.join()
 
     def look(self) -> None:
-        """Look at both once. Called on the watchdog's thread."""
+        """Look at the worker and the loop once. Called on the watchdog's thread."""
         self._look_at_worker()
         if self._loop.is_closed():
             self._worker.stop()
@@ -101,7 +101,7 @@ class Watchdog:
             _log.critical("the event loop has stood still for %.0f s; it is here:\n%s", now - self._asked, stack)
 
     def _note_sign(self) -> None:
-        """Called on the loop's thread."""
+        """Note that the loop is running. Called on its thread."""
         self._asked = None
         if self._loop_stalled:
             self._loop_stalled = False
@@ -109,7 +109,7 @@ class Watchdog:
 
 
 def stack_of(thread_id: int | None) -> str:
-    """Format where a thread is at this moment."""
+    """Format the present call stack of a thread."""
     frame = None if thread_id is None else sys._current_frames().get(thread_id)
     return "(it has ended)" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -126,7 +126,7 @@ class Questions:
         self._interrupt: asyncio.Future[RnnEngineError] = loop.create_future()
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Return what `question` gives on the worker's thread, or raise what it raises there."""
+        """Return what `question` returns on the worker's thread, or raise what it raises there."""
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
         answer, interrupt = asyncio.wrap_future(future), self._interrupt
@@ -137,14 +137,14 @@ class Questions:
         return answer.result()
 
     def end(self, error: RnnEngineError) -> None:
-        """Raise `error` in all that wait for an answer."""
+        """Raise `error` in all calls that wait for an answer."""
         self._interrupt.set_result(error)
         self._interrupt = self._loop.create_future()
 
 
 def _answer(future: Future[T], question: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
-        return  # whoever asked has left
+        return  # the caller has left
     try:
         future.set_result(question())
     except Exception as error:
@@ -160,12 +160,12 @@ Reopen: TypeAlias = Callable[[Callable[[], None]], Runner]
 and then, which may raise. Raises ModelError where there will never be one, anything else where it may be tried again.
 """
 
-MAX_FAILED_STEPS = 3  # in a row, until the device is opened again although it answers
+MAX_FAILED_STEPS = 3  # in a row, after which the device is opened again even if it answers
 RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """How long to wait before each attempt to open the device again; after the last one the engine has failed for good."""
 
-IDLE_SECONDS = 60.0  # without work until one token is run, to see whether the device still answers
-STEP_SECONDS = 60.0  # for which a step may run until the engine counts as stalled
+IDLE_SECONDS = 60.0  # without work, after which one token is run to see whether the device still answers
+STEP_SECONDS = 60.0  # for which a step may run before the engine counts as stalled
 LOAD_SECONDS = 600.0  # the same for each part of loading a model
 
 
@@ -180,9 +180,9 @@ class Deadline(NamedTuple):
 class Worker:
     """Runs a scheduler on a thread of its own from `start` until `stop`.
 
-    An exception of a command or a step ends every request with StepError, and the worker goes on. Where that fails too,
-    the worker ends, as it does where the device can't be opened again. `start`, `submit`, `call` and `stop` may be
-    called from any thread and don't block.
+    An exception of a command or a step ends every request with StepError, and the worker goes on. If that fails too, or
+    if the device can't be opened again, the worker ends. `start`, `submit`, `call` and `stop` may be called from any
+    thread and don't block.
     """
 
     def __init__(
@@ -192,9 +192,10 @@ class Worker:
         on_end: Callable[[], None],
         reopen: Reopen,
     ) -> None:
-        """All are called on the worker's thread: `deliver` must not block, `on_end` is called once, whatever happens.
+        """`deliver`, `on_end` and `reopen` are called on the worker's thread.
 
-        Requests may be left without an outcome when `on_end` is called.
+        `deliver` must not block. `on_end` is called once, whatever happens; requests may be left without an outcome by
+        then.
         """
         self._scheduler = scheduler
         self._deliver = deliver
@@ -211,7 +212,7 @@ class Worker:
 
     @property
     def health(self) -> Health:
-        """Whether the device answers. May be asked on any thread."""
+        """Whether the device answers. May be read on any thread."""
         deadline, health, now = self._deadline, self._health, time.monotonic()
         if deadline is not None and now - deadline.begun > deadline.seconds:
             seconds = now - deadline.begun
@@ -229,7 +230,7 @@ class Worker:
     def submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
         """Have the worker run `request`, which has been checked and came at `arrived` by the scheduler's clock.
 
-        What concerns this request alone is run, and logged, in the caller's context.
+        Work for this request alone is done, and logged, in the caller's context.
         """
         self.call(partial(copy_context().run, self._submit, key, request, arrived))
 
@@ -260,9 +261,9 @@ class Worker:
                 logger.exception("the worker's end failed")
 
     def turn(self) -> None:
-        """Obey the commands that have come, step once, and see after the device where something failed.
+        """Run the commands that have come, run one step, and check the device if anything failed.
 
-        For the worker's thread. Waits for commands while no step is due. Raises where the worker can't go on.
+        For the worker's thread. Waits for commands while no step is due. Raises if the worker can't go on.
         """
         self._obey_and_step()
         if self._is_idle:
@@ -277,7 +278,7 @@ class Worker:
             if self._scheduler.has_work and not self._stopping and not self._is_idle:
                 self._deadline = Deadline("a step", time.monotonic(), STEP_SECONDS)
                 deliveries = self._scheduler.step()
-                if self._scheduler.failure is not None:  # told before any client hears of it
+                if self._scheduler.failure is not None:  # set before any client gets the error
                     self._set_health(Health("checking", f"a step failed: {self._scheduler.failure}"))
                 self._post(deliveries)
         except Exception:
@@ -289,7 +290,8 @@ class Worker:
     def _obey(self) -> None:
         """Run the commands that have come; wait for more while no step is due.
 
-        Those that come meanwhile are left for the time after the step, so that steps go on however many come.
+        Once a step is due, only the commands that have come by then are run before it, so that steps go on even if
+        commands keep coming.
         """
         while not self._stopping:
             wait_seconds = self._scheduler.wait_seconds()
@@ -309,21 +311,21 @@ class Worker:
             self._commands.get()()
 
     def _check_idle_device(self) -> None:
-        """Run one token, so that a device that is lost while nobody asks is back before the next request."""
+        """Run one token, so that a device that was lost while idle is back before the next request."""
         if not self._device_answers():
             self._recover("it did not run a token while it was idle")
             self._set_health(Health())
 
     def _check_device(self, failure: str) -> None:
-        """Run one token before anything else does; open the device again where that or many steps have failed."""
+        """Run one token before anything else; open the device again if that or too many steps have failed."""
         if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
             self._recover(failure)
         self._set_health(Health())
 
     def _recover(self, failure: str) -> None:
-        """End the requests that hold a slot, and open the device again; those in the queue wait for it.
+        """End the requests that hold a slot, and open the device again; queued ones wait for it.
 
-        Raises ModelError or DeviceError where it does not come back.
+        Raises ModelError or DeviceError if the device does not come back.
         """
         logger.error("the device failed and is opened again: %s", failure)
         for attempt, seconds in enumerate(RETRY_SECONDS, 1):
@@ -353,7 +355,7 @@ class Worker:
         raise DeviceError(f"the device did not come back in {len(RETRY_SECONDS)} attempts: {failure}")
 
     def _obey_for(self, seconds: float) -> None:
-        """Run the commands that come in the next `seconds`, and those that have come."""
+        """Run the commands that have come, and those that come in the next `seconds`."""
         end = time.monotonic() + seconds
         while not self._stopping:
             try:
@@ -389,7 +391,7 @@ class Worker:
 
     @contextmanager
     def _deadline_of(self, what: str, seconds: float) -> Iterator[None]:
-        """Count the engine as stalled where the block runs for longer."""
+        """Count the engine as stalled if the block runs for longer than `seconds`."""
         self._deadline = Deadline(what, time.monotonic(), seconds)
         try:
             yield
@@ -397,9 +399,9 @@ class Worker:
             self._deadline = None
 
     def _note_progress(self) -> None:
-        """Obey the commands that have come while a model is loaded, and let its next part begin.
+        """Run the commands that have come while a model is loaded, and give its next part a new time limit.
 
-        Raises EngineClosedError where the worker is to stop, so that nothing is loaded in vain.
+        Raises EngineClosedError if the worker must stop, so that nothing is loaded in vain.
         """
         if self._deadline is not None:
             self._deadline = self._deadline._replace(begun=time.monotonic())

@@ -1,1 +1,1 @@
-"""Files of named tensors, safetensors and .pth, read at positions, without a mapping and without torch."""
+"""Read and write files of named tensors (safetensors, .pth, GGUF, ...) without mapping them, and without torch."""

@@ -1,6 +1,7 @@
-"""Read a file's bytes by their position, and notice where somebody changes the file meanwhile.
+"""Read a file's bytes by their position, and notice if the file is changed meanwhile.
 
-The file is not mapped: a mapping would show what others write into the file, and end the process where they cut it.
+The file is not mapped: a mapping would show what others write into the file, and would end the process if they
+truncated it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rnn_engine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What a system says of a file that changes when its content does."""
+    """Properties of a file, from its file system, that change when its content does."""
 
     size: int  # bytes
     modified: int  # Unix time, ns
@@ -33,12 +34,15 @@ class FileStamp:
     volume: int
 
     def same_content(self, other: FileStamp) -> bool:
-        """Whether the open file of both stamps was not written to between them."""
+        """Return True if the open file of both stamps was not written to between them."""
         return (self.size, self.modified) == (other.size, other.modified)
 
     @classmethod
     def of_all(cls, stamps: Sequence[FileStamp]) -> FileStamp:
-        """Return a stamp that changes when that of any of several files does; its size is the sum of theirs."""
+        """Return a stamp for several files together: it changes when any of theirs does.
+
+        Its size is the sum of their sizes.
+        """
         digest = hashlib.sha256(repr(stamps).encode()).digest()
         return cls(
             size=sum(stamp.size for stamp in stamps),
@@ -50,25 +54,28 @@ class FileStamp:
 
 
 class ByteSource(Protocol):
-    """Bytes by their position, of a file or in memory."""
+    """Bytes of a file or in memory, read by their position."""
 
-    path: Path  # what messages call it
+    path: Path  # its name in messages
     stamp: FileStamp
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes, which belongs to the caller. Raises ModelError where they are not there."""
+        """Return a copy of `size` bytes, which belongs to the caller.
+
+        Raises ModelError if the file ends before them.
+        """
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the bytes' source. Idempotent."""
         ...
 
 
 class BinaryFile:
-    """A file that is open for reading, at whatever positions and from several threads.
+    """A file that is open for reading, at any position and from several threads.
 
-    A file that is replaced, as by a rename, goes on to be read as it was. Raises ModelError where the file can't be
-    read, and where it was truncated or written to since it was opened.
+    If another file takes its place, for example by a rename, the opened one is still read. Raises ModelError if the
+    file can't be read, and if it was truncated or written to since it was opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +87,7 @@ class BinaryFile:
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.close()
             raise ModelError(f"{path} is not a regular file")
-        self._seeking = threading.Lock()  # where the system can't read at a position
+        self._seeking = threading.Lock()  # for systems that can't read at a position
         self.stamp = self._current_stamp()
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
@@ -106,7 +113,7 @@ class BinaryFile:
             raise self._changed("somebody wrote to it")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def _read_some(self, start: int, target: memoryview) -> int:
@@ -131,7 +138,7 @@ class BinaryFile:
 
 
 class MemoryFile:
-    """The bytes of a file that is nowhere on a disk, under a name for messages."""
+    """The bytes of a file held in memory, with a name for messages."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.path = Path(name)
@@ -139,24 +146,24 @@ class MemoryFile:
         self._data = data
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes. Raises ModelError where there are fewer."""
+        """Return a copy of `size` bytes. Raises ModelError if there are fewer."""
         if start + size > len(self._data):
             raise ModelError(f"{self.path} ends after {len(self._data)} bytes; expected {start + size}")
         return np.frombuffer(self._data, np.uint8, size, start).copy()
 
     def close(self) -> None:
-        """Leave the bytes to the garbage collector."""
+        """Do nothing; the garbage collector frees the bytes."""
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file as usual; a pipe, too, at once, though nobody writes into it."""
+    """Open a file without blocking: opening a pipe returns at once even if it has no writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class Cursor(io.RawIOBase):
-    """A `BinaryFile` as a file object with a position of its own. Closing it leaves the file open.
+    """A file object with a position of its own over a `BinaryFile`. Closing it leaves the file open.
 
-    Reading raises OSError when it has read `budget` bytes in all; None is no bound.
+    Reading more than `budget` bytes in all raises OSError; None is no bound.
     """
 
     def __init__(self, file: BinaryFile, budget: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Recognise a file's format by its first bytes, and open it, or several files as one, with the right reader.
+"""Recognise a file's format by its first bytes and open it with the right reader; join several files into one source.
 
-A new format is one reader module and one line in `_FORMATS`.
+A new format needs one reader module and one line in `_FORMATS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rnn_engine.tensor_files.source import TensorInfo, TensorSource
 
 
 class JoinedFiles:
-    """Files that have no tensor in common. Implements `TensorSource`; closes the files with itself."""
+    """Several open files that have no tensor in common. Implements `TensorSource`; `close` closes the files."""
 
     def __init__(self, sources: Sequence[TensorSource]) -> None:
         self._sources = tuple(sources)
@@ -59,15 +59,15 @@ _EXPECTED = "a model file (.safetensors, .st, .pth, .gguf, .bin or .prefab)"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A format that is read: how it is recognised and what opens it."""
+    """A format that can be read."""
 
-    recognises: Callable[[bytes], bool]  # the file's first bytes -> whether it is of this format
+    recognises: Callable[[bytes], bool]  # the file's first bytes -> True if it has this format
     open: Callable[[BinaryFile], TensorSource]  # the source closes the file
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """A kind of file that people pass by mistake, or that is not read yet, and what to say of it."""
+    """A kind of file that users pass by mistake or that is not read, and the error message for it."""
 
     prefix: bytes
     message: str
@@ -96,9 +96,9 @@ _REFUSALS = (
 
 
 def open_source(path: Path) -> TensorSource:
-    """Open a file of tensors in whichever format it is.
+    """Open a file of tensors in any known format.
 
-    Raises ModelError where the file is missing, can't be read, or is of no known format.
+    Raises ModelError if the file is missing, can't be read, or has no known format.
     """
     _check_kind(path)
     file = BinaryFile(path)
@@ -110,7 +110,10 @@ def open_source(path: Path) -> TensorSource:
 
 
 def read_source(file: BinaryFile) -> TensorSource:
-    """Read what an open file holds, in whichever format it is; the result closes it. Raises ModelError."""
+    """Return the tensors of an open file in any known format.
+
+    The result's `close` closes the file. Raises ModelError.
+    """
     return _find_format(file).open(file)
 
 

@@ -18,7 +18,7 @@ from rnn_engine.quantised import BLOCK_FORMATS, Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.source import TensorInfo, show
 
-# The element types of GGUF tensors: plain numbers, and blocks of a row's consecutive weights with their scales.
+# The element types of GGUF tensors: plain numbers, and blocks of consecutive weights of a row with their scales.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ElementType:
         return self.block_size > 1
 
     def decode(self, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the numbers that the bytes of a tensor of `shape` stand for; those in blocks as f32."""
+        """Return the numbers of a tensor of `shape` from its bytes; numbers in blocks are decoded to f32."""
         if not self.is_block:
             return data.view(self.dtype).reshape(shape)
         from gguf import GGMLQuantizationType, quants  # the package takes a second to import
@@ -73,7 +73,7 @@ ELEMENT_TYPES: Final[Mapping[int, ElementType]] = {
 }
 """The number by which a file calls a type -> the type."""
 
-# GGUF's blocks Q8_0, Q4_0 and Q4_1 as this project's own, and back: the same numbers in another order of bytes.
+# Convert GGUF's blocks Q8_0, Q4_0 and Q4_1 to this project's own, and back: the same numbers in another order of bytes.
 #
 # A block begins with its figures. Of 32 codes of 4 bits, the first 16 are in the lower halves of 16 bytes.
 
@@ -82,12 +82,12 @@ _NIBBLE_BYTES: Final = 16
 
 
 def keeps_blocks(name: str) -> bool:
-    """Whether GGUF's blocks of this name are those of a format of `BLOCK_FORMATS`."""
+    """Return True if GGUF's blocks of this name can be converted to a format of `BLOCK_FORMATS` and back."""
     return name in _NAMES
 
 
 def read_blocks(name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> Blocks:
-    """Return the matrix of `shape` whose rows `data` has in blocks called `name`."""
+    """Return the matrix of `shape` from `data`, its rows in GGUF's blocks `name`."""
     chosen = BLOCK_FORMATS[name.lower()]
     num_rows, num_columns = shape
     split = data.reshape(num_rows, num_columns // chosen.block_columns, -1)
@@ -111,7 +111,7 @@ def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class _TensorPlace:
-    """Where a tensor's bytes are, and how they are stored."""
+    """The position of a tensor's bytes, and how they are stored."""
 
     type: ElementType
     start: int
@@ -119,7 +119,7 @@ class _TensorPlace:
 
 
 class GgmlFile(ABC):
-    """An open file. Closes `file` with itself. Tensors have their dimensions in numpy's order, the fastest last.
+    """An open file of ggml's tensors. `close` closes `file`. Dimensions are in numpy's order, the fastest last.
 
     Numbers in blocks are read as f32.
     """
@@ -151,9 +151,9 @@ class GgmlFile(ABC):
         self._file.close()
 
     def _add(self, name: str, dimensions: tuple[int, ...], element: ElementType, start: int) -> int:
-        """Take in a tensor that begins at byte `start`, its fastest dimension first; return the byte where it ends.
+        """Record a tensor that begins at byte `start`, its fastest dimension first; return the byte after it.
 
-        Raises ModelError where it can't be there.
+        Raises ModelError if its rows are no whole blocks, if it would not end within the file, or if it is too large.
         """
         if dimensions[0] % element.block_size:
             raise self._damaged(
@@ -170,7 +170,7 @@ class GgmlFile(ABC):
         return start + num_bytes
 
     def _check_end(self, start: int, num_bytes: int, what: str) -> None:
-        """Raise ModelError where `what` would not end within the file."""
+        """Raise ModelError if `what` would not end within the file."""
         if start + num_bytes > self._file.stamp.size:
             raise self._damaged(
                 f"{what} has {num_bytes} bytes from {start} on; expected an end within the {self._file.stamp.size} "
@@ -179,16 +179,16 @@ class GgmlFile(ABC):
 
     @abstractmethod
     def _damaged(self, what: str) -> ModelError:
-        """Return the error that says of which kind the file is, and what is wrong with it."""
+        """Return the error for a damaged file of this kind; `what` is the reason."""
 
 
-# Read rwkv.cpp's .bin files: a header of six integers, and then each tensor behind its own header.
+# Read rwkv.cpp's .bin files: a header of six integers, and then the tensors, each after its own header.
 
 MAGIC: Final = b"fmgg"
 _HEADER: Final = struct.Struct("<4sIIIII")
 _TENSOR_HEADER: Final = struct.Struct("<III")
 _VERSIONS: Final = (100, 101)
-_BLOCKS_SINCE: Final = 101  # those of version 100 are laid out as ggml had them before May 2023
+_BLOCKS_SINCE: Final = 101  # version 100 has the block layout of ggml before May 2023
 _MOST_TENSORS: Final = 1 << 16
 _MOST_DIMENSIONS: Final = 3
 _MOST_NAME_BYTES: Final = 1 << 10
@@ -215,10 +215,13 @@ _TYPES: Final[Mapping[int, ElementType]] = {
 
 
 class GgmfFile(GgmlFile):
-    """An open file of rwkv.cpp."""
+    """An open .bin file of rwkv.cpp."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Raises ModelError where the file is damaged, or of a version that rwkv.cpp does not read either."""
+        """Read the headers.
+
+        Raises ModelError if the file is damaged, or of a version that rwkv.cpp does not read either.
+        """
         super().__init__(file)
         self.sizes = self._read_header()
         position = _HEADER.size
@@ -228,14 +231,14 @@ class GgmfFile(GgmlFile):
             position = self._read_tensor(position)
 
     def _read_header(self) -> Mapping[str, int]:
-        """Return the sizes that the header says, by their names in a model's shape."""
+        """Return the sizes in the header, by their names in a model's shape."""
         _, self._version, vocab_size, width, num_layers, _ = _HEADER.unpack(self._take(0, _HEADER.size, "its header"))
         if self._version not in _VERSIONS:
             raise ModelError(f"{self._file.path} is a file of rwkv.cpp of version {self._version}; expected 100 or 101")
         return {"vocab_size": vocab_size, "width": width, "num_layers": num_layers}
 
     def _read_tensor(self, position: int) -> int:
-        """Take in the tensor whose header is at `position`, and return where the next one is."""
+        """Record the tensor whose header is at `position`, and return the position after the tensor."""
         header = self._take(position, _TENSOR_HEADER.size, "a tensor's header")
         num_dimensions, name_bytes, type_number = _TENSOR_HEADER.unpack(header)
         position += _TENSOR_HEADER.size

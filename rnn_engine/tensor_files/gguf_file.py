@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 
-# Read the header of a GGUF file: its metadata, and which tensors there are.
+# Read the header of a GGUF file: its metadata and the list of its tensors.
 #
-# The gguf package maps the file to read it, which this project does not do; so the header is read here, and bounded.
+# The gguf package maps the file to read it. This project maps no files, so the header is read here, with bounds on its
+# size.
 
 HEADER_LIMIT: Final = 100_000_000  # bytes
 _MOST_ENTRIES: Final = 1 << 16  # of the metadata, and of the tensors
 _MOST_STRINGS: Final = 1 << 19  # in all arrays of the metadata
 _MOST_DIMENSIONS: Final = 4
-_WINDOW_BYTES: Final = 1 << 20  # that are read at once
+_WINDOW_BYTES: Final = 1 << 20  # read at once
 _VERSIONS: Final = (2, 3)
 
 _NUMBERS: Final[Mapping[int, str]] = {
@@ -54,17 +55,17 @@ Metadata = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """What the header says of one tensor."""
+    """The header's entry for one tensor."""
 
     name: str
-    dimensions: tuple[int, ...]  # the fastest first, the other way round than in numpy
+    dimensions: tuple[int, ...]  # the fastest first, the reverse of numpy's order
     type_number: int
-    offset: int  # from where the tensors begin
+    offset: int  # in bytes, from the start of the tensors' data
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself before its tensors."""
+    """A file's metadata and the entries of its tensors."""
 
     metadata: Metadata
     entries: tuple[StoredEntry, ...]
@@ -72,7 +73,7 @@ class Header:
 
 
 def read_header(file: BinaryFile) -> Header:
-    """Raises ModelError where the header is damaged, or larger than a model's can be."""
+    """Read the file's header. Raises ModelError if it is damaged, or larger than a model's can be."""
     reader = _HeaderReader(file)
     reader.take(4)  # the magic bytes
     version = reader.integer("<I")
@@ -117,7 +118,7 @@ def _read_entry(file: BinaryFile, reader: _HeaderReader, name: str) -> StoredEnt
 
 
 class _HeaderReader:
-    """Reads what a header holds, one thing after the other, and never beyond the file or the limit of a header."""
+    """Reads the values of a header one after another, never beyond the file or the limit of a header."""
 
     def __init__(self, file: BinaryFile) -> None:
         self.position = 0
@@ -143,7 +144,7 @@ class _HeaderReader:
         return self._window[start : start + size]
 
     def integer(self, form: str) -> int:
-        """Read an integer of a form of `struct`."""
+        """Read an integer in a format of `struct`."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
@@ -151,7 +152,7 @@ class _HeaderReader:
         return self.take(self.integer("<Q"))
 
     def text(self, what: str) -> str:
-        """Read a string in UTF-8. `what` it is stands in the error."""
+        """Read a string in UTF-8; the error message names it `what`."""
         data = self.string()
         try:
             return data.decode("utf-8")
@@ -159,7 +160,7 @@ class _HeaderReader:
             raise damaged(self._file, f"{what} is no UTF-8: {show(repr(data[:100]))}") from error
 
     def value(self) -> Any:  # noqa: ANN401
-        """Read a value of the metadata, with the number of its type."""
+        """Read the type number of a metadata value, and the value."""
         kind = self.integer("<I")
         if kind == _STRING:
             return self.string().decode("utf-8", "backslashreplace")
@@ -193,7 +194,7 @@ class GgufFile(GgmlFile):
     """An open GGUF file."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Raises ModelError where the file is damaged, or one of several parts."""
+        """Read the header. Raises ModelError if the file is damaged, or one of several parts."""
         super().__init__(file)
         header = read_header(file)
         self.metadata: Metadata = header.metadata

@@ -1,8 +1,9 @@
 """Read ai00's prefab models: CBOR of web-rwkv's own structures, with its names, transforms and quantised matrices.
 
-Tensors are seen under BlinkDL's names and in its orientation. Matrices that write to the residual were halved after
-every so many layers and are scaled back; RWKV-4 and RWKV-5 have their decay as it is used, of which the logarithm is
-taken again. The embedding and the head have rows added up to a multiple of 8.
+Tensors are returned under BlinkDL's names and in its orientation. web-rwkv halves the matrices that write to the
+residual once more after every `rescale` layers; here they are scaled back. RWKV-4 and RWKV-5 models hold the decay
+itself; here it is converted back to the number from which the model computes it. Rows that pad the embedding and the
+head to a multiple of 8 are cut off.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rnn_engine.quantised.blocks import F32
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.source import TensorInfo
 
-# Read the structure of a CBOR file and leave its byte strings where they are: the cbor2 package reads all of them.
+# Read the structure of a CBOR file without its byte strings, unlike the cbor2 package, which reads all of them.
 
 _MOST_ITEMS: Final = 1 << 18
 _MOST_DEPTH: Final = 16
@@ -40,14 +41,17 @@ _UNSIGNED, _BYTES, _TEXT, _ARRAY, _MAP, _OTHER = 0, 2, 3, 4, 5, 7  # major types
 
 @dataclass(frozen=True, slots=True)
 class ByteString:
-    """Where the file has a byte string."""
+    """The position of a byte string in a file."""
 
     start: int
     size: int
 
 
 def read_items(file: BinaryFile) -> Any:  # noqa: ANN401
-    """Return the file's one item: numbers, texts, None, lists, dicts and `ByteString`s. Raises ModelError."""
+    """Return the file's one item: numbers, texts, None, lists, dicts and `ByteString`s.
+
+    Raises ModelError if it is damaged.
+    """
     reader = _CborReader(file)
     item = reader.read(0)
     if reader.position != file.stamp.size:
@@ -90,7 +94,7 @@ class _CborReader:
         return key, self.read(depth)
 
     def _read_head(self) -> tuple[int, Any]:
-        """Return the major type, and its number; of type 7 what it stands for."""
+        """Return an item's major type and its number; for type 7, the value that it stands for."""
         first = int(self._take(1)[0])
         kind, short = first >> 5, first & 31
         if kind == _OTHER and short in _SIMPLE:
@@ -137,13 +141,13 @@ Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _PrefabPart:
-    """An array of the file: its shape in numpy's order, and where its bytes are."""
+    """An array of the file: its shape in numpy's order, and the position of its bytes."""
 
     shape: tuple[int, ...]
     data: ByteString
 
     def dtype(self, *allowed: Any) -> np.dtype[Any]:  # noqa: ANN401
-        """Return the one of `allowed` that its size fits. Raises ValueError."""
+        """Return the first of `allowed` that fits the array's size in bytes. Raises ValueError if none does."""
         for dtype in map(np.dtype, allowed):
             if prod(self.shape) * dtype.itemsize == self.data.size:
                 return dtype
@@ -152,10 +156,10 @@ class _PrefabPart:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How a tensor is read: from one array of numbers, or of codes with figures."""
+    """How a tensor is read: from one array of numbers, or from an array of codes and one of figures."""
 
     values: _PrefabPart
-    info: TensorInfo  # as it is seen
+    info: TensorInfo  # of the result
     figures: _PrefabPart | None = None
     format: BlockFormat | None = None
     transform: Transform = lambda array: array
@@ -163,10 +167,10 @@ class _Tensor:
 
 
 class PrefabFile:
-    """An open prefab model. Closes `file` with itself."""
+    """An open prefab model. `close` closes `file`."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Raises ModelError where the file is damaged."""
+        """Read the model's structure. Raises ModelError if the file is damaged."""
         self._file = file
         content = read_items(file)
         try:
@@ -214,7 +218,10 @@ class PrefabFile:
 
 
 class _Layout:
-    """The structure of a prefab. Its methods raise KeyError, TypeError or ValueError for another structure."""
+    """The structure of a prefab.
+
+    Its methods raise KeyError, TypeError or ValueError if the file has another structure.
+    """
 
     def __init__(self, file: BinaryFile, content: dict[str, Any]) -> None:
         self._file = file
@@ -228,7 +235,7 @@ class _Layout:
             raise ValueError("a size is not a number of at least 1")
 
     def tensors(self) -> Iterator[tuple[str, _Tensor]]:
-        """Yield every tensor with BlinkDL's name."""
+        """Yield BlinkDL's name of every tensor, and how to read it."""
         embed, head = self._content["embed"], self._content["head"]
         yield "emb.weight", self._cut(_plain(_part(embed["w"])))
         yield "head.weight", self._cut(self._matrix(head["w"]))
@@ -253,7 +260,7 @@ class _Layout:
             yield from self._norm(f"{prefix}ln_x", value)
         elif field == "time_mix":
             yield from self._stacked(prefix, _part(value))
-        elif not (self._version == "V7" and number == 0 and field in ("v0", "v1", "v2")):  # stand-ins
+        elif not (self._version == "V7" and number == 0 and field in ("v0", "v1", "v2")):  # unused
             yield prefix + self._name(field), self._small(field, value)
 
     def _name(self, field: str) -> str:
@@ -295,7 +302,7 @@ class _Layout:
             yield f"{name}.{kind}", _plain(part, (prod(part.shape),), lambda array: array.reshape(-1))
 
     def _cut(self, tensor: _Tensor) -> _Tensor:
-        """Return the embedding or the head without the rows and columns that were added."""
+        """Return the embedding or the head without the rows and columns of padding."""
         num_rows, num_columns = self._sizes
         if tensor.info.shape == self._sizes:
             return tensor
@@ -322,7 +329,7 @@ class _Layout:
         return _Tensor(codes, info, figures, chosen)
 
     def _codebook(self, part: _PrefabPart) -> BlockFormat:
-        """Return the format of 4 bits that has the levels of an array. Raises ValueError for others than are known."""
+        """Return the 4-bit format whose levels the array has. Raises ValueError for unknown levels."""
         levels = _read(self._file, part, part.dtype(np.float32))
         for name, known in _CODEBOOKS.items():
             if levels.shape == (16,) and np.allclose(levels, known, atol=1e-4):
@@ -356,7 +363,7 @@ def _either(value: dict[str, Any], first: str, second: str) -> Any:  # noqa: ANN
 
 
 def _choice(value: object, names: tuple[str, ...]) -> str:
-    """Return the variant of an enumeration, of which a file has the name or the number."""
+    """Return the name of an enumeration's variant, which a file gives by its name or its number."""
     if isinstance(value, int):
         return names[value]
     if value not in names:
@@ -365,9 +372,10 @@ def _choice(value: object, names: tuple[str, ...]) -> str:
 
 
 def _find_decay(used: F32, version: str) -> F32:
-    """Return the numbers of which RWKV-4 makes -exp(x) and RWKV-5 exp(-exp(x)).
+    """Return the numbers x from which RWKV-4 computes -exp(x) and RWKV-5 exp(-exp(x)).
 
-    ai00 had them as halves: those of which the same comes again are taken, without the error of a logarithm.
+    ai00 had them in half precision: a half that gives the stored value again is returned, without the error of a
+    logarithm.
     """
     least = float(np.finfo(np.float32).tiny)
     wide = used.astype(np.float64)

@@ -1,7 +1,7 @@
 """Read and write torch's .pth files without torch.
 
-torch stores them uncompressed. Of a compressed storage, as much as a tensor needs is inflated each time that it is
-asked for.
+torch stores them uncompressed. A compressed storage is inflated each time that a tensor in it is read, up to the end of
+that tensor.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PICKLE_LIMIT: Final = 1 << 20  # bytes; a model of a thousand tensors needs 0.2
 
 
 class PthFile:
-    """An open .pth file. Closes `file` with itself."""
+    """An open .pth file. `close` closes `file`."""
 
     def __init__(self, file: BinaryFile, most_inflated: int | None = None) -> None:
-        """Where storages are compressed, at most `most_inflated` bytes are inflated to read a tensor; None is no bound.
+        """Inflate at most `most_inflated` bytes of a compressed storage to read a tensor; None is no bound.
 
-        Raises ModelError where the file is damaged.
+        Raises ModelError if the file is damaged.
         """
         self._file = file
         self._most_inflated = most_inflated
@@ -59,12 +59,12 @@ class PthFile:
         dtype, count = ref.storage.dtype, _reach(ref) - ref.offset
         self._check_inflation(name, ref)
         data = self._zip.read(self._entry(ref), ref.offset * dtype.itemsize, count * dtype.itemsize)
-        elements = data.view(dtype)  # [count] the part of the storage that the tensor reaches over
+        elements = data.view(dtype)  # [count] the part of the storage from the tensor's first element to its last
         strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
         return as_strided(elements, ref.shape, strides, writeable=False)
 
     def read_blocks(self, name: str) -> None:
-        """Return None: the format has plain numbers alone."""
+        """Return None: the format has only plain numbers."""
 
     def close(self) -> None:
         self._file.close()
@@ -127,13 +127,14 @@ def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: T
 
 
 def _reach(ref: TensorRef) -> int:
-    """Return how many elements of its storage, counted from the storage's start, a tensor needs."""
+    """Return the number of elements from the storage's start to the tensor's last element, inclusive."""
     return ref.offset + sum((size - 1) * step for size, step in zip(ref.shape, ref.strides, strict=True)) + 1
 
 
 # Write .pth files as torch does, without torch: a zip with a pickle that describes the tensors, and their storages.
 #
-# `pickle` would have to import torch to name what rebuilds a tensor, so the pickle's operations are written here.
+# `pickle` would have to import torch to name the function that rebuilds a tensor, so the pickle's operations are
+# written here.
 
 _FOLDER: Final = "archive"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the zip's first day, so that equal models make equal files
@@ -146,7 +147,10 @@ _EMPTY_ORDERED_DICT: Final = b"ccollections\nOrderedDict\n)R"
 
 
 def write_pth(file: IO[bytes], entries: Sequence[TensorEntry]) -> None:
-    """Write a dict of tensors, each with a storage of its own, for `torch.load(weights_only=True)`. `file` can seek."""
+    """Write a dict of tensors for `torch.load(weights_only=True)`, each with its own storage.
+
+    `file` must be seekable.
+    """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, content in (("data.pkl", _pickle(entries)), ("byteorder", b"little"), ("version", b"3\n")):
             archive.writestr(_zip_entry(name, len(content)), content)
@@ -157,7 +161,7 @@ def write_pth(file: IO[bytes], entries: Sequence[TensorEntry]) -> None:
 
 def _zip_entry(name: str, size: int) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(f"{_FOLDER}/{name}", _EPOCH)
-    entry.file_size = size  # says whether the entry needs the fields for large files
+    entry.file_size = size  # decides whether the entry has the fields for large files
     return entry
 
 
@@ -167,7 +171,7 @@ def _pickle(entries: Sequence[TensorEntry]) -> bytes:
 
 
 def _tensor(key: str, entry: TensorEntry) -> bytes:
-    """Return the operations that leave a contiguous tensor, which fills its storage, on the stack."""
+    """Return the operations that push a contiguous tensor, which fills its storage, on the stack."""
     shape = entry.info.shape
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     storage = f"ctorch\n{_STORAGES[entry.info.dtype]}\n".encode()

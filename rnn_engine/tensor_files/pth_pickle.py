@@ -1,8 +1,8 @@
 """Read the descriptions of tensors in a .pth file, a zip with a pickle, without running code from it.
 
-A pickle is a program for a stack machine that may call anything it can name. This module runs such a program on a
-machine of its own that has no calls: a name is an inert value, and the few that describe tensors are recognised.
-Anything else that a pickle names or does is an error.
+A pickle is a program for a stack machine that may call anything it can name. This module runs the program on a machine
+of its own without calls: names are inert values, and only the few that describe tensors are recognised. Anything else
+that a pickle names or does is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile, Cursor
 from rnn_engine.tensor_files.source import MOST_DIMENSIONS, show
 
-# Read the entries of a zip file: straight from the file where they are stored as they are, else by inflating them.
+# Read the entries of a zip file: straight from the file if they are stored uncompressed, else by inflating them.
 
 _LOCAL_HEADER_BYTES: Final = 30
 _CHUNK_BYTES: Final = 1 << 16
@@ -48,7 +48,7 @@ _DAMAGE: Final = (
 
 
 class ZipArchive:
-    """The entries of an open file, which the caller closes. Raises ModelError where the zip is damaged."""
+    """The entries of an open zip file, which the caller closes. Raises ModelError if the zip is damaged."""
 
     def __init__(self, file: BinaryFile) -> None:
         self._file = file
@@ -65,14 +65,14 @@ class ZipArchive:
         return self._entries.keys()
 
     def size(self, name: str) -> int:
-        """An entry's length in bytes, once inflated. Raises KeyError for a name that the zip does not have."""
+        """Return an entry's length in bytes, once inflated. Raises KeyError for a name that the zip does not have."""
         return self._entries[name].file_size
 
     def is_compressed(self, name: str) -> bool:
         return self._entries[name].compress_type != zipfile.ZIP_STORED
 
     def read(self, name: str, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes of an entry; of a compressed one, all that is before them is inflated too."""
+        """Return a copy of `size` bytes of an entry. In a compressed entry, all bytes before them are inflated too."""
         entry = self._entries[name]
         if entry.compress_type == zipfile.ZIP_STORED:
             return self._read_stored(entry, start, size)
@@ -120,7 +120,7 @@ class ZipArchive:
 
 
 def _skip(file: IO[bytes], size: int) -> int:
-    """Read past `size` bytes and return the number of bytes that there were."""
+    """Read up to `size` bytes, and return how many there were."""
     skipped = 0
     while chunk := file.read(min(_CHUNK_BYTES, size - skipped)):
         skipped += len(chunk)
@@ -128,7 +128,7 @@ def _skip(file: IO[bytes], size: int) -> int:
 
 
 def _fill(data: NDArray[np.uint8], file: IO[bytes]) -> int:
-    """Read into `data` and return the number of bytes that there were; by chunks, as the library copies twice."""
+    """Read into `data`, and return how many bytes there were. Reads by chunks, because the library copies twice."""
     filled = 0
     while chunk := file.read(min(_CHUNK_BYTES, len(data) - filled)):
         data[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
@@ -157,13 +157,13 @@ class TensorRef:
 def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
     """Return the tensors of a pickled state dict by name.
 
-    Raises ModelError where the pickle is damaged, asks for anything but tensors, or holds no dict of them.
+    Raises ModelError if the pickle is damaged, asks for anything other than tensors, or holds no dict of them.
     """
     try:
         content = _Machine().run(data)
     except ModelError:
         raise
-    except Exception as error:  # a damaged pickle takes from an empty stack, an unknown opcode, broken text
+    except Exception as error:  # a damaged pickle: an empty stack, an unknown opcode, broken text
         raise ModelError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
     return _state_dict(content)
 
@@ -181,7 +181,7 @@ def _state_dict(content: object) -> dict[str, TensorRef]:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """The name of something that the pickle would import."""
+    """The name of an object that the pickle would import."""
 
     text: str
 
@@ -204,7 +204,7 @@ _KNOWN_NAMES: Final = frozenset({*_STORAGE_DTYPES, _DICT, _TENSOR, _PARAMETER})
 
 
 class _Machine:
-    """The pickle machine, without the operations that import, call or change objects."""
+    """A pickle machine without the operations that import, call or change objects."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -274,7 +274,7 @@ class _Machine:
                 raise ModelError(f"the pickle uses the operation {opcode}, which a file of tensors has no use for")
 
     def _take(self, count: int) -> list[Any]:
-        """Take the topmost values from the stack and return them in the order in which they were put there."""
+        """Pop the topmost values from the stack, and return them in the order in which they were pushed."""
         if len(self._stack) < count:
             raise ModelError("the pickle is damaged: it takes a value that is not there")
         taken = self._stack[-count:]
@@ -318,7 +318,7 @@ def _name(module: object, name: object) -> _Name:
 
 
 def _make(callee: object, arguments: object) -> dict[Any, Any] | TensorRef:
-    """Return what a call would make."""
+    """Return the value that a call would return, if it makes a dict or a tensor. Raises ModelError for other calls."""
     match callee, arguments:
         case _Name(), () if callee == _DICT:
             return {}

@@ -1,8 +1,9 @@
 """Read and write .safetensors (and ai00's .st), also with quantised matrices.
 
-The safetensors package does not serve here: it maps a file to read it (a mapped file that is cut short ends the
-process), reads no metadata from bytes, and writes only what is in memory as a whole. So the header is read and checked
-here, as strictly as there: every tensor is as long as its shape and type say, and they fill the file without gaps.
+The safetensors package can't be used here. It maps a file to read it, and a mapped file that is truncated ends the
+process. It reads no metadata from bytes, and writes only tensors that are all in memory at once. So the header is read
+and checked here, as strictly as there: every tensor has the length that its shape and type give, and the tensors fill
+the file without gaps.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 
 class SafetensorsFile:
-    """An open safetensors file. Closes `file` with itself."""
+    """An open safetensors file. `close` closes `file`."""
 
     def __init__(self, file: ByteSource, header_limit: int = HEADER_LIMIT) -> None:
-        """Raises ModelError where the file is damaged, or where its header has more than `header_limit` bytes."""
+        """Read the header.
+
+        Raises ModelError if the file is damaged, or if the header has more than `header_limit` bytes.
+        """
         self._file = file
         header, data_start = _read_header(file, header_limit)
         try:
@@ -76,14 +80,14 @@ class SafetensorsFile:
         return data.view(info.dtype).reshape(info.shape)
 
     def read_blocks(self, name: str) -> None:
-        """Return None: the format has plain numbers alone."""
+        """Return None: the format has only plain numbers."""
 
     def close(self) -> None:
         self._file.close()
 
 
 class _HeaderEntry:
-    """What the header says of one tensor. Raises TypeError, ValueError or KeyError where that is something else."""
+    """The header's entry for one tensor. Raises TypeError, ValueError or KeyError if `entry` is not one."""
 
     def __init__(self, entry: Any) -> None:  # noqa: ANN401
         self.dtype = str(entry["dtype"])
@@ -104,7 +108,7 @@ def _strings(metadata: object) -> dict[str, str]:
 
 
 def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:
-    """Return the header and where the tensors' bytes begin."""
+    """Return the header, and the position of the tensors' bytes."""
     length = int.from_bytes(file.read(0, _LENGTH_BYTES).tobytes(), "little")
     data_start = _LENGTH_BYTES + length
     if length > limit or data_start > file.stamp.size:
@@ -121,7 +125,7 @@ def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:
 
 
 def _check_places(tensors: Iterable[tuple[_HeaderEntry, TensorInfo]], size: int) -> None:
-    """Raise ValueError unless the tensors fill the `size` bytes after the header, none of them twice."""
+    """Raise ValueError unless the tensors fill the `size` bytes after the header without gaps or overlaps."""
     filled = 0
     for entry, info in sorted(tensors, key=lambda pair: (pair[0].begin, pair[0].end)):
         expected = filled + info.num_bytes
@@ -144,25 +148,25 @@ def _damaged(file: ByteSource, what: str) -> ModelError:
     return ModelError(f"{file.path}: damaged or truncated safetensors file: {what}")
 
 
-# Quantised models in safetensors: for each matrix its codes and its figures, and a note of what they are.
+# Quantised models in safetensors: the codes and the figures of each matrix, and a description of them.
 #
-# The header's metadata say of each matrix its weight format and how many columns it has. Other tensors are as they
-# are.
+# The header's metadata give the weight format and the number of columns of each matrix. Other tensors are stored as
+# usual.
 
 METADATA_KEY: Final = "rnn_engine.blocks"
-CODES: Final = ".codes"  # what a matrix's name is followed by
+CODES: Final = ".codes"  # the end of the tensor's name, after the matrix's
 FIGURES: Final = ".figures"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """What the metadata say of a matrix."""
+    """A matrix as the metadata describe it."""
 
     format: BlockFormat
     num_columns: int
 
     def shapes(self, num_rows: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of its two tensors, by the ends of their names."""
+        """Return the shapes of the matrix's two tensors, by the ends of their names."""
         row_blocks = blocks_of_row(self.num_columns, self.format.block_columns)
         return {
             CODES: (num_rows, row_blocks, bytes_of_codes(self.format)),
@@ -171,23 +175,32 @@ class StoredMatrix:
 
 
 def describe_matrices(matrices: Mapping[str, StoredMatrix]) -> dict[str, str]:
-    """Return the metadata of a file with such matrices."""
+    """Return the metadata that describe these matrices."""
     described = {name: {"format": each.format.name, "columns": each.num_columns} for name, each in matrices.items()}
     return {METADATA_KEY: json.dumps(described, separators=(",", ":"))}
 
 
 def open_safetensors(file: BinaryFile) -> TensorSource:
-    """Read a safetensors file, quantised or not; the result closes it. Raises ModelError where it is damaged."""
+    """Open a safetensors file, quantised or not.
+
+    The result's `close` closes `file`. Raises ModelError if it is damaged.
+    """
     source = SafetensorsFile(file)
     described = source.metadata.get(METADATA_KEY)
     return source if described is None else QuantisedFile(file.path, source, described)
 
 
 class QuantisedFile:
-    """An open safetensors file with matrices in blocks, which are seen as one tensor each. Closes `source`."""
+    """An open safetensors file with matrices in blocks, each of which is read as one tensor.
+
+    `close` closes `source`.
+    """
 
     def __init__(self, path: Path, source: SafetensorsFile, described: str) -> None:
-        """Raises ModelError where the metadata make no sense, or what they tell of is not there."""
+        """Read the metadata.
+
+        Raises ModelError if they make no sense, or if a matrix's tensors are missing or don't fit.
+        """
         self._source = source
         try:
             self._matrices = {name: _matrix(entry) for name, entry in json.loads(described).items()}
@@ -224,7 +237,7 @@ class QuantisedFile:
 
 
 def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401
-    """Raises TypeError, ValueError or KeyError for what is no note of a matrix."""
+    """Parse the metadata of one matrix. Raises TypeError, ValueError or KeyError if `entry` does not describe one."""
     name, num_columns = entry["format"], entry["columns"]
     if name not in BLOCK_FORMATS:
         raise ValueError(f"the format {name!r} is not known; expected one of {', '.join(BLOCK_FORMATS)}")
@@ -234,7 +247,10 @@ def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401
 
 
 def _check(path: Path, name: str, matrix: StoredMatrix, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
-    """Return what a matrix is seen as. Raises ModelError unless its codes and figures are there, and fit."""
+    """Return the shape and type in which a matrix is read.
+
+    Raises ModelError unless its codes and figures exist and fit.
+    """
     parts = {part: tensors.get(name + part) for part in (CODES, FIGURES)}
     if name in tensors or None in parts.values():
         raise ModelError(f"{path}: {show(name)} is in blocks; expected {show(name)}{CODES} and {FIGURES} in its place")
@@ -255,7 +271,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 def encode_header(tensors: Iterable[tuple[str, Sequence[int], np.dtype[Any]]], metadata: Mapping[str, str]) -> bytes:
     """Return all of a safetensors file except the bytes of `tensors`, which follow in their order.
 
-    Each is given by name, shape and type.
+    Each tensor is given by name, shape and type.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -275,5 +291,5 @@ def write_safetensors(file: IO[bytes], entries: Sequence[TensorEntry], metadata:
 
 
 def widest_first(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
-    """Return tensors in the order in which each begins at a multiple of its type's size."""
+    """Return tensors sorted by element size, the largest first: each begins at a multiple of its element size."""
     return sorted(entries, key=lambda entry: -entry.info.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""What readers of all file formats give and writers take: named tensors of known shape and type."""
+"""The interface of readers and writers of all file formats: named tensors of known shape and type."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_BYTES: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Shape of a tensor as its file stores it, and the element type in which it is read.
+    """The shape of a tensor as its file stores it, and the element type in which it is read.
 
     Raises ValueError for a shape that no array can have.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    block_type: str | None = None  # name of the blocks in which a row's numbers are stored; None = as `dtype`
+    block_type: str | None = None  # the blocks in which a row's numbers are stored; None: stored as `dtype`
 
     def __post_init__(self) -> None:
         if len(self.shape) > MOST_DIMENSIONS:
@@ -49,19 +49,20 @@ class TensorSource(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the file under the name that the file gives it."""
+        """Every tensor of the file, under its name in the file."""
         ...
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a copy of the tensor, whatever happens to the file afterwards. May have any strides.
+        """Return a copy of the tensor that no later change of the file affects. It may have any strides.
 
-        May be called from several threads. Raises KeyError for a name that is not in `tensors`, ModelError where the
-        bytes are damaged or the file was truncated or written to since it was opened, ValueError after `close`.
+        May be called from several threads. Raises KeyError for a name that is not in `tensors`. Raises ModelError if
+        the bytes are damaged, or if the file was truncated or written to since it was opened. Raises ValueError after
+        `close`.
         """
         ...
 
     def read_blocks(self, name: str) -> Blocks | None:
-        """Return a copy of a matrix in its blocks; None for plain numbers, and for blocks of no known format.
+        """Return a copy of a matrix in its blocks; None for plain numbers, and for blocks of an unknown format.
 
         Raises as `read` does.
         """
@@ -72,12 +73,13 @@ class TensorSource(Protocol):
         ...
 
 
-# What the writers of all file formats take: named tensors of known shape and type, read when their turn comes.
+# The input of the writers of all file formats: named tensors of known shape and type, each read just before it is
+# written.
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor that is to be written under a name."""
+    """A tensor for a file writer, and its name."""
 
     name: str
     info: TensorInfo
@@ -88,20 +90,20 @@ class TensorEntry:
         file.write(np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data)
 
 
-# Format text that comes from a file for error messages: short, printable, and a few items of many.
+# Format text from a file for error messages: cut it, make it printable, and list only the first of many items.
 
 _MOST_ITEMS: Final = 6
 _MOST_CHARACTERS: Final = 120
 
 
 def show(text: str) -> str:
-    """Cut `text` to 120 characters, and escape it where it would not print."""
+    """Cut `text` to 120 characters, and escape it if it is not printable."""
     cut = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
     return cut if cut.isprintable() else ascii(cut)
 
 
 def show_all(items: Sequence[str]) -> str:
-    """List the first few of `items`, and say how many more there are."""
+    """List the first few of `items`, and the number of the others."""
     shown = "; ".join(show(item) for item in items[:_MOST_ITEMS])
     return shown if len(items) <= _MOST_ITEMS else f"{shown}; and {len(items) - _MOST_ITEMS} more"
 

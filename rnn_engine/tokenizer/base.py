@@ -1,4 +1,4 @@
-"""The protocol of tokenizers, and the check that all of them make of their text."""
+"""The protocol of tokenizers, and the check that all of them apply to their text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from rnn_engine.errors import InvalidRequestError
 
-END_OF_TEXT: Final = "<|rwkv_tokenizer_end_of_text|>"  # what Hugging Face's tokenizers call token 0
+END_OF_TEXT: Final = "<|rwkv_tokenizer_end_of_text|>"  # the name of token 0 in Hugging Face's tokenizers
 
 
 class Tokenizer(Protocol):
@@ -23,23 +23,23 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The tokens that are no text but have a name, by which a chat template spells them."""
+        """The tokens that have a name but no text. A chat template spells them by their names."""
         ...
 
     def encode(self, text: str, /) -> list[int]:
-        """Return the ids of `text`, with no marks put before or after it.
+        """Return the ids of `text`, without any tokens added before or after it.
 
-        Raises InvalidRequestError where the text can't be encoded.
+        Raises InvalidRequestError if the text can't be encoded.
         """
         ...
 
     def decode_bytes(self, token: int, /) -> bytes:
-        """Return the bytes that a token stands for, perhaps a part of a character; b"" for an id without text."""
+        """Return the bytes of a token, perhaps only a part of a character; b"" for an id without text."""
         ...
 
 
 def check_text(text: str) -> None:
-    """Raise InvalidRequestError for a text that has no UTF-8 form: JSON admits halves of surrogate pairs."""
+    """Raise InvalidRequestError for a text that has no UTF-8 form: JSON allows halves of surrogate pairs."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,8 +1,9 @@
 """Divide a long text into parts that are tokenized one by one, so that it takes little memory at a time.
 
-A cut is exact where the pre-tokenizer splits in any case: between two characters that no match of its regular
-expressions has next to each other. Then the tokens of the parts are those of the whole. A text that has no such place
-for long is cut anyway, if its tokenizer adds nothing at the beginning or end of a text: its tokens still spell it.
+A cut is exact if the pre-tokenizer splits there in any case: between two characters that no match of its regular
+expressions contains next to each other. Then the tokens of the parts are those of the whole. A text without such a
+place for long is cut anyway, if its tokenizer adds nothing at the beginning or end of a text: its tokens still spell
+the text.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Which characters a match of a regular expression may have next to each other.
+# Find out which characters a match of a regular expression may have next to each other.
 #
-# The expression, of the kind that pre-tokenizers have, is read as a set of places that each take one character, and of
-# the steps between them (Glushkov's automaton). A character is seen by its kind alone: itself in ASCII, else its
-# general category. Where a kind does not decide whether a place takes a character, it counts as taken.
+# The expression, of the kind that pre-tokenizers have, is read as a set of places, each for one character, and of the
+# steps between them (Glushkov's automaton). Of a character, only its kind counts: itself in ASCII, else its general
+# category. If the kind does not decide whether a place takes a character, the place counts as taking it.
 
 _CATEGORIES: Final = tuple(
     "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp".split()  # noqa: SIM905
@@ -38,20 +39,20 @@ _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 
 
 class UnreadPatternError(Exception):
-    """An expression has something that is not understood here."""
+    """An expression contains something that is not supported here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adjacency:
-    """What may stand in the matches of an expression."""
+    """The characters that matches of an expression may contain."""
 
-    follows: NDArray[np.bool_]  # [kinds, kinds] whether a match may have, or look at, the second after the first
-    begins: NDArray[np.bool_]  # [kinds] whether every character of the kind is a match if a longer one is not found
+    follows: NDArray[np.bool_]  # [kinds, kinds] True if a match may contain, or look at, the second after the first
+    begins: NDArray[np.bool_]  # [kinds] True if every character of the kind is a match, unless a longer one is found
 
 
 @dataclass(frozen=True, slots=True)
 class _CutPlace:
-    """The kinds of characters that one place takes: some of a kind, or surely all of it."""
+    """The kinds of characters that one place takes: `some` characters of a kind, or surely `all` of them."""
 
     some: NDArray[np.bool_]
     all: NDArray[np.bool_]
@@ -69,14 +70,14 @@ class _Fragment:
 
     first: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
-    alone: frozenset[int] = frozenset()  # those that may be all of a match of it
-    passable: bool = True  # its neighbours may stand next to each other
-    empty: bool = True  # it matches nothing at all, whatever follows
+    alone: frozenset[int] = frozenset()  # places that may be a whole match of it
+    passable: bool = True  # its neighbours may be next to each other
+    empty: bool = True  # it matches the empty text, whatever follows
 
 
 @cache
 def _table() -> NDArray[np.uint8]:
-    """Return the kinds of the characters of the first plane, and at its end that of all others."""
+    """Return the kinds of the characters of the first plane, followed by the kind of all others."""
     numbers = {category: _NUM_ASCII + number for number, category in enumerate(_CATEGORIES)}
     kinds = [*range(_NUM_ASCII)]
     kinds += [numbers.get(unicodedata.category(chr(code)), _OTHER) for code in range(_NUM_ASCII, _NUM_SEEN)]
@@ -90,9 +91,9 @@ def kinds_of(text: str) -> NDArray[np.uint8]:
 
 
 def read_pattern(pattern: str) -> Adjacency:
-    """Return what matches of `pattern` may have.
+    """Return the characters that matches of `pattern` may contain.
 
-    Raises UnreadPatternError where it has parts that look back, match nothing or are not known.
+    Raises UnreadPatternError if a part of the pattern looks back, matches nothing or is unknown.
     """
     reader = _PieceReader(pattern)
     whole = reader.read_whole()
@@ -112,7 +113,7 @@ def _where(test: Callable[[str], bool]) -> NDArray[np.bool_]:
 
 
 def _of(characters: Iterable[str]) -> _CutPlace:
-    """Return a place that takes single characters."""
+    """Return a place that takes one of these characters."""
     some = np.zeros(NUM_KINDS, np.bool_)
     some[kinds_of("".join(characters))] = True
     every = some.copy()
@@ -130,7 +131,7 @@ def _category(name: str) -> _CutPlace:
 
 
 def _spaces() -> _CutPlace:
-    """Return what takes white space, of which regular expressions do not agree beyond the common ones."""
+    """Return a place that takes white space. Regular expressions only agree on the common white-space characters."""
     common = _of(" \t\n\r\f")
     some = _of("\x0b\x1c\x1d\x1e\x1f").some | common.some | _where(lambda category: category.startswith("Z"))
     some[_OTHER] = True
@@ -152,7 +153,7 @@ class _PieceReader:
 
     pattern: str
     at: int = 0
-    folds: bool = False  # letters of either case are the same
+    folds: bool = False  # upper and lower case are the same
     places: list[_CutPlace] = field(default_factory=list)
     steps: set[tuple[int, int]] = field(default_factory=set)
 
@@ -163,7 +164,7 @@ class _PieceReader:
         return whole
 
     def _take(self, text: str) -> bool:
-        """Return whether the pattern goes on with `text`, and pass it then."""
+        """Return True if the pattern goes on with `text`, and move past it in that case."""
         found = self.pattern.startswith(text, self.at)
         self.at += len(text) * found
         return found
@@ -201,7 +202,7 @@ class _PieceReader:
         return whole
 
     def _repeated(self, part: _Fragment) -> _Fragment:
-        """Return a part with the quantifier that follows it."""
+        """Apply the quantifier that follows a part to it, and return the result."""
         least, most = 1, 1
         if self.at < len(self.pattern) and self.pattern[self.at] in "?*+{":
             least, most = self._quantifier()
@@ -211,7 +212,7 @@ class _PieceReader:
         return _Fragment(part.first, part.last, alone, part.passable or least == 0, part.empty or least == 0)
 
     def _quantifier(self) -> tuple[int, int]:
-        """Return how often a part may stand: never, once, or more often, which is 2."""
+        """Return how often a part may occur, at least and at most; 2 means more than once."""
         found = {"?": (0, 1), "*": (0, 2), "+": (1, 2), "{": (0, 0)}[self._next()]
         if found == (0, 0):
             end = self.pattern.find("}", self.at)
@@ -221,7 +222,7 @@ class _PieceReader:
             found, self.at = (int(bounds[0] or 0), int(bounds[-1] or 2)), end + 1
         lazy = self._take("?")
         if self.at < len(self.pattern) and self.pattern[self.at] in ("*+{" if lazy else "?*+{"):
-            raise UnreadPatternError(self.pattern)  # a possessive one, or one of a quantified part
+            raise UnreadPatternError(self.pattern)  # a possessive quantifier, or one of a quantified part
         return found
 
     def _single(self) -> _Fragment:
@@ -250,7 +251,7 @@ class _PieceReader:
         return _Fragment(part.first, part.last, empty=False) if looks else part
 
     def _character(self, character: str, refused: str) -> _CutPlace:
-        """Return what one character of the pattern, or an escape, takes."""
+        """Return the place of one character of the pattern, or of an escape."""
         if character in refused:
             raise UnreadPatternError(self.pattern)
         return self._escape() if character == "\\" else _of(character)
@@ -278,14 +279,14 @@ class _PieceReader:
         return _category(name)
 
     def _class(self) -> _CutPlace:
-        """Return what a class in brackets takes, whose first bracket has been passed."""
+        """Return the place of a class in brackets, after its first bracket."""
         inverted, found = self._take("^"), self._item()
         while not self._take("]"):
             found = found.united(self._item())
         return found.inverted() if inverted else found
 
     def _item(self) -> _CutPlace:
-        """Return what a character, a range of them, or an escape in a class takes."""
+        """Return the place of a character, a range of characters, or an escape in a class."""
         if self.pattern.startswith("&&", self.at):
             raise UnreadPatternError(self.pattern)
         start = self._next()
@@ -322,7 +323,7 @@ class Divider:
         self.divides = all(map(_is_local_normalizer, normalizers)) and all(map(_is_local_splitter, splitters))
 
     def parts(self, text: str) -> Iterator[str]:
-        """Yield the parts of `text`, or the whole where `divides` is False."""
+        """Yield the parts of `text`, or all of it if `divides` is False."""
         start = 0
         while self.divides and len(text) - start > self._part_characters:
             end = self._find_cut(text, start, start + self._part_characters)
@@ -336,7 +337,11 @@ class Divider:
         return np.flatnonzero(self._is_cut[kinds[:-1], kinds[1:]]) + 1
 
     def _find_cut(self, text: str, start: int, end: int) -> int:
-        """Return the last exact cut between `start` and `end`; else `end`, but none in a special token."""
+        """Return the last exact cut between `start` and `end`, or else `end`.
+
+        Without an exact cut, no special token is cut either: the beginning of one that `end` lies in is returned
+        instead.
+        """
         exact = self.exact_cuts(text[start:end])
         if exact.size:
             return start + int(exact[-1])
@@ -345,14 +350,14 @@ class Divider:
 
 
 def flatten(step: Mapping[str, Any] | None, parts: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer, of which a sequence has its own under the name `parts`."""
+    """Return the steps of a normalizer or pre-tokenizer; a sequence has its own steps under the name `parts`."""
     if step is None:
         return []
     return [each for part in step[parts] for each in flatten(part, parts)] if parts in step else [step]
 
 
 def _is_local_normalizer(step: Mapping[str, Any]) -> bool:
-    """Whether a step gives a text again when its parts are put together: it looks at single characters."""
+    """Return True if a step may be applied to each part of a text alone: it looks at single characters."""
     kind = step["type"]
     return kind in _UNICODE_FORMS or (kind == "Replace" and len(step["pattern"].get("String", "")) == 1)
 
@@ -366,11 +371,11 @@ def _exact_cuts(
     splitters: Sequence[Mapping[str, Any]],
     added_tokens: Sequence[Mapping[str, Any]],
 ) -> NDArray[np.bool_]:
-    """Return between which kinds of characters a cut is exact. [kinds, kinds]"""
+    """Return True for the kinds of characters between which a cut is exact. [kinds, kinds]"""
     cuts = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
     if any(step["type"] not in _UNICODE_FORMS for step in normalizers):
         return cuts
-    if any(token["single_word"] for token in added_tokens):  # it depends on the character before
+    if any(token["single_word"] for token in added_tokens):  # such a token depends on the character before it
         return cuts
     if any(step["type"] == "ByteLevel" for step in splitters[:-1]):  # later steps see other characters
         return cuts
@@ -380,7 +385,7 @@ def _exact_cuts(
     except UnreadPatternError:
         return cuts
     for each in found:
-        cuts |= each.begins  # the second of two kinds: a match begins there, unless it lies in the one before
+        cuts |= each.begins  # the second of two kinds: a match begins there, unless the one before goes on
     for each in (*found, *added):
         cuts &= ~each.follows
     if normalizers:  # a character beyond ASCII may be composed with its neighbours
@@ -389,7 +394,7 @@ def _exact_cuts(
 
 
 def _patterns(step: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the regular expression by whose matches a step splits.
+    """Yield the regular expression at whose matches a step splits.
 
     Raises UnreadPatternError for a step of another kind.
     """

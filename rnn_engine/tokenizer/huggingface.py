@@ -1,7 +1,7 @@
 """Read Hugging Face's tokenizer.json.
 
 Text that spells one of the vocabulary's added tokens becomes that token, as with Hugging Face's library; other text in
-angle brackets is plain text. Nothing is put before or after a text, and none is cut.
+angle brackets is plain text. No tokens are added before or after a text, and no text is truncated.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from rnn_engine.tokenizer.dividing import PART_CHARACTERS, Divider, flatten
 
 # Turn the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
 #
-# The library decodes whole sequences and puts a replacement character where a piece ends inside a character; streaming
-# needs the raw bytes of each piece. So the steps of the decoder that the tokenizer's file describes are applied here
-# to single pieces. A step for a text as a whole, such as dropping the first space, is left out.
+# The library decodes whole sequences, and writes a replacement character if a piece ends inside a character; streaming
+# needs the raw bytes of each piece. So the steps of the decoder in the tokenizer's file are applied here to single
+# pieces. A step for a whole text, such as dropping the first space, is left out.
 
 PieceDecoder: TypeAlias = Callable[[str], bytes]
 
 _Step: TypeAlias = Mapping[str, Any]
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_WHOLE_TEXT_STEPS: Final = frozenset({"Fuse", "Strip"})  # these act on the joined text alone
+_WHOLE_TEXT_STEPS: Final = frozenset({"Fuse", "Strip"})  # these act only on the joined text
 _PIECE_STEPS: Final = frozenset({"ByteLevel", "ByteFallback", "Replace", "Metaspace"})
 
 
 def piece_decoder(decoder: _Step | None) -> PieceDecoder:
-    """Return what turns a single piece into bytes, from the JSON of a tokenizer.json's decoder.
+    """Return a function from a single piece to its bytes, given the JSON of a tokenizer.json's decoder.
 
     Raises TokenizerError for a decoder whose pieces have no bytes of their own.
     """
@@ -67,7 +67,7 @@ def _pick(kinds: set[str]) -> PieceDecoder:
 def _from_alphabet(piece: str, alphabet: Mapping[str, int]) -> bytes:
     if all(character in alphabet for character in piece):
         return bytes(alphabet[character] for character in piece)
-    return piece.encode("utf-8")  # the library, too, takes such a piece for plain text
+    return piece.encode("utf-8")  # the library also treats such a piece as plain text
 
 
 def _from_byte_piece(piece: str) -> bytes:
@@ -86,7 +86,7 @@ def _flatten(decoder: _Step | None) -> Iterator[_Step]:
 
 
 def _replacement(step: _Step) -> tuple[str, str]:
-    """Return what a step of the decoder replaces, and by what."""
+    """Return the text that a step of the decoder replaces, and its replacement."""
     if step["type"] == "Metaspace":
         return step["replacement"], " "
     if "String" not in step["pattern"]:
@@ -108,17 +108,17 @@ def _unsupported(found: str) -> TokenizerError:
 
 
 _MOST_WHOLE = 1 << 19  # characters; each takes up to 400 bytes of memory for a moment
-_MOST_STEPS = 16  # before the model; each may make a text longer, so many of them fill any memory
+_MOST_STEPS = 16  # before the model; each may lengthen a text, and enough of them fill any memory
 
 
 class HuggingFaceTokenizer:
     """A tokenizer read from a tokenizer.json.
 
-    Raises TokenizerError where the file can't be read, or its pieces can't be turned into bytes one by one.
+    Raises TokenizerError if the file can't be read, or if its pieces can't be turned into bytes one by one.
     """
 
     def __init__(self, path: Path, part_characters: int = PART_CHARACTERS) -> None:
-        """A longer text than `part_characters` is tokenized in parts."""
+        """A text longer than `part_characters` is tokenized in parts."""
         self.name = path.name
         self._library = _load(path)
         settings = json.loads(self._library.to_str())
@@ -140,7 +140,7 @@ class HuggingFaceTokenizer:
     def _encode_part(self, text: str) -> list[int]:
         try:
             with _panics_raised():
-                # as `encode`, but without offsets, and other threads run meanwhile
+                # like `encode`, but without offsets, and other threads run meanwhile
                 return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except Exception as error:  # the library raises plain exceptions
             raise InvalidRequestError("text", text, f"text that the tokenizer can encode ({error})") from error
@@ -151,7 +151,7 @@ class HuggingFaceTokenizer:
 
 @contextmanager
 def _panics_raised() -> Iterator[None]:
-    """Raise RuntimeError for a panic of the library, which is no Exception."""
+    """Raise RuntimeError for a panic of the library, which is not an Exception."""
     try:
         yield
     except BaseException as error:
@@ -174,7 +174,7 @@ def _load(path: Path) -> LibraryTokenizer:
 
 
 def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise TokenizerError for a file in which a short text can become one of any length."""
+    """Raise TokenizerError for a file whose steps can turn a short text into one of any length."""
     for name, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         kinds = [step["type"] for step in flatten(settings[name], parts)]
         if len(kinds) > _MOST_STEPS or kinds.count("ByteLevel") > 1:
@@ -183,7 +183,7 @@ def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401
-    """Return the bytes of every token id; a special token has none, and any other added token what it spells."""
+    """Return the bytes of every token id. A special token has none, any other added token the bytes of its text."""
     try:
         to_bytes = piece_decoder(decoder)
     except TokenizerError as error:

@@ -23,17 +23,17 @@ from rnn_engine.tokenizer.world import (
     read_vocabulary,
 )
 
-# The vocabulary in a GGUF file of llama.cpp: byte strings, escaped as in Python, and greedy longest match.
+# The vocabulary in a GGUF file of llama.cpp: byte strings, escaped as in Python, for greedy longest match.
 
-_NORMAL: Final = 1  # the token type of llama.cpp that stands for text
+_NORMAL: Final = 1  # llama.cpp's type of tokens with text
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _LETTERS: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def read_pieces(path: Path) -> list[bytes] | None:
-    """Return the bytes of every id of a GGUF file's vocabulary; None where `path` is of another kind or has none.
+    """Return the bytes of every id of a GGUF file's vocabulary; None if `path` is of another kind or has none.
 
-    Raises TokenizerError where the vocabulary is damaged.
+    Raises TokenizerError if the vocabulary is damaged.
     """
     if path.suffix != ".gguf" or not path.is_file():
         return None
@@ -59,12 +59,12 @@ def _unescape(token: bytes) -> bytes:
     )
 
 
-# The tokenizer of a model that has none: clients send and receive token ids.
+# The tokenizer of a model without one: clients send and receive token ids.
 
 
 @dataclass(frozen=True, slots=True)
 class NoTokenizer:
-    """Refuses every text, and says why there is no tokenizer."""
+    """Refuses every text, with the reason why there is no tokenizer."""
 
     size: int
     reason: str
@@ -85,15 +85,15 @@ class NoTokenizer:
 
 
 _FILE_NAME: Final = "tokenizer.json"
-_VOCABULARIES: Final = ("rwkv_vocab_v20230424.txt", "vocab.txt")  # as folders that are made for transformers have them
+_VOCABULARIES: Final = ("rwkv_vocab_v20230424.txt", "vocab.txt")  # as in folders made for transformers
 
 
 def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
     """Load the tokenizer that `choice` names: auto, world, none, or the path of a tokenizer.json or a vocabulary.
 
-    `auto` takes the vocabulary of a GGUF file, else a tokenizer.json in the model's folder, else a vocabulary in the
-    form of World's file there, else World where the model's vocabulary is as large as World's, else none. Raises
-    TokenizerError where the file can't be read or the vocabulary does not fit the model.
+    `auto` takes the first of these that exists: the vocabulary of a GGUF file, a tokenizer.json in the model's folder,
+    a vocabulary in the form of World's file there. Otherwise it takes World if the model's vocabulary is as large as
+    World's, or else none. Raises TokenizerError if the file can't be read or the vocabulary does not fit the model.
     """
     match choice:
         case "auto":
@@ -143,7 +143,7 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _of_pieces(name: str, pieces: Sequence[bytes]) -> Tokenizer:
-    """Return World's tokenizer where its vocabulary is that of World, which is faster."""
+    """Return a tokenizer of byte strings: World's, which is faster, if they are World's vocabulary."""
     world = WorldTokenizer()
     same = all(piece == world.decode_bytes(token) for token, piece in enumerate(pieces))
     return world if same and len(pieces) >= world.size else ByteStringTokenizer(name, pieces)

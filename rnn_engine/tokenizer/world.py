@@ -1,7 +1,7 @@
 """The World vocabulary, and other vocabularies of byte strings, by greedy longest match.
 
-The pyrwkv_tokenizer library encodes. It can't decode a token that is a part of a character, so the byte strings are
-read here, from the library's own vocabulary file.
+The pyrwkv_tokenizer library encodes. It can't decode a token that is only a part of a character, so the byte strings
+are read here, from the library's own vocabulary file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LINE: Final = re.compile(rf"([0-9]{{1,7}}) ({_LITERAL}) ([0-9]{{1,7}})\r?")
 
 
 class ByteStringTokenizer:
-    """A tokenizer that takes the longest of its byte strings, again and again."""
+    """A tokenizer that repeatedly takes the longest matching byte string."""
 
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, name: str, pieces: Sequence[bytes]) -> None:
-        """`pieces` has the bytes of every id; those that are empty stand for no text."""
+        """`pieces` has the bytes of every id; an id without text has none."""
         self.name = name
         self.size = len(pieces)
         self._pieces = tuple(pieces)
@@ -58,9 +58,10 @@ class ByteStringTokenizer:
 
 
 def read_vocabulary(path: Path) -> list[bytes]:
-    """Return the bytes of every id of a file like World's: a line an id, with a Python literal and its length in bytes.
+    """Return the bytes of every id of a file like World's.
 
-    Ids that no line has stand for no text. Raises TokenizerError where the file can't be read or is of another kind.
+    The file has a line for each id, with a Python literal and its length in bytes. Ids without a line have no text.
+    Raises TokenizerError if the file can't be read or is of another kind.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -105,8 +106,8 @@ def _encode(path: Path, token: int, text: str) -> bytes:
 
 
 WORLD_SIZE: Final = 65530  # ids 0..65529
-WORLD_PADDED_SIZE: Final = 65536  # the rows that models have for them
-_PART_CHARACTERS: Final = 1 << 16  # for which the library holds the interpreter for some milliseconds
+WORLD_PADDED_SIZE: Final = 65536  # the rows of models for these ids
+_PART_CHARACTERS: Final = 1 << 16  # for these, the library holds the interpreter lock for some milliseconds
 
 
 class WorldTokenizer:
@@ -117,7 +118,7 @@ class WorldTokenizer:
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, part_characters: int = _PART_CHARACTERS) -> None:
-        """A longer text than `part_characters` is tokenized in parts, between which other threads run."""
+        """A text longer than `part_characters` is tokenized in parts, between which other threads run."""
         self._library = RWKVTokenizer()
         self._pieces = read_vocabulary(Path(self._library.vocab_filepath))
         self._longest = max(map(len, self._pieces))
@@ -135,7 +136,7 @@ class WorldTokenizer:
         return ids
 
     def _drop_end(self, part: list[int]) -> int:
-        """Drop the last tokens of a part, which more text may change; return how many whole characters they spell."""
+        """Drop the last tokens of a part, which more text may change; return the number of whole characters in them."""
         end = b""
         while len(end) < self._longest or end[0] & 0xC0 == 0x80:  # a byte within a character
             end = self._pieces[part.pop()] + end

@@ -1,4 +1,4 @@
-"""AstrAI's statistics. What else it has, others have too."""
+"""AstrAI's statistics. Its other routes are among those of other APIs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from server.telemetry.records import RECENT, RecentReport
 
 
 class RecentTask(TypedDict):
-    """A request to the engine that has ended. Times are null where it did not come so far; `task_id` is the id of the
-    HTTP request, of which there may be several."""
+    """A request to the engine that has ended. A time is null if the request ended before it. `task_id` is the id of the
+    HTTP request; several requests to the engine may have the same."""
 
     task_id: str
     input_tokens: int
@@ -35,7 +35,7 @@ class RecentTask(TypedDict):
 
 class SchedulerStats(TypedDict):
     """Counts since the model was loaded; a mean is absent before there is one. `recent_tasks` are those of the API key,
-    of all keys where it has the scope `admin`."""
+    or of all keys if it has the scope `admin`."""
 
     total_tasks: int
     total_tokens: int
@@ -48,7 +48,7 @@ class SchedulerStats(TypedDict):
 
 
 def describe_scheduler(engine: EngineLike, recent: Sequence[RecentReport]) -> SchedulerStats:
-    """Return what an engine has done since its start, and how its last requests went."""
+    """Return an engine's counts since its start, and the times of its last requests."""
     counters, now = engine.counters(), engine.stats()
     answer: SchedulerStats = {
         "total_tasks": sum(counters.outcomes.values()) + now.active + now.queued,
@@ -99,9 +99,6 @@ def _ms(seconds: float | None) -> float | None:
 
 def _rate(count: int, seconds: float | None) -> float | None:
     return round(count / seconds, 2) if count and seconds else None
-
-
-# AstrAI's statistics. What else it has, others have too.
 
 
 async def stats(request: web.Request) -> web.Response:

@@ -43,7 +43,7 @@ class BatchResult(TypedDict):
 
 
 class BatchStatistics(TypedDict):
-    """`batch_size` counts the answers, all of which run in the slots of one forward pass as far as there are any."""
+    """Statistics of a batch. `batch_size` counts the answers; as many as there are slots run in one forward pass."""
 
     batch_size: int
     gpu_used: bool
@@ -53,7 +53,7 @@ class BatchStatistics(TypedDict):
 
 
 class BatchCompletion(TypedDict):
-    """One entry an answer, prompt by prompt."""
+    """One entry for each answer, prompt by prompt."""
 
     results: list[BatchResult]
     stats: BatchStatistics
@@ -67,7 +67,7 @@ class WarmUp(TypedDict):
 
 
 class GpuStatus(TypedDict):
-    """`cache_ready` is true as long as the model runs; `batch_threshold` is the number of slots."""
+    """The state of the device. `cache_ready` is true while the model runs; `batch_threshold` is the number of slots."""
 
     cache_ready: bool
     gpu_used: bool
@@ -79,7 +79,7 @@ class GpuStatus(TypedDict):
 
 
 class BatchTokenizeRequest(RequestBody):
-    """Texts whose tokens are wanted."""
+    """Texts to tokenize."""
 
     ignored: ClassVar = frozenset({"model", "model_id"})
 
@@ -97,7 +97,7 @@ class TokenizedText(TypedDict):
 
 
 class BatchTokens(TypedDict):
-    """One entry a text."""
+    """One entry for each text."""
 
     results: list[TokenizedText]
 
@@ -132,7 +132,7 @@ class BatchDialect:
 
 
 def uses_gpu(info: EngineInfo) -> bool:
-    """Return whether a model runs on a device of its own."""
+    """Return True if a model runs on a device other than the CPU."""
     return info.device_bytes is not None
 
 

@@ -29,13 +29,13 @@ from server.core.settings import SETTINGS
 from server.core.streams import encode_event
 
 _MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
-_ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # what is kept where a request draws and does not say
+_ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # for a request that draws and does not set them
 
 
 class TgiRequest(CompletionRequest):
     """A text to continue, in text-generation-inference's words. The fields stand in `parameters`, or beside `inputs`;
     those of completions mean the same here. Without `do_sample`, `temperature`, `top_k`, `top_p` and `typical_p` the
-    likeliest tokens are taken; with one of them, all tokens may be drawn unless `top_k` or `top_p` says otherwise."""
+    likeliest tokens are taken. With any of these, all tokens may be drawn unless `top_k` or `top_p` says otherwise."""
 
     aliases: ClassVar = {
         **CompletionRequest.aliases,
@@ -88,7 +88,7 @@ class TgiRequest(CompletionRequest):
 
 
 class PrefillToken(TypedDict):
-    """`logprob` is null for the first token of a prompt."""
+    """A token of the prompt. `logprob` is null for the first one."""
 
     id: int
     text: str
@@ -96,7 +96,7 @@ class PrefillToken(TypedDict):
 
 
 class TgiToken(TypedDict):
-    """`special` is true for the token that ends a text."""
+    """A token of the answer. `special` is true for the token that ends a text."""
 
     id: int
     text: str
@@ -119,19 +119,19 @@ class TgiDetails(TypedDict):
 
 
 class TgiSequence(TgiDetails):
-    """Another of `best_of` answers."""
+    """One of the other answers of `best_of`."""
 
     generated_text: str
 
 
 class TgiBestDetails(TgiDetails):
-    """Those of the best of several answers."""
+    """The tokens of the best of several answers, how it ended, and the other answers."""
 
     best_of_sequences: list[TgiSequence]
 
 
 class TgiAnswer(TypedDict):
-    """A stop string that ends the text is part of it. `details` is there where it was asked for."""
+    """The answer. A stop string that ends the text is part of it. `details` is absent unless the request sets it."""
 
     generated_text: str
     details: NotRequired[TgiDetails | TgiBestDetails]
@@ -145,7 +145,7 @@ class TgiStreamDetails(TypedDict):
 
 
 class TgiEvent(TypedDict):
-    """One token; the last has the whole text and how it ended."""
+    """One token of a stream. The last event has the whole text and how it ended."""
 
     index: int
     token: TgiToken
@@ -155,7 +155,7 @@ class TgiEvent(TypedDict):
 
 
 class TgiInfo(TypedDict):
-    """What is served, and how much one may ask for."""
+    """The model that is served, and how much a request may ask for."""
 
     model_id: str
     model_sha: None
@@ -187,7 +187,7 @@ _UNPROCESSABLE = 422
 
 
 def tgi_error(failure: Failure) -> tuple[int, TgiError]:
-    """Tell of a failure as text-generation-inference does, with its statuses."""
+    """Return the status and the body of a failure as text-generation-inference writes them."""
     match failure.status:
         case 400:
             return _UNPROCESSABLE, _error(failure, "validation")
@@ -206,7 +206,7 @@ def _error(failure: Failure, kind: ErrorType) -> TgiError:
 
 @dataclass(slots=True)
 class _Stream:
-    """What has come of the one sequence of a stream."""
+    """What the one sequence of a stream has generated so far."""
 
     started: Started | None = None
     text: str = ""
@@ -365,7 +365,7 @@ async def _answer(request: web.Request, body: TgiRequest) -> web.StreamResponse:
 
 
 def _check(body: TgiRequest) -> None:
-    """Raise InvalidRequestError for what this route does not take."""
+    """Raise InvalidRequestError for values that this API does not take."""
     if body.num_prompts != 1:
         raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
     if body.n != 1:

@@ -1,1 +1,1 @@
-"""Who may come in, and what they may see: machines, host names, web pages, API keys."""
+"""Who may use the server, and what they may see: machines, host names, web pages, API keys."""

@@ -1,4 +1,4 @@
-"""Refuse other machines, names and pages; find the API key of a request; bound a client's parallel requests."""
+"""Admission of requests: checks of the machine, host name, web page and API key; a bound on parallel requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 def is_local(address: object) -> bool:
-    """Return whether a socket's address, as Python's `socket` gives it, can be reached from this machine alone.
+    """Return True if a socket's address, as Python's `socket` gives it, can be reached from this machine alone.
 
-    That is a loopback address or the path of a Unix socket. None, the address of a connection that has ended, is not.
+    Loopback addresses and paths of Unix sockets are local. None, the address of a connection that has ended, is not.
     """
     if isinstance(address, str | bytes):
         return True
@@ -40,7 +40,7 @@ def is_local(address: object) -> bool:
 
 
 def network_of(address: str) -> str:
-    """Return the address of a client, or of its network where that is how many one client has: a /64 of IPv6."""
+    """Return a client's address; for IPv6 its /64 network, since one client usually has all of those addresses."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -51,13 +51,13 @@ def network_of(address: str) -> str:
 
 
 def check_listener(listener: socket.socket, auth: AuthSettings) -> None:
-    """Raise InvalidRequestError for a socket that other machines reach where no API key is asked for.
+    """Raise InvalidRequestError if other machines can reach a socket and the server asks for no API key.
 
-    Where the operator admits everybody all the same, log a warning.
+    If the operator has chosen to admit everybody, log a warning instead.
 
-    llama-server and vLLM listen on `0.0.0.0` without a key and say nothing, and people copy that line from one machine
-    to the next. Here the line ends with an error that names the two ways on, before the model is loaded; the server
-    that others can use by accident is the worse surprise.
+    llama-server and vLLM listen on `0.0.0.0` without a key and without a warning, and people copy that command from
+    one machine to the next. Here the command fails before the model is loaded, with an error that names the two ways
+    on: a server that others can use by accident is the worse surprise.
     """
     address = listener.getsockname()
     if auth.keys or is_local(address):
@@ -74,11 +74,12 @@ def check_listener(listener: socket.socket, auth: AuthSettings) -> None:
 
 # The Host header, checked against DNS rebinding.
 #
-# A page of evil.example whose name is made to resolve to 127.0.0.1 is of the server's own origin for a browser, which
-# tells it from a page of the server by nothing but the name in Host. So names have to be listed. An IP address passes,
-# whichever it is: the page that asked for it was reached by an address, without DNS. What has no Host is no browser.
+# If evil.example is made to resolve to 127.0.0.1, a browser takes a page of evil.example to be of the server's own
+# origin. Only the name in Host shows the difference, so names have to be listed. Any IP address passes: a page that
+# calls an address was itself loaded from that address, without DNS. A request without Host comes from no browser.
 #
-# With an API key such a page can do nothing, since it has no key. Host is then checked only where names are listed.
+# If API keys are required, such a page can do nothing, since it has none. Host is then checked only if names are
+# listed.
 
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::[0-9]*)?")
 
@@ -90,7 +91,7 @@ class AllowedHosts:
         self._names = {_plain_host(name) for name in ("localhost", *names)}
 
     def __contains__(self, header: object) -> bool:
-        """Whether a Host header, with a port or without, names this server."""
+        """Return True if a Host header, with a port or without, names this server."""
         match = _HOST_AND_PORT.fullmatch(header) if isinstance(header, str) else None
         if match is None:
             return False
@@ -112,15 +113,15 @@ def _is_address(name: str) -> bool:
 
 # The web pages that may call the server: its own, and those of listed origins.
 #
-# A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
-# Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
-# Whatever comes from another page is refused before anything is read or changed, so it does not matter what a page can
-# send without asking first (a form, `text/plain`). The type of a body is therefore not looked at: `curl -d` claims
-# that its JSON is a form, and is no web page.
+# A browser says which page a request comes from: in Origin for everything except plain loads (links, images, scripts),
+# in Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
+# A request from another page is refused before anything is read or changed, so it does not matter which bodies a page
+# can send without a preflight (a form, `text/plain`). The type of a body is therefore not checked: `curl -d` labels
+# its JSON as a form although it is no web page.
 #
 # Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
-# (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins: other pages
-# can hide themselves, and an address that a person typed comes from no page even where another site redirects it.
+# (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins. Other pages
+# can hide themselves, and an address that a person typed counts as no page's even if another site redirects to it.
 
 LOCAL = "localhost"
 """The origin that stands for all of this machine: any port of its names."""
@@ -131,7 +132,7 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def check_origin(origin: str) -> str:
-    """Return an origin as browsers write it. Raises InvalidRequestError for what is none."""
+    """Return an origin as browsers write it. Raises InvalidRequestError if `origin` is not one."""
     parts = urlsplit(origin)
     written = origin.lower().removesuffix("/")
     if origin not in (ANY, LOCAL, "null") and (
@@ -142,14 +143,14 @@ def check_origin(origin: str) -> str:
 
 
 class Origins:
-    """Which pages may call, and which headers let them read the answers."""
+    """The web pages that may call the server, and the headers that let them read its answers."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
-        """Raises InvalidRequestError for what is no origin."""
+        """Raises InvalidRequestError if one of `allowed` is not an origin."""
         self._allowed = frozenset(map(check_origin, allowed))
 
     def lists(self, origin: str | None) -> bool:
-        """Whether pages of this origin may call although they are not the server's own."""
+        """Return True if pages of this origin may call although they are not the server's own."""
         if origin is None:
             return False
         named = ANY in self._allowed or origin.lower() in self._allowed
@@ -158,7 +159,7 @@ class Origins:
     def admits(
         self, method: str, headers: Mapping[str, str], *, is_page: bool = False, changes_by_get: bool = False
     ) -> bool:
-        """Return True if a request comes from a page that may call, from no page at all, or opens what `is_page`."""
+        """Return True if a request comes from a page that may call or from no page, or opens a page (`is_page`)."""
         origin, site, referrer = (headers.get(name) for name in ("Origin", "Sec-Fetch-Site", "Referer"))
         if origin is not None:
             return self._may_call(origin, headers)
@@ -175,7 +176,7 @@ class Origins:
         return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
 
     def headers(self, origin: str | None) -> Mapping[str, str]:
-        """Return the headers by which a browser lets a page of `origin` read an answer; none for other pages."""
+        """Return the headers that let a page of `origin` read an answer; none if the origin is not listed."""
         if origin is None or not self.lists(origin):
             return {}
         if ANY in self._allowed:
@@ -188,19 +189,19 @@ _EXPOSED = {"Access-Control-Expose-Headers": "Content-Disposition, Retry-After, 
 
 
 def _is_local(origin: str) -> bool:
-    """Whether an origin is that of a page that a server of this machine sends."""
+    """Return True if an origin belongs to a web server of this machine."""
     parts = _page(origin)
     return parts is not None and parts.hostname in _LOCAL_HOSTS
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether an origin is that of a page of this server. The scheme may be that of a proxy before it."""
+    """Return True if an origin is this server's own. The scheme is not compared: a proxy in front may use another."""
     parts = _page(origin)
     return parts is not None and host != "" and parts.netloc.lower() == host.lower()
 
 
 def _page(origin: str) -> SplitResult | None:
-    """Return the parts of the origin of a web page; None for another one, and for what is none."""
+    """Return the parts of a web page's URL or origin; None if it is not http or https, or can't be parsed."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -209,13 +210,13 @@ def _page(origin: str) -> SplitResult | None:
 
 
 def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether a person follows a link: what opens is no part of the page with the link, which can't read it."""
+    """Return True if a request loads a whole window or tab, as a link does. The page with the link can't read it."""
     wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
     return method in _PLAIN_LOADS and wanted == ("navigate", "document")
 
 
 def _origin_of(url: str) -> str:
-    """Return the origin of a page at `url`; an opaque one, `null`, for what is no web page."""
+    """Return the origin of the page at `url`; the opaque origin `null` if that is no web page."""
     parts = _page(url)
     return "null" if parts is None else f"{parts.scheme}://{parts.netloc}"
 
@@ -235,7 +236,10 @@ _PREFLIGHT_HEADERS = {
 
 
 def origins_middleware(settings: ServerSettings) -> Middleware:
-    """Return middleware that admits who may come in; whoever else gets 403. The API key is checked later."""
+    """Return middleware that answers 403 to machines, host names and web pages that may not call.
+
+    The API key is checked later.
+    """
     auth, keyless = settings.auth, not settings.auth.keys
     only_local = keyless and not auth.open
     hosts = AllowedHosts((settings.host, *auth.allowed_hosts)) if keyless or auth.allowed_hosts else None
@@ -267,7 +271,7 @@ def origins_middleware(settings: ServerSettings) -> Middleware:
 
 
 def _refusal(request: web.Request) -> str:
-    """Return why a request of a web page is refused."""
+    """Return the reason why a request of a web page is refused, for the error."""
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None:
         return f"a page of {origin[:80]!r} may not call this server; its operator may add it with --cors-origin"
@@ -278,7 +282,7 @@ def _refusal(request: web.Request) -> str:
 
 
 def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Return what adds to every answer, also to a stream, the headers that tell browsers what they may do with it."""
+    """Return a signal handler that adds the security and CORS headers to every answer, streams included."""
     origins = Origins(settings.auth.cors_origins)
 
     async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -288,14 +292,14 @@ def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.Stream
     return set_headers
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# What a request carries for its handlers: who sent it.
 
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
 
 
 def client_of(request: web.Request) -> Client:
-    """Return who a request counts for, where clients share something: its API key, or without keys its address."""
+    """Return the client that a request counts for: its API key, or without keys its address or network."""
     principal = request[PRINCIPAL]
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
 
@@ -340,8 +344,10 @@ def _principal(request: web.Request, ring: KeyRing) -> Principal:
 
 
 def _sent_key(request: web.Request) -> str | None:
-    """Return the key in the headers of a request, as OpenAI's clients send it or as Anthropic's do; or ai00's admins'
-    in the query."""
+    """Return the API key that a request carries, or None.
+
+    OpenAI's clients send `Authorization: Bearer`, Anthropic's `X-Api-Key`, ai00's admins `admin_token` in the query.
+    """
     scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
@@ -353,9 +359,9 @@ _RETRY_SECONDS = 1.0
 
 
 def clients_middleware(most: int) -> Middleware:
-    """Return middleware that lets at most `most` requests of a client run; comes after the check of the API key.
+    """Return middleware that lets a client run at most `most` requests at a time, for after the check of the API key.
 
-    A client is an API key, or without keys an address. Those that come through a Unix socket are not bounded.
+    A client is an API key, or without keys an address. Without keys, requests through a Unix socket are not bounded.
     """
     running: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""The engine and its named states as one principal reaches them."""
+"""An engine and its named states, restricted to what one principal may see and change."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from states.named.table import StateListing, StateUsage, name_taken
 
 
 class OwnEngine:
-    """An `EngineLike` with the states of a principal, and with its part of the cache.
+    """An `EngineLike` restricted to one principal's named states and its part of the cache.
 
-    A prompt that another client had before is quicker, and `cached_tokens` tells of it. So what is kept is kept for
-    each key by itself, unless the operator lets all share it: else one could guess what others have asked.
+    A prompt that another client had before is quicker, and `cached_tokens` shows it, so a shared cache would let
+    clients guess what others have asked. Each key therefore has a part of its own, unless the operator lets all share.
 
-    Routes have no other way to the engine, so that none has to ask what belongs to whom.
+    Routes reach the engine only through this class, so they need no ownership checks of their own.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class OwnEngine:
         cache_salt: str | None = None,
         share_cache: bool = False,
     ) -> None:
-        """`client` asks, whoever a method's caller says, and its quota is `spending`; None is without bounds.
+        """`client` takes the place of the client in requests. `spending` is its quota; None = no bound.
 
-        `cache_salt` divides the principal's part of the cache, `share_cache` lets all principals have one.
+        `cache_salt` divides the principal's part of the cache. With `share_cache` all principals have one part.
         """
         self._engine = engine
         self._client = client
@@ -85,7 +85,10 @@ class OwnEngine:
         return self._engine.stats()
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """Return what slots are used for; whose a request is, is told of this principal's own, or to an admin."""
+        """Return what slots are used for.
+
+        The owner of a request is left out unless it is this principal, or the principal is an admin.
+        """
         return [self._shown(use) for use in self._engine.slot_uses()]
 
     def counters(self) -> EngineCounters:
@@ -98,16 +101,16 @@ class OwnEngine:
         return self._engine.cache_stats()
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return the kept positions that this principal may see: its own, or all.
+        """Return the cached positions that this principal may see: its own, or all for an admin.
 
-        Whose a position is, is not known where all share the cache, so only an admin sees any then.
+        If all principals share the cache, the owner of a position is not known, so only an admin sees any.
         """
         if self._sees_all:
             return await self._engine.cache_nodes(limit, scope)
         return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return kept positions of all principals, for routes that want the scope `admin`, as the next two."""
+        """Return cached positions of all principals. This and the next three are for routes with the scope `admin`."""
         return await self._engine.cache_tree(query)
 
     async def cache_tokens(self, position: str) -> list[int]:
@@ -144,13 +147,13 @@ class OwnEngine:
 
 
 def _scope(namespace: str, salt: str | None) -> str:
-    """Return a scope of the cache. A salt goes into files by its hash alone."""
+    """Return the cache scope of a namespace and a salt. It holds only the hash of the salt, since files show it."""
     if salt is None:
         return namespace
     return f"{namespace}/{hashlib.blake2b(salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# The quotas that the application and each request carry, and the engines that handlers may use.
 
 RATE_LIMITER = web.AppKey("quotas", RateLimiter)
 SPENDING = web.RequestKey("spending", Spending)
@@ -158,21 +161,21 @@ SPENDING = web.RequestKey("spending", Spending)
 
 
 def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:
-    """Return the engine of the model that a request names, as whoever sent it sees it.
+    """Return the engine of the model that a request names, restricted to what its sender may see.
 
-    The body, where the route has one, is to be read first. `cache_salt` divides the cache further.
+    If the route has a body, the handler must have read it before. `cache_salt` divides the cache further.
     """
     return _own(request, request[MODEL_USE].engine, cache_salt)
 
 
 def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
-    """Return the engines of all models that are loaded, by the models' names, as whoever asks sees them."""
+    """Return the engines of all loaded models by the models' names, restricted to what the sender may see."""
     engines = {model.name: model.open_engine for model in request.app[MODELS]}
     return {name: _own(request, engine) for name, engine in engines.items() if engine is not None}
 
 
 async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
-    """Add what is left of the client's quota to an answer's headers. A signal handler of aiohttp's."""
+    """Add the rest of the client's quota to an answer's headers. A signal handler of aiohttp's."""
     if (spending := request.get(SPENDING)) is not None:
         response.headers.update(spending.headers)
 
@@ -194,14 +197,14 @@ def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None
 
 # The named states that one principal sees.
 #
-# What a key makes is in the namespace of the key's name, so that nobody else meets it, not even as a name that is
-# taken or in a list of an error. What has a plain name is shared: the operator's files, the states of a time without
-# keys, and what a key with the scope `admin` made for all. Others than such a key may only read it. Without keys there
-# is one principal, without a namespace, to whom everything belongs.
+# States that a key makes are in the namespace of the key's name. Other keys don't meet them, not even as a name that
+# is taken or in the list of an error. States with a plain name are shared: the operator's files, states from a time
+# without keys, and those that a key with the scope `admin` made for all. Other keys may only read them. Without keys
+# there is one principal, without a namespace, and all states belong to it.
 
 
 class OwnStates:
-    """A `StateStore` of what a principal may see and change, under the names by which it knows them."""
+    """A `StateStore` of the states that one principal may see and change, under the names that it uses."""
 
     def __init__(self, store: StateStore, principal: Principal) -> None:
         self._store = store
@@ -221,7 +224,7 @@ class OwnStates:
         return self._shown(await self._store.get(str(held.id)))
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        """Return all that this principal sees, shared ones first, or what of it is in a namespace."""
+        """Return the states that this principal sees, shared ones first, or only those of a namespace."""
         if namespace is not None or self._scope is Scope.ADMIN:
             listing = await self._store.list(namespace)
         else:
@@ -250,7 +253,10 @@ class OwnStates:
         form: StateForm = "full",
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Keep a state under a free name. Only an admin's keeps the id `key`: one that is taken tells of its state."""
+        """Keep a state under a free name.
+
+        `key` is ignored unless the principal is an admin, since an id that is taken reveals that its state exists.
+        """
         place = await self._place(name, retention)
         key = key if self._scope is Scope.ADMIN else None
         kept = self._owned(retention)
@@ -268,7 +274,7 @@ class OwnStates:
         return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Move a state in its namespace, or out of it to those that are shared."""
+        """Rename a state within its namespace, or move it out of that to the shared states."""
         held = await self._require_changeable(name_or_id)
         namespace = "" if retention.shared else held.namespace
         plain = held.plain_name if name == self._shown(held).name else name
@@ -282,12 +288,12 @@ class OwnStates:
         return self._shown(await self._store.delete(str(held.id)))
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return the leases of this principal, or all where it may see them."""
+        """Return the leases of this principal; for an admin all, or those of `namespace`."""
         seen = namespace if self._scope is Scope.ADMIN else self._namespace
         return tuple(map(self._shown_lease, await self._store.leases(seen)))
 
     async def end_lease(self, owner: str) -> OwnerLease:
-        """End the lease of an owner of this principal; an admin may say one of another, as `ann/owner`."""
+        """End the lease of one of this principal's owners; an admin may name another key's as `ann/owner`."""
         own = full_name(self._namespace, owner)
         if self._scope is Scope.ADMIN and not any(lease.owner == own for lease in await self._store.leases()):
             own = owner
@@ -297,7 +303,7 @@ class OwnStates:
         return self._store.lock(key)
 
     async def _find(self, name_or_id: str) -> NamedState | None:
-        """Return a state that this principal sees, under its full name; its own name hides a shared one."""
+        """Return a state that this principal sees, under its full name. Its own states come before shared ones."""
         for name in (full_name(self._namespace, name_or_id), name_or_id):
             found = await self._store.find(name)
             if found is not None and self._sees(found):
@@ -321,7 +327,10 @@ class OwnStates:
         return full_name(self._namespace_of(retention), name)
 
     async def _check_new(self, name: str, retention: Retention) -> None:
-        """Raise ForbiddenError, or InvalidRequestError for what is no plain name or is that of a shared state."""
+        """Raise ForbiddenError if the scope is too small for a new state.
+
+        Raise InvalidRequestError if the name is not plain, or is that of a shared state.
+        """
         needed = Scope.ADMIN if retention.shared else Scope.MANAGE
         if not self._scope.includes(needed):
             what = "shared" if retention.shared else "kept"
@@ -346,7 +355,7 @@ class OwnStates:
         return replace(lease, owner=_plain(lease.owner, self._namespace), names=names)
 
     def _shown(self, held: NamedState) -> NamedState:
-        """Return a state as this principal knows it: read-only where it may not change it."""
+        """Return a state under the name that this principal uses, read-only if the principal may not change it."""
         mine = held.namespace == self._namespace and self._scope.includes(Scope.MANAGE)
         read_only = held.read_only or not (mine or self._scope is Scope.ADMIN)
         if held.namespace not in ("", self._namespace):
@@ -356,12 +365,12 @@ class OwnStates:
 
 
 def _plain(name: str, namespace: str) -> str:
-    """Return a name as whoever has this namespace says it."""
+    """Return a name without its namespace if that is `namespace`, else unchanged."""
     return split_name(name)[1] if split_name(name)[0] == namespace else name
 
 
 def _owned(retention: Retention, namespace: str) -> Retention:
-    """Return the retention of a state in a namespace, in which its owner is, too."""
+    """Return the retention of a state in a namespace, with its owner in the same namespace."""
     if retention.owner is None:
         return retention
     check_name(retention.owner, "owner")

@@ -1,4 +1,4 @@
-"""API keys: by name, with a scope, known by their hash alone."""
+"""API keys, each with a name and a scope. Only their hashes are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scope(Enum):
     ADMIN = "admin"  # see and change what belongs to all
 
     def includes(self, other: Scope) -> bool:
-        """Whether whoever may do this may do the other, too."""
+        """Return True if this scope allows all that `other` allows."""
         return _ASCENDING.index(self) >= _ASCENDING.index(other)
 
 
@@ -44,10 +44,10 @@ class Principal:
 ANYONE = Principal("", Scope.ADMIN)
 """Who asks where there are no keys."""
 
-# API keys: by name, with a scope, known by their hash alone.
+# API keys, each with a name and a scope.
 #
-# A hash is SHA-256 without salt: keys that `new_key` makes have 256 random bits, so nobody finds one by trying. A key
-# that somebody thought up could be found by trying from the hash, as it could at the server's door.
+# A hash is SHA-256 without salt: keys that `new_key` makes have 256 random bits, so they can't be guessed. A key that
+# a person made up could be guessed from its hash, as it could be by trying keys on the server.
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
@@ -60,7 +60,7 @@ _MOST_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that the server knows. It can't be told from this."""
+    """A key that the server accepts. It holds the hash and not the key."""
 
     principal: Principal
     digest: bytes = field(repr=False)
@@ -74,14 +74,14 @@ class ApiKey:
         weight: float = 1.0,
         rate: Rate | None = None,
     ) -> Self:
-        """Return what is kept of a key in plain text. Raises InvalidRequestError for one that no request could send."""
+        """Return the entry of a plain-text key. Raises InvalidRequestError for a key that no request could send."""
         if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
             raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
         return cls(Principal(name, scope, weight, rate), _digest(key))
 
     @property
     def line(self) -> str:
-        """The line of a file of keys that stands for this key."""
+        """The line for this key in a file of keys."""
         principal = self.principal
         weight = () if principal.weight == 1.0 else (f"weight={principal.weight:g}",)
         rate = () if principal.rate is None else principal.rate.words
@@ -95,7 +95,7 @@ class KeyRing:
         self._keys = tuple(keys)
 
     def find(self, key: str) -> Principal | None:
-        """Return whose key this is. Takes the same time for every key."""
+        """Return the principal that a key belongs to, or None. Takes the same time for every key."""
         given = _digest(key)
         found = None
         for known in self._keys:
@@ -105,7 +105,7 @@ class KeyRing:
 
 
 def check_keys(keys: Iterable[ApiKey]) -> None:
-    """Raise InvalidRequestError where two keys have the same name or are the same."""
+    """Raise InvalidRequestError if two keys have the same name or are the same."""
     names: set[str] = set()
     digests: set[bytes] = set()
     for key in keys:
@@ -119,7 +119,7 @@ def check_keys(keys: Iterable[ApiKey]) -> None:
 
 
 def check_key_name(name: str) -> str:
-    """Return the name of a key. Raises InvalidRequestError for what can't be one."""
+    """Return `name`. Raises InvalidRequestError if it can't be the name of a key."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequestError(
             "key name", name, "1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit"
@@ -128,7 +128,7 @@ def check_key_name(name: str) -> str:
 
 
 def parse_weight(text: str) -> float:
-    """Return a key's weight. Raises InvalidRequestError for what can't be one."""
+    """Return a key's weight. Raises InvalidRequestError if `text` can't be one."""
     try:
         weight = float(text)
     except ValueError:
@@ -147,7 +147,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Read a file of keys: one a line, `NAME KEY` or `NAME:SCOPE KEY`; empty lines and those with # are skipped.
 
     The scope is `use`, `manage` (what a key has without one) or `admin`. KEY is the key itself or its hash, as
-    `rnn-engine key` prints it. Behind it may come the key's weight, and how many requests and tokens it may use in a
+    `rnn-engine key` prints it. After it may come the key's weight, and how many requests and tokens it may use in a
     minute, as `weight=2 requests=60 tokens=100000`. Raises InvalidRequestError, which never shows a key, or OSError.
     """
     try:
@@ -191,7 +191,7 @@ def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
 
 
 def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
-    """Return the weight and the rate that stand behind a key. Raises InvalidRequestError."""
+    """Return the weight and the rate that follow a key on its line. Raises InvalidRequestError."""
     weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
     rates = [word for word in words if not word.startswith("weight=")]
     return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None

@@ -1,7 +1,7 @@
-"""How many requests and tokens a client may ask for in a minute, and what it has asked for.
+"""Quotas: how many requests and tokens a client may use in a minute.
 
-A quota is refilled all the time, so that a client which asks evenly is never refused; after a rest it may ask for a
-minute's worth at once. It is counted in the memory of this process.
+A quota is refilled continuously, so a client that asks evenly is never refused. After a pause it may use a minute's
+worth at once. Quotas are counted in the memory of this process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FORM = f"requests=NUMBER, tokens=NUMBER or both with a comma, a minute, each fr
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a client may ask for in a minute. None = as much as it likes."""
+    """A client's limits for a minute. None = no limit."""
 
     requests: int | None = None
     tokens: int | None = None  # of prompts and answers
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is bounded, as `name=value`."""
+        """The limits that are set, as `name=value`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return tuple(f"{name}={value}" for name, value in values.items() if value is not None)
 
@@ -50,15 +50,15 @@ def parse_rate(text: str) -> Rate:
 
 
 class Bucket:
-    """What is left of one quota. For one thread."""
+    """The unused part of one quota. For one thread."""
 
     def __init__(self, limit: int, now: float) -> None:
         self.limit = limit
-        self._left = float(limit)  # at `_then`; below 0 where more was taken than there was
+        self._left = float(limit)  # at `_then`; below 0 if more was taken than was left
         self._then = now
 
     def left(self, now: float) -> float:
-        """Return how much may be taken."""
+        """Return how much may be taken at the time `now`."""
         self._left = min(self._left + (now - self._then) * self.limit / _SECONDS, self.limit)
         self._then = now
         return self._left
@@ -73,14 +73,14 @@ class Bucket:
 
 
 class ClientBuckets:
-    """What one client has left."""
+    """The quotas of one client."""
 
     def __init__(self, rate: Rate, now: float) -> None:
         limits = {"requests": rate.requests, "tokens": rate.tokens}
         self.buckets = {what: Bucket(limit, now) for what, limit in limits.items() if limit is not None}
 
     def is_full(self, now: float) -> bool:
-        """Whether it is as if the client had never asked."""
+        """Return True if all quotas are full, as those of a client that has never asked."""
         return all(bucket.left(now) >= bucket.limit for bucket in self.buckets.values())
 
 
@@ -90,7 +90,7 @@ class RateLimiter:
     def __init__(
         self, note_refusal: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`note_refusal` is called with what there was too little of: requests or tokens."""
+        """`note_refusal` is called with the name of the quota that was too small: requests or tokens."""
         self.note_refusal = note_refusal
         self.clock = clock
         self._quotas: dict[str, ClientBuckets] = {}  # by client
@@ -100,7 +100,7 @@ class RateLimiter:
         return len(self._quotas)
 
     def of(self, client: str, rate: Rate) -> ClientBuckets:
-        """Return the quota of `client`, which is always asked for with the same rate."""
+        """Return the quotas of `client`. Every call for one client must pass the same rate."""
         now = self.clock()
         if now - self._swept > _SECONDS:
             self._swept = now
@@ -111,7 +111,7 @@ class RateLimiter:
 
 
 class Spending:
-    """What one HTTP request takes of its client's quota."""
+    """The part of its client's quotas that one HTTP request takes."""
 
     def __init__(self, quotas: RateLimiter, client: str, rate: Rate) -> None:
         self._quotas = quotas
@@ -120,20 +120,21 @@ class Spending:
         self._is_counted = False
 
     def begin(self) -> None:
-        """Count the request, the first time. Raises RateLimitError where the client has spent any of its quotas."""
+        """Count the request at the first call. Raises RateLimitError if any of the client's quotas is used up."""
         if self._is_counted:
             return
-        self._is_counted = True  # those that are refused hear of their quota, too
+        self._is_counted = True  # so that refused requests get the headers, too
         self._refuse_unless_left({"requests": 1.0, "tokens": 1.0})
         self._take("requests", 1.0)
 
     async def follow(
         self, request: GenerateRequest, events: AsyncGenerator[Event, None], *, has_begun: bool
     ) -> AsyncGenerator[Event, None]:
-        """Yield `events`, which answer `request`. Its tokens are taken before and, as far as it used none, given back.
+        """Yield `events`, which answer `request`, and take its tokens from the quota.
 
-        Where the call that it belongs to `has_begun`, they are taken even if the client has too few left; it then owes
-        them. Otherwise raises RateLimitError, or InvalidRequestError for more tokens than are ever left.
+        The most tokens that it can use are taken before; those that it did not use are given back at its end.
+        If its HTTP request `has_begun`, the tokens are taken even if too few are left, and the client owes them.
+        Otherwise raises RateLimitError if too few are left, or InvalidRequestError if the whole quota is too small.
         """
         async with aclosing(events):
             self.begin()
@@ -158,7 +159,7 @@ class Spending:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What OpenAI's servers say of a quota; nothing where the request asked for no answer of the model."""
+        """The headers by which OpenAI's servers describe a quota; empty if the request did not ask the model."""
         if not self._is_counted:
             return {}
         now, headers = self._quotas.clock(), dict[str, str]()

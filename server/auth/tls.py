@@ -11,13 +11,13 @@ from rnn_engine.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the certificate of the server and its key are, both in PEM."""
+    """The files of the server's certificate and of its key, both in PEM."""
 
     cert: Path  # the server's own certificate first, then those between it and the authority that clients trust
     key: Path | None = None  # None = in the same file
 
     def make_context(self) -> ssl.SSLContext:
-        """Read the files. Raises InvalidRequestError, which names the file, where they do not serve."""
+        """Read the files. Raises InvalidRequestError, which names the file, if one is unusable."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
         for name, path in (("tls-cert", self.cert), ("tls-key", self.key)):
@@ -49,7 +49,7 @@ def _check_readable(name: str, path: Path) -> None:
 
 
 def _not_serving(cert: Path, key_name: str, key: Path, error: ssl.SSLError) -> InvalidRequestError:
-    """Tell which of the two files is wrong; OpenSSL says only that one is."""
+    """Return an error that names the wrong one of the two files; OpenSSL says only that one is wrong."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return InvalidRequestError(key_name, str(key), f"the key of the certificate in {cert}")
     try:

@@ -1,1 +1,1 @@
-"""Connections of clients: how many there may be, how long they may take, and when they are closed."""
+"""Connections of clients: their number, their time limits, and when the server closes them."""

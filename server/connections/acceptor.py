@@ -1,4 +1,4 @@
-"""Accept connections, keep their number within bounds, and go on if the system has no room for more."""
+"""Accept connections, bound their number, and go on if the system has no room for more."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from server.core.errors import describe
 from server.core.settings import ConnectionSettings
 
 _RETRY_SECONDS = 1.0  # after the system refused to accept
-_QUIET_SECONDS = 10.0  # between two log lines about the same trouble
+_QUIET_SECONDS = 10.0  # between two log lines of `_Complaints`
 _BACKLOG = 128
-_UNSENT_BYTES = 16 * 2**10  # of an answer that the system takes in advance
+_UNSENT_BYTES = 16 * 2**10  # of an answer that the system buffers
 _log = logging.getLogger(__name__)
 
 
 class Acceptor:
     """Accepts the connections of any number of sockets and hands them to aiohttp's server.
 
-    A new connection beyond the bound closes the one that has waited longest for a request; where none waits it is
+    A new connection beyond the bound closes the one that has been idle longest. If none is idle, the new one is
     refused. For one event loop.
     """
 
@@ -53,13 +53,13 @@ class Acceptor:
         self._complaints = _Complaints()
 
     def listen(self, listener: socket.socket) -> None:
-        """Take connections from a bound socket, which is closed with the acceptor."""
+        """Accept connections from a bound socket. `close` closes the socket, too."""
         listener.setblocking(False)
         listener.listen(_BACKLOG)
         self._start(self._accept(listener))
 
     async def close(self) -> None:
-        """Take no more connections; those that are there stay."""
+        """Accept no more connections. Open connections are not closed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -82,7 +82,7 @@ class Acceptor:
                 except Exception:
                     _log.exception("a connection was not taken")
                     accepted.close()
-                await asyncio.sleep(0)  # `sock_accept` gives nobody a turn where the next client is there already
+                await asyncio.sleep(0)  # `sock_accept` does not yield if the next client waits already
 
     def _admit(self, accepted: socket.socket, client: str) -> None:
         try:
@@ -102,7 +102,7 @@ class Acceptor:
         self._start(self._set_up(connection, accepted))
 
     def _make_room(self, client: str) -> None:
-        """Close a connection that waits where one more would be too many; raise OverloadedError if none waits."""
+        """Close the longest idle connection if a bound is reached. Raise OverloadedError if no connection is idle."""
         limits = self._settings
         if client and self._counts[client] >= limits.max_per_client:
             own = [connection for connection, owner in self._connections.items() if owner == client]
@@ -112,7 +112,7 @@ class Acceptor:
             raise OverloadedError(f"{limits.max_connections} connections are open, the most for this server", 1)
 
     def _close_longest_waiting(self, connections: Iterable[Connection]) -> bool:
-        """Close the one that has waited longest for a request; return whether there was one."""
+        """Close the connection that has waited longest for a request. Return False if no connection is idle."""
         waiting = [(one.waiting_since, id(one), one) for one in connections if one.waiting_since is not None]
         if not waiting:
             return False
@@ -122,7 +122,7 @@ class Acceptor:
         return True
 
     async def _set_up(self, connection: Connection, accepted: socket.socket) -> None:
-        """Make the transport of an accepted socket; with TLS this waits for the client."""
+        """Make the transport of an accepted socket. With TLS, wait for the client's handshake."""
         timeout = None if self._tls is None else self._settings.header_seconds
         loop = asyncio.get_running_loop()
         try:
@@ -141,7 +141,7 @@ class Acceptor:
             _log.debug("a connection was not set up: %s", error)
 
     def _forget(self, connection: Connection) -> None:
-        """Stop counting a connection that is gone, or about to be. May be called again."""
+        """Stop counting a connection that is closed or about to be. May be called again for the same one."""
         client = self._connections.pop(connection, None)
         if client is not None:
             self._counters.open -= 1
@@ -156,7 +156,7 @@ class Acceptor:
 
 
 class _Complaints:
-    """Logs trouble that comes again and again once in a while, with the number of lines that were left out."""
+    """A log of repeated trouble: one line in `_QUIET_SECONDS` at most, with the number of lines left out since."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
@@ -172,11 +172,11 @@ class _Complaints:
         self._quiet_until, self._left_out = now + _QUIET_SECONDS, 0
 
 
-_ENOUGH = 65536  # where the system says that there is no limit
+_ENOUGH = 65536  # open files, if the system has no limit
 
 
 def fit_descriptors(settings: ConnectionSettings) -> ConnectionSettings:
-    """Raise the process's limit of open files; return the settings with no more connections than half of it."""
+    """Raise the process's limit of open files; return the settings with at most half as many connections."""
     limit = raise_descriptor_limit()
     if limit is None or limit // 2 >= settings.max_connections:
         return settings
@@ -186,7 +186,7 @@ def fit_descriptors(settings: ConnectionSettings) -> ConnectionSettings:
 
 
 def raise_descriptor_limit() -> int | None:
-    """Raise the limit of open files as far as the system allows, and return it; None where there is none (Windows)."""
+    """Raise the limit of open files as far as the system allows, and return it; None without a limit (Windows)."""
     try:
         resource = importlib.import_module("resource")
     except ImportError:

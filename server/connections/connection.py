@@ -31,14 +31,14 @@ class ConnectionCounters:
     closed: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(get_args(CloseReason), 0))
 
 
-_SENT_BYTES = re.compile(r":? b?['\"].*")  # what of a request aiohttp shows in an error: it may hold an API key
-_UNTAKEN_BYTES = 16 * 2**10  # of an answer, from which on its client is watched
+_SENT_BYTES = re.compile(r":? b?['\"].*")  # the part of a request in aiohttp's errors: it may hold an API key
+_UNTAKEN_BYTES = 16 * 2**10  # of an answer; beyond it the server checks that its client reads
 _NEVER = 1e8  # seconds: `Connection` itself closes what is idle, but not in the middle of a request's head
 _log = logging.getLogger(__name__)
 
 
 def encode_refusal(failure: Failure) -> bytes:
-    """Return a whole answer, for clients whose request is not read."""
+    """Return the bytes of a whole HTTP answer, for clients whose request is not read."""
     body = to_json(failure.body).encode()
     head = {
         "Content-Type": "application/json; charset=utf-8",
@@ -53,9 +53,9 @@ def encode_refusal(failure: Failure) -> bytes:
 class Connection(web.RequestHandler):
     """Serves the requests of one connection, one after the other.
 
-    It waits for a request, reads its head and its body, and writes the answer; each has a limit of time. Beyond it the
-    connection is closed, with an answer of status 408 where a request has begun. `begin` has to be called for every
-    request before its body is read. Errors that aiohttp finds itself are answered as JSON.
+    It waits for a request, reads its head and its body, and writes the answer. Each of these has a time limit; beyond
+    it the connection is closed, with an answer of status 408 if a request has begun. `connections_middleware` calls
+    `begin` for every request before its body is read. Errors that aiohttp finds itself are answered as JSON.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Connection(web.RequestHandler):
         counters: ConnectionCounters,
         on_lost: Callable[[Connection], None],
     ) -> None:
-        """`on_lost` is called once, when the connection is gone."""
+        """`on_lost` is called once, when the connection is closed."""
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, keepalive_timeout=_NEVER)
         self._settings = settings
@@ -101,7 +101,7 @@ class Connection(web.RequestHandler):
             self._set_timer(self._settings.header_seconds, self._end_head)
 
     def begin(self, request: web.BaseRequest) -> None:
-        """Note that a request's head has come: its body is next."""
+        """Note that a request's head has arrived, and start the time limit of its body."""
         self._request = request
         self.waiting_since = None
         if request.content.is_eof():
@@ -113,14 +113,14 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send what is left of an answer, then wait for the next request."""
+        """Send the rest of an answer, then wait for the next request."""
         self._set_timer(None)
         if isinstance(resp, web.HTTPException):
             resp = describe_http(resp, resp.text or resp.reason).response(openai_error)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
-            if request.content.exception() is not None:  # where the next request begins is unknown
+            if request.content.exception() is not None:  # the start of the next request is unknown
                 self.force_close()
             self._wait()
 
@@ -134,7 +134,10 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP request, or an exception that no middleware has caught."""
+        """Return the answer to bytes that are no HTTP request, or to an exception that no middleware has caught.
+
+        Raises ConnectionError if an answer has begun.
+        """
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun; it can't become an error")
         if status < 500:
@@ -156,7 +159,7 @@ class Connection(web.RequestHandler):
         super().resume_writing()
 
     def drop(self, reason: CloseReason) -> None:
-        """Close the connection at once; what has not been sent is lost."""
+        """Close the connection at once. Unsent bytes are lost."""
         if self.transport is not None:
             self._counters.closed[reason] += 1
             self.transport.abort()
@@ -176,7 +179,7 @@ class Connection(web.RequestHandler):
             self.transport.close()
 
     def _check_body(self) -> None:
-        """End the request if its body comes too slowly."""
+        """End the request if its body has come too slowly; else set the timer for the next check."""
         request, transport = self._request, self.transport
         if request is None or transport is None or request.content.is_eof():
             return
@@ -232,13 +235,13 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def connections_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let the connection watch how quickly the body comes. Only telemetry stands before it."""
+    """Start the connection's time limit for the body. Only the telemetry middleware stands before it."""
     if isinstance(request.protocol, Connection):  # the tests' server has connections of aiohttp's own
         request.protocol.begin(request)
     return await handler(request)
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# What the application carries for its handlers: the counts of connections. Then the least speed of clients.
 
 CONNECTIONS = web.AppKey("connections", ConnectionCounters)
 

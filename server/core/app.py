@@ -1,4 +1,4 @@
-"""What the application carries for its handlers: the engine, the settings and the count of running requests."""
+"""Make the aiohttp application over one engine or several, and run it: load, listen, serve, drain, close."""
 
 from __future__ import annotations
 
@@ -58,15 +58,13 @@ from server.telemetry.traces import RequestTracer, make_tracer
 
 
 def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
-    """Return what is kept of requests for later ones, by what it is. For any thread."""
+    """Return the usage of each store that keeps values from one request to the next, by its name. For any thread."""
     return {
         "responses": app[RESPONSES].usage,
         "conversations": app[CONVERSATIONS].usage,
         "slot_prompts": app[SLOT_PROMPTS].usage,
     }
 
-
-# Make the aiohttp application over an engine, and run it: load, listen, serve, drain, close.
 
 __all__ = ["LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
 
@@ -77,8 +75,8 @@ LoadServed: TypeAlias = Callable[[], Awaitable[Served]]
 OnReady: TypeAlias = Callable[[Sequence[EngineInfo], str], None]
 
 _CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
-_LOOK_SECONDS = 1.0  # between two looks whether the engine has failed
-_MOST_IDLE_LOOK_SECONDS = 5.0  # between two looks for models that no request uses
+_LOOK_SECONDS = 1.0  # between two checks for an engine that has failed
+_MOST_IDLE_LOOK_SECONDS = 5.0  # between two checks for models that no request uses
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +86,7 @@ def make_app(
     tracer: RequestTracer | None = None,
     embedder: Embedder | None = None,
 ) -> web.Application:
-    """Return the application over one engine or several, which closes them and the tracer when it is cleaned up."""
+    """Return the application over one engine or several; its clean-up closes them and the tracer."""
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     app = web.Application(
         middlewares=[
@@ -135,10 +133,11 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
     """Serve until a signal to stop, then drain and return; blocks. See `stop_signals` for the signals.
 
     A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
-    The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
-    InvalidRequestError for an address that other machines reach where no API key is asked for, for a certificate that
-    does not serve, or for traces that the environment asks for and nothing can send. `on_ready` gets the models'
-    facts, those of the default first, and the server's URL once it takes requests.
+    The address is bound before `load` is called, so that OSError for a port in use comes at once.
+    InvalidRequestError comes as early: for an address that other machines reach although no API key is required, for an
+    unusable certificate, and for traces that the environment asks for and nothing can send.
+    `on_ready` is called once the server takes requests. It gets the models' facts, those of the default model first,
+    and the server's URL.
     """
     tls = None if settings.auth.tls is None else settings.auth.tls.make_context()
     with open_listeners(settings) as listeners:
@@ -168,7 +167,7 @@ async def _serve(
 
 
 async def _stop_or_failure(models: ModelRegistry, stop: asyncio.Event, settings: ServerSettings) -> None:
-    """Wait for `stop`. Raises EngineClosedError where an engine fails for good, if that is to end the server."""
+    """Wait for `stop`. Raises EngineClosedError if an engine fails for good and `settings.exit_on_failure` is set."""
     while not stop.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _LOOK_SECONDS if settings.exit_on_failure else None)
@@ -195,9 +194,9 @@ async def serving(
     settings: ServerSettings,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serve the connections of bound sockets while the block runs; then drain, and clean the application up.
+    """Serve the connections of bound sockets while the block runs; then drain and clean up the application.
 
-    Connections are taken until all requests have ended, so that a probe hears that the server is closing.
+    Connections are accepted until all requests have ended, so that a probe is answered that the server is closing.
     """
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
@@ -214,7 +213,7 @@ async def serving(
 
 
 async def _drain(app: web.Application) -> None:
-    """Refuse new requests, and wait for those that run; end those that take too long. Does nothing a second time."""
+    """Refuse new requests and wait for the running ones; end those that take too long. A second call does nothing."""
     lifecycle, seconds = app[LIFECYCLE], app[SETTINGS].drain_seconds
     if lifecycle.closing:
         return

@@ -29,11 +29,11 @@ FREE_BYTES = 1 << 16
 """Bytes that each request may hold uncounted, so that small requests run where large ones take all there is."""
 
 _HELD_RETRY_SECONDS = 1.0
-_VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs for what follows the character, about
+_VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # about what Python needs for the value after the character
 
 
 def parsed_bytes(data: bytes | bytearray) -> int:
-    """Return about how much memory the values of a JSON text take. Texts in it that have such characters count too."""
+    """Estimate how many bytes of memory the values of a JSON text take. Commas and brackets in strings count too."""
     return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
 
 
@@ -46,7 +46,7 @@ class MemoryBudget:
 
     @property
     def most_each(self) -> int:
-        """Return how much one request may hold."""
+        """Return how many bytes one request may hold."""
         return self.capacity // 2 + FREE_BYTES
 
     def lease(self) -> MemoryLease:
@@ -55,7 +55,7 @@ class MemoryBudget:
 
 
 class MemoryLease:
-    """What one request holds of a budget."""
+    """The bytes of a budget that one request holds."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -63,7 +63,7 @@ class MemoryLease:
         self._counted = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Hold `num_bytes` in all from now on. Raises OverloadedError where there is no room for more."""
+        """Hold `num_bytes` in all from now on. Raises OverloadedError if the budget has no room for more."""
         counted = max(num_bytes - FREE_BYTES, 0)
         held = self.budget.held + counted - self._counted
         if counted > self._counted and held > self.budget.capacity:
@@ -86,7 +86,7 @@ class MemoryLease:
 # Work that may take long, kept off the event loop.
 #
 # The functions are pure Python in parts, so a thread does not make them quicker; it lets the event loop answer others
-# meanwhile. Few run at a time, so that what they take of memory is bounded too.
+# meanwhile. Few run at a time, so that the memory that they take is bounded too.
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def make_workers() -> ThreadPoolExecutor:
 
 
 async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
-    """Return what `function` gives, which runs on another thread unless `size` is small.
+    """Run `function` and return its result; it runs on another thread unless `size` is at most `SHORT_WORK`.
 
     `size` is about the number of characters or tokens that the function looks at.
     """
@@ -115,7 +115,7 @@ async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(request.app[WORKERS], run)
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# The keys under which the application and each request hold the memory budget, the worker threads and unknown fields.
 
 BUDGET = web.AppKey("budget", MemoryBudget)
 WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
@@ -134,22 +134,22 @@ async def memory_middleware(request: web.Request, handler: Handler) -> web.Strea
 
 # Read the bodies of requests, and write those of answers.
 #
-# A body is read piece by piece, and each piece is counted in the server's budget of memory before the next one is
-# waited for, so that clients together can't send more than the server holds.
+# A body is read piece by piece. Each piece is counted in the server's memory budget before the next one is awaited, so
+# that all clients together can't send more than the server holds.
 
 Body = TypeVar("Body", bound=RequestBody)
 
 _LEFT_OUT_HEADER, _MOST_NAMES, _MOST_NAME = "X-Left-Out", 20, 80
-_PIECE_ITEMS = 1024  # of a list that are encoded at a time
-_WRITE_BYTES = 1 << 20  # that are written to a file at a time
+_PIECE_ITEMS = 1024  # items of a list that are encoded at a time
+_WRITE_BYTES = 1 << 20  # bytes that are written to a file at a time
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    """Return the JSON body as an object, and choose the model that it names, or else the query.
+    """Return the JSON body as an object, and choose the model that the body, or else the query, names.
 
-    Raises ModelNotFoundError or UnavailableError where there is no such model or it can't be loaded,
-    InvalidRequestError, OverloadedError where requests hold too much memory, or an aiohttp exception if the
-    body can't be read or is too large.
+    Raises InvalidRequestError for a body that `kind` does not allow, ModelNotFoundError if there is no such model, and
+    UnavailableError if it can't be loaded. Raises OverloadedError if requests hold too much memory, and an aiohttp
+    exception if the body can't be read or is too large.
     """
     limits, lease = request.app[SETTINGS].limits, request[LEASE]
     data = bytearray()
@@ -167,7 +167,11 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
 
 
 def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
-    """Hold `num_bytes` of memory more from now on, for `what`. Raises as `read_body` does."""
+    """Hold `num_bytes` more of memory from now on, for `what`.
+
+    Raises OverloadedError if requests hold too much memory, and an aiohttp exception if one request may not hold as
+    much.
+    """
     lease = request[LEASE]
     if num_bytes > lease.budget.most_each:
         raise _too_large(f"{what} would take about {num_bytes} bytes of memory", lease.budget.most_each)
@@ -175,7 +179,7 @@ def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
 
 
 async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
-    """Name the fields of the body that nothing knows in a header of the answer. A signal handler of aiohttp's."""
+    """List the unknown fields of the body in a header of the answer. A signal handler of aiohttp's."""
     names = sorted(request.get(LEFT_OUT, ()))
     if names:
         response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(name[:_MOST_NAME]) for name in names[:_MOST_NAMES])
@@ -183,7 +187,11 @@ async def tell_left_out(request: web.Request, response: web.StreamResponse) -> N
 
 @asynccontextmanager
 async def received_file(request: web.Request) -> AsyncIterator[Path]:
-    """Write the body to a temporary file, which is removed after the block. Raises as `read_body` and StorageError."""
+    """Write the body to a temporary file, which is removed after the block.
+
+    Raises StorageError if the file can't be written, OverloadedError if requests hold too much memory, and an aiohttp
+    exception if the body can't be read or is too large.
+    """
     with _storage_errors():
         folder = tempfile.TemporaryDirectory(prefix="rnn-engine-", ignore_cleanup_errors=True)
     with folder as name:
@@ -198,7 +206,7 @@ def _storage_errors() -> Iterator[None]:
     try:
         yield
     except ConnectionError:
-        raise  # of the client's
+        raise  # the client has left
     except OSError as error:
         raise StorageError(f"the upload can't be written to a temporary file: {error.strerror}") from error
 
@@ -215,8 +223,10 @@ async def _write(request: web.Request, file: BinaryIO) -> None:
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body piece by piece, each of which is held from then on; it may have `most` bytes, or what the route
-    says."""
+    """Yield the body piece by piece, and hold the memory of each piece from then on.
+
+    The body may have `most` bytes, or fewer if its route says so.
+    """
     route = route_of(request)
     most = most if route is None else route.most_body_bytes(most)
     if request.content_length is not None and request.content_length > most:
@@ -232,7 +242,7 @@ async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, Non
     except web.RequestPayloadError as error:
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
         message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
-        # Where the next request begins is unknown.
+        # The next request on this connection can't be found: it is unknown at which byte it begins.
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
 
 
@@ -250,7 +260,10 @@ def _encode(value: object) -> str:
 
 
 def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
-    """Yield `value` as `to_json` writes it, in pieces, between which other threads run. The lists lie `depth` deep."""
+    """Yield what `to_json` returns in pieces, so that other threads run between them.
+
+    Long lists are divided down to `depth` levels of objects and lists.
+    """
     if isinstance(value, Mapping) and depth:
         yield "{"
         for number, (name, part) in enumerate(value.items()):
@@ -273,7 +286,7 @@ def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
 
 
 async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
-    """Return an answer that holds what `make` gives as JSON; see `work` for `size`."""
+    """Return an answer that holds what `make` returns, as JSON; see `work` for `size`."""
 
     def encode() -> bytes:
         pieces = _encode_pieces(make()) if size > SHORT_WORK else (to_json(make()),)
@@ -283,7 +296,7 @@ async def long_json_response(request: web.Request, size: int, make: Callable[[],
 
 
 def encoded_response(body: bytes) -> web.Response:
-    """Return an answer that holds `body`, which is JSON."""
+    """Return an answer that holds `body`, which is JSON already."""
     return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
@@ -297,7 +310,10 @@ def json_response(
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
-    """Return the whole number `name` of the query. Raises InvalidRequestError for what is none up to `most`."""
+    """Return the query's whole number `name`, or `default`.
+
+    Raises InvalidRequestError unless it is from 0 to `most`.
+    """
     text = request.query.get(name)
     if text is None:
         return default
@@ -307,7 +323,10 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
 
 
 def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:
-    """Return the number of seconds `name` of the query. Raises InvalidRequestError for what is none in the bounds."""
+    """Return the query's number of seconds `name`, or `default`.
+
+    Raises InvalidRequestError unless it is from `least` to `most`.
+    """
     text = request.query.get(name)
     if text is None:
         return default

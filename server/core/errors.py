@@ -68,12 +68,12 @@ ErrorForm: TypeAlias = Callable[[Failure], tuple[int, Mapping[str, object]]]
 
 
 def openai_error(failure: Failure) -> tuple[int, ErrorBody]:
-    """Tell of a failure as OpenAI does."""
+    """Return the status and the body of a failure as OpenAI writes them."""
     return failure.status, failure.body
 
 
 def describe(error: Exception) -> Failure:
-    """Return the failure that stands for `error`. One that was not foreseen is logged, and its details are left out."""
+    """Return the failure that stands for `error`. An unforeseen error is logged, and its details are left out."""
     match error:
         case PromptTooLongError():
             kind, code = "exceed_context_size_error", "context_length_exceeded"

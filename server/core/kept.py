@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """What values take that are kept, and how many have given way since the start."""
+    """How many values are kept, how many bytes they take, and how many were evicted since the start."""
 
     values: int
     num_bytes: int
@@ -24,7 +24,7 @@ class KeptUsage:
 
     @classmethod
     def of_all(cls, stores: Iterable[BoundedStore[Any, Any]]) -> Self:
-        """Return what several stores take together."""
+        """Return the usage of several stores together."""
         usages = [store.usage for store in stores]
         return cls(
             sum(usage.values for usage in usages),
@@ -34,9 +34,9 @@ class KeptUsage:
 
 
 class BoundedStore(Generic[Key, Value]):
-    """Keeps values by key, bounded in number and bytes; those that were unused for longest give way.
+    """A store of values by key, bounded in number and bytes. It evicts the values that were unused for longest.
 
-    It has no lock: whoever shares it between threads brings one.
+    It has no lock: code that shares it between threads needs one.
     """
 
     def __init__(self, most_values: int, most_bytes: int) -> None:
@@ -55,11 +55,11 @@ class BoundedStore(Generic[Key, Value]):
 
     @property
     def oldest(self) -> Value | None:
-        """Return the value that was unused for longest; None where there is none."""
+        """Return the value that was unused for longest, None if the store is empty."""
         return next((value for value, _ in self._kept.values()), None)
 
     def put(self, key: Key, value: Value, num_bytes: int) -> list[Value]:
-        """Keep a value, in place of the one with the same key; return those that give way, perhaps itself."""
+        """Keep a value and replace one with the same key. Return the evicted values, perhaps also the new one."""
         self.pop(key)
         self._kept[key] = value, num_bytes
         self.num_bytes += num_bytes
@@ -69,18 +69,18 @@ class BoundedStore(Generic[Key, Value]):
         return evicted
 
     def get(self, key: Key) -> Value | None:
-        """Return a value; None where it is not kept. It is not used by that."""
+        """Return a value, None if it is not kept. The value does not count as used by that."""
         kept = self._kept.get(key)
         return None if kept is None else kept[0]
 
     def use(self, key: Key) -> Value | None:
-        """Return a value as `get` does, and let it give way as the last."""
+        """Return a value as `get` does, and count it as used, so that it is evicted last."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self.get(key)
 
     def pop(self, key: Key) -> Value | None:
-        """Remove a value and return it; None where it is not kept."""
+        """Remove a value and return it, None if it is not kept."""
         if key not in self._kept:
             return None
         value, num_bytes = self._kept.pop(key)
@@ -88,17 +88,17 @@ class BoundedStore(Generic[Key, Value]):
         return value
 
     def evict(self) -> Value:
-        """Remove the value that was unused for longest, and return it. Raises KeyError where there is none."""
+        """Remove the value that was unused for longest, and return it. Raises KeyError if the store is empty."""
         _, (value, num_bytes) = self._kept.popitem(last=False)
         self.num_bytes -= num_bytes
         self._evictions += 1
         return value
 
 
-# What was last asked of each slot number, for clients that save and restore slots as llama-server has them.
+# The last prompt of each slot number, for clients that save and restore slots as with llama-server.
 #
-# Any sequence may take any slot of the device here, and what is known of a prompt is found by its tokens. So a slot's
-# number stands for the last prompt that was sent with it.
+# In this server any sequence may take any slot of the device, and the cache finds a prompt's state by its tokens. So a
+# slot's number stands for the last prompt that was sent with it.
 
 _MOST_TOKENS = 2**20
 _MOST_PROMPTS = 1024
@@ -106,29 +106,29 @@ _TOKEN_TYPE = "I"
 
 
 def pack(tokens: Sequence[int]) -> array[int]:
-    """Return tokens as they are kept."""
+    """Return tokens as an array of unsigned integers, the form in which the table keeps them."""
     return array(_TOKEN_TYPE, tokens)
 
 
 class PromptTable:
-    """The tokens of prompts by any key, the last used ones as far as there is room."""
+    """A table of prompts' tokens by key, of bounded size. It evicts the prompts that were unused for longest."""
 
     def __init__(self, most_tokens: int = _MOST_TOKENS, most_prompts: int = _MOST_PROMPTS) -> None:
         most_bytes = most_tokens * array(_TOKEN_TYPE).itemsize
         self._prompts: BoundedStore[Hashable, array[int]] = BoundedStore(most_prompts, most_bytes)
 
     def put(self, key: Hashable, tokens: Sequence[int]) -> None:
-        """Keep the tokens of a prompt; those of others are dropped, the ones that were unused for longest first."""
+        """Keep the tokens of a prompt. To make room, drop the prompts that were unused for longest."""
         packed = pack(tokens)
         self._prompts.put(key, packed, len(packed) * packed.itemsize)
 
     def get(self, key: Hashable) -> tuple[int, ...] | None:
-        """Return the tokens; None where none are kept."""
+        """Return the tokens, None if none are kept. They count as used by that."""
         packed = self._prompts.use(key)
         return None if packed is None else tuple(packed)
 
     def pop(self, key: Hashable) -> int:
-        """Forget a prompt and return how many tokens it had."""
+        """Drop a prompt and return how many tokens it had, 0 if it is not kept."""
         return len(self._prompts.pop(key) or ())
 
     @property
@@ -136,6 +136,6 @@ class PromptTable:
         return self._prompts.usage
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# The key under which the application holds the prompts of slot numbers.
 
 SLOT_PROMPTS = web.AppKey("slot_prompts", PromptTable)

@@ -1,4 +1,4 @@
-"""A server as a process: the signals that stop it, the sockets that it listens on, and what systemd hands it."""
+"""The server as a process: stop signals, listening sockets, and what systemd passes to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """Give an event that the first signal to stop sets; a second signal ends the process with 128 and its number.
+    """Yield an event that the first signal to stop sets; a second signal ends the process with 128 + its number.
 
     A signal that was ignored before stays ignored, as SIGHUP is under `nohup`. For the main thread.
     """
@@ -44,8 +44,9 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 def end_at_signals() -> AbstractContextManager[None]:
-    """Have a signal to stop end the process at once with code 0, while there is nothing yet to stop.
+    """Return a context in which a signal to stop ends the process at once with code 0.
 
+    It is for the time before there is anything to stop.
     A signal that was ignored before stays ignored. For the main thread.
     """
     return _handling(lambda *_: os._exit(0))
@@ -53,7 +54,7 @@ def end_at_signals() -> AbstractContextManager[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Have `handler` called for the signals to stop that are not ignored, until the end of the block."""
+    """Call `handler` for each signal to stop until the end of the block, except for signals that are ignored."""
     numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, earlier in previous.items():
@@ -67,7 +68,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 
 def end_process() -> NoReturn:
-    """End the process with code 0 although threads of it are busy; what the log still holds is written."""
+    """End the process with code 0 even if its threads are busy, after the log and standard output were flushed."""
     logging.shutdown()
     with suppress(OSError):
         sys.stdout.flush()
@@ -79,10 +80,10 @@ def end_process() -> NoReturn:
 
 @contextmanager
 def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
-    """Give the bound sockets, at least one; close them at the end, and remove the file of a Unix socket.
+    """Yield the bound sockets, at least one; close them at the end, and remove the file of a Unix socket.
 
-    Sockets of systemd come first, then the Unix socket of the settings, then their port. Raises OSError where an
-    address can't be had.
+    They are the sockets that systemd passes, if any, else the Unix socket of the settings, else their host and port.
+    Raises OSError if an address can't be bound.
     """
     if listeners := take_sockets():
         try:
@@ -116,7 +117,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise _cannot_listen(place, error) from error
     try:
-        if sys.platform != "win32":  # where the option would share the port
+        if sys.platform != "win32":  # Windows would share the port with other programs
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -135,7 +136,7 @@ else:
 
     @contextmanager
     def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
-        """Give a socket that listens at `path`, for whom the file's `mode` admits.
+        """Yield a socket that listens at `path`, a file with the permissions `mode`.
 
         It listens at once, so that another server sees that it is in use; connections wait until they are accepted.
         """
@@ -156,7 +157,7 @@ else:
                         path.unlink()
 
     def _remove_stale(path: Path) -> None:
-        """Remove what an ended server left. Raises OSError for a socket in use, and for another kind of file."""
+        """Remove the socket file of an ended server. Raises OSError for a socket in use or another kind of file."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise FileExistsError(0, "there is a file that is no socket")
@@ -167,7 +168,7 @@ else:
                 path.unlink()
                 return
             except BlockingIOError:
-                pass  # so many wait that it does not take this one
+                pass  # its queue of waiting connections is full
             raise FileExistsError(0, "another server uses it")
 
 
@@ -175,15 +176,15 @@ def _cannot_listen(place: str, error: OSError, advice: str = "") -> OSError:
     return OSError(f"can't listen on {place}: {error.strerror}{advice}")
 
 
-# What systemd hands to a service: sockets that it listens on, and a socket on which to tell when it is ready.
+# What systemd passes to a service: sockets to listen on, and a socket for messages such as READY=1.
 
 _FIRST = 3  # the descriptor of the first socket
 
 
 def take_sockets(environment: MutableMapping[str, str] = os.environ) -> list[socket.socket]:
-    """Return the sockets that were passed to this process, none if there are none; they are passed once.
+    """Return the sockets that systemd passed to this process, perhaps none; a second call returns none.
 
-    Raises OSError for a descriptor that is no socket of connections, and for a number of them that is none.
+    Raises OSError for a descriptor that is no stream socket, and for a LISTEN_FDS that is no number.
     """
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return []
@@ -202,7 +203,7 @@ def take_sockets(environment: MutableMapping[str, str] = os.environ) -> list[soc
 
 
 def notify(message: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Send `message`, as READY=1, to the service manager, if there is one. One that is gone is logged."""
+    """Send `message`, such as READY=1, to the service manager, if there is one. A failure is logged."""
     address = environment.get("NOTIFY_SOCKET", "")
     if address and hasattr(socket, "AF_UNIX"):
         try:

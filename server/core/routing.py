@@ -46,31 +46,31 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    response: Kind | None  # None = what is no JSON
+    response: Kind | None  # None = the answer is no JSON
     request: type[BaseModel] | None = None
-    chunk: Kind | None = None  # what one event of a stream holds, where the request asks for one
-    content_type: str = JSON  # of the answer; that of a stream, where the route answers with nothing else
+    chunk: Kind | None = None  # what one event holds, if the request may ask for a stream
+    content_type: str = JSON  # of the answer; of a stream, if the route always streams
     stream_type: str = EVENTS  # of the stream that a request asks for
-    also_answers: Mapping[int, Kind] = field(default_factory=dict)  # by status: what is no error, and has another body
-    query: Mapping[str, str] = field(default_factory=dict)  # what may follow the path's question mark, and its meaning
-    scope: Scope = Scope.USE  # what an API key has to have
-    routine: bool = False  # asked for again and again by those who watch the server
+    also_answers: Mapping[int, Kind] = field(default_factory=dict)  # by status: further answers that are no errors
+    query: Mapping[str, str] = field(default_factory=dict)  # the parameters of the query, and their meanings
+    scope: Scope = Scope.USE  # that an API key needs
+    routine: bool = False  # requested again and again by programs that watch the server
     always: bool = False  # answers without an API key and while the server stops
     is_page: bool = False  # links on other sites may open it
-    changes_by_get: bool = False  # a GET that changes something, because other servers have it so
+    changes_by_get: bool = False  # a GET that changes something, as on other servers
     max_body_bytes: int | None = None  # of a request; None = what the limits say, or OPEN_BODY_BYTES with `always`
-    uses_model: bool = True  # the handler takes an engine; False = which models there are does not matter
-    ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
+    uses_model: bool = True  # the handler uses the engine of a model
+    ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False if it means something else there
     also: tuple[str, ...] = ()  # further paths under which it answers
-    error_form: ErrorForm = openai_error  # how its errors are told
+    error_form: ErrorForm = openai_error  # makes the answers of its errors
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths under which the route answers: a path under /v1/ also answers under both of ai00's prefixes."""
+        """All paths under which the route answers. A path under /v1/ also answers under both of ai00's prefixes."""
         return (*self._prefixed_paths, *self.also)
 
     def most_body_bytes(self, limit: int) -> int:
-        """Return the most bytes that a body may have where the server's limit for its kind is `limit`."""
+        """Return the most bytes that a body may have; `limit` is the server's for bodies of its kind."""
         most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
         return limit if most is None else min(most, limit)
 
@@ -88,7 +88,7 @@ ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 
 
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add every route under all of its paths; those for GET also answer HEAD, unless they change something."""
+    """Add every route under all of its paths. Routes for GET also answer HEAD, unless they change something."""
     added = app[ROUTES] = {}
     for route in routes:
         for path in route.paths:
@@ -98,11 +98,11 @@ def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
 
 
 def route_of(request: web.Request) -> Route | None:
-    """Return the route that answers a request; None where no route does."""
+    """Return the route that answers a request, None if no route does."""
     return request.app[ROUTES].get(request.match_info.route)
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# Which requests run, and whether the server is closing.
 
 
 class Lifecycle:
@@ -119,7 +119,7 @@ class Lifecycle:
         return self._closing.is_set()
 
     async def wait_closing(self) -> None:
-        """Return when no more requests are taken."""
+        """Wait until the server takes no more requests."""
         await self._closing.wait()
 
     @property
@@ -157,11 +157,11 @@ API_DOCUMENT: web.AppKey[DocumentMaker] = web.AppKey("api_document")
 
 @web.middleware
 async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every exception as an error object."""
+    """Answer every exception with an error object."""
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # the client has left, so there is nobody to answer
+        raise  # the client has left, so no answer can be sent
     except web.HTTPException as error:
         return _answer_failure(request, describe_http(error, _explain(request, error)))
     except Exception as error:
@@ -186,9 +186,9 @@ _SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ende
 
 
 def deadlines_middleware(seconds: float) -> Middleware:
-    """Return middleware that ends a request that has not ended by itself some time after `seconds`.
+    """Return middleware that ends a request if it still runs `_SPARE_SECONDS` after `seconds`.
 
-    An answer that has begun is cut off, with its connection; any other becomes TimeLimitError.
+    If the answer has begun, its connection is cut; otherwise TimeLimitError is raised.
     """
 
     @web.middleware

@@ -23,7 +23,7 @@ _MOST_NAMES = 30  # of fields that an error lists
 
 
 class RefusedError(ValueError):
-    """Raised by a check of one value; pydantic adds where in the body the value stands."""
+    """Raised by a check of one value; pydantic adds the value's place in the body."""
 
     def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
         self.value = value
@@ -34,16 +34,19 @@ class RefusedError(ValueError):
 
 @dataclass(slots=True)
 class UnknownFields:
-    """What becomes of fields that a body does not have: refused, or left out and noted."""
+    """What to do with unknown fields of a body: refuse them, or leave them out and collect their names."""
 
     refuse: bool = True
     left_out: set[str] = field(default_factory=set)
 
 
 class RequestBody(BaseModel):
-    """A JSON object from a client: no silent conversions, and null where a field has a default means that default
-    (official clients send it so). A field that is unknown is refused unless it is null or the server is told to leave
-    such fields out; one that is known from other systems and would change the answer is refused in any case."""
+    """A JSON object from a client; its values are not converted silently.
+
+    If a field has a default, null means that default (official clients send it so).
+    An unknown field is refused, unless it is null or the server's settings leave such fields out.
+    A field that other systems have and that would change the answer is refused in any case.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -51,7 +54,7 @@ class RequestBody(BaseModel):
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # other systems' field -> values without effect
     aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
     unfolded: ClassVar[Mapping[str, Mapping[str, Any]]] = NO_UNFOLDED  # what `_unfold` takes away -> its JSON schema
-    keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
+    keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has another meaning
 
     @classmethod
     def parse(
@@ -59,7 +62,7 @@ class RequestBody(BaseModel):
     ) -> Self:
         """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`.
 
-        `unknown` says what becomes of unknown fields, which are refused without it, and takes their names.
+        `unknown` says what to do with unknown fields, and collects their names. Without it they are refused.
         """
         try:
             data = from_json(body, allow_inf_nan=False)
@@ -76,7 +79,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _as_spelled(cls, data: object, error: InvalidRequestError) -> InvalidRequestError:
-        """Return the error with its field under the name that the client uses for it."""
+        """Return the error with the name that the client uses for the field."""
         if not isinstance(data, dict) or type(error) is not InvalidRequestError:
             return error
         objects = [data, *(data[name] for name in cls.unfolded if isinstance(data.get(name), dict))]
@@ -118,7 +121,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Return the fields that a body means, where some stand in an object of their own or depend on others."""
+        """Return the fields that a body means; subclasses unpack nested objects or derive fields from others."""
         return fields
 
     @classmethod
@@ -138,7 +141,7 @@ class RequestBody(BaseModel):
 
 
 def _names_allowed(name: str, known: Collection[str]) -> str:
-    """Say which fields there are: the one that was probably meant, or all where they are few."""
+    """Return words for the allowed fields: the one that was probably meant, or all if they are few."""
     nearest = get_close_matches(name[:80], known, n=1)
     if nearest:
         return f"a field that there is, perhaps {nearest[0]}"
@@ -152,12 +155,12 @@ INTEGERS = {"type": "array", "items": {"type": "integer"}}
 
 
 def is_integers(value: object) -> TypeIs[list[int]]:
-    """Return whether `value` is a list of integers; booleans do not count as such."""
+    """Return True if `value` is a list of integers; booleans do not count as integers."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def _is_one_of(value: object, values: Collection[object]) -> bool:
-    """Return whether `value` is among `values`; true and 1 are two values, as in JSON."""
+    """Return True if `value` is among `values`; true and 1 are two values, as in JSON."""
     return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values)
 
 
@@ -205,9 +208,9 @@ def _translate(error: ErrorDetails) -> InvalidRequestError:
 
 
 class ErrorDetail(TypedDict):
-    """Where prompts are too long, `n_prompt_tokens` says how many tokens they have and `n_ctx` how many are allowed.
-    Where a grammar, a regular expression or the text of a JSON schema is wrong, `line` and `column` say where, counted
-    from 1 and in characters, as far as that is known."""
+    """What went wrong. If prompts are too long, `n_prompt_tokens` is how many tokens they have and `n_ctx` how many are
+    allowed. If a grammar, a regular expression or the text of a JSON schema is wrong, `line` and `column` are the place
+    of the mistake, if that is known. Both count from 1, and `column` counts characters."""
 
     message: str
     type: str
@@ -220,7 +223,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """What every answer that is not a success holds, and the last event of a stream that fails."""
+    """The body of every answer that is not a success, and of the last event of a stream that fails."""
 
     error: ErrorDetail
 
@@ -230,7 +233,7 @@ class PromptTokensDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """Tokens; a prompt counts once, however many answers it has."""
+    """Numbers of tokens. A prompt counts once, even if it has several answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -239,9 +242,10 @@ class Usage(TypedDict):
 
 
 class Timings(TypedDict):
-    """Tokens and milliseconds of the prompt, of which `cache_n` tokens were known and not run, and of the answer. Its
-    milliseconds count from its first token, which comes with the prompt, and the rates are those of the others.
-    `draft_n` tokens were run ahead of what was drawn, where any were, and `draft_n_accepted` of them were drawn."""
+    """Tokens and milliseconds of the prompt and of the answer. `cache_n` tokens of the prompt were known and not run;
+    `prompt_n` counts the others. The answer's milliseconds count from its first token, which comes with the prompt, and
+    its rates are those of the tokens after it. `draft_n` tokens were run ahead of what was drawn, and
+    `draft_n_accepted` of them were drawn; both are absent if there were none."""
 
     cache_n: int
     prompt_n: int
@@ -257,8 +261,8 @@ class Timings(TypedDict):
 
 
 class PromptProgressBody(TypedDict):
-    """How far a prompt has come: its tokens, those that were known, those that are done, and the milliseconds since the
-    first of these events."""
+    """How far a prompt has come: `total` is its number of tokens, `cache` how many were known, and `processed` how many
+    are done, the known ones too. `time_ms` counts from the first of these events."""
 
     total: int
     cache: int

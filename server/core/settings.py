@@ -20,7 +20,7 @@ from server.telemetry.logs import LogSettings
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What one of `Limits` counts: the unit of its value, and its help."""
+    """The unit and the help text of one of `Limits`."""
 
     unit: str
     help: str
@@ -28,10 +28,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask for, how long it may take, and how many a client may have.
+    """How much one request may ask for, how long it may take, and how many requests a client may have.
 
-    What is beyond is refused, by name.
-    A field that is added here is an option of `rnn-engine serve`, and listed by `/props`, under the same name.
+    A request beyond a limit is refused, and the error names the limit.
+    A field that is added here becomes an option of `rnn-engine serve`, and `/props` lists it, under the same name.
     """
 
     max_body_bytes: Annotated[int, Bound("bytes", "Of a JSON body.")] = 64 * 2**20
@@ -101,7 +101,7 @@ class Limits:
     max_response_seconds: Annotated[int, Bound("seconds", "For which a response is kept.")] = 24 * 3600
 
     def check(self, limit: str, field: str, value: float) -> None:
-        """Raise InvalidRequestError, which names `field`, where `value` is beyond the limit of that name."""
+        """Raise InvalidRequestError if `value` is beyond the limit of the name `limit`. The error names `field`."""
         most: int = getattr(self, limit)
         if value > most:
             allowed = f"at most {most} {BOUNDS[limit].unit} ({limit})"
@@ -121,9 +121,9 @@ BOUNDS = _list_bounds()
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How many connections there may be, and how many seconds a client may take before its connection is closed."""
+    """How many connections clients may have, and how many seconds one may take before its connection is closed."""
 
-    max_connections: int = 1024  # fewer where the process may not open twice as many files
+    max_connections: int = 1024  # fewer if the process may not open twice as many files
     max_per_client: int = 256  # of one address; those through a Unix socket are not counted
     idle_seconds: float = 75.0  # without a request
     header_seconds: float = 20.0  # for the head of a request, from its first byte on
@@ -131,7 +131,7 @@ class ConnectionSettings:
     stall_seconds: float = 30.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError for a number that is negative or not finite."""
         check_finite("idle_seconds", self.idle_seconds)
         check_finite("header_seconds", self.header_seconds)
         check_finite("body_seconds", self.body_seconds)
@@ -142,13 +142,13 @@ class ConnectionSettings:
 #
 # A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
 # Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
-# Whatever comes from another page is refused before anything is read or changed, so it does not matter what a page can
-# send without asking first (a form, `text/plain`). The type of a body is therefore not looked at: `curl -d` claims
-# that its JSON is a form, and is no web page.
+# A request from another page is refused before anything is read or changed, so it does not matter what a page can send
+# without asking first (a form, `text/plain`). The type of a body is therefore not checked: `curl -d` claims that its
+# JSON is a form, and is no web page.
 #
 # Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
 # (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins: other pages
-# can hide themselves, and an address that a person typed comes from no page even where another site redirects it.
+# can hide themselves, and an address that a person typed comes from no page, even if another site redirects it.
 
 ANY = "*"
 """The origin that stands for all; for servers with API keys, which pages have to know."""
@@ -156,7 +156,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
-    """Who may come in. Without keys that is this machine and the server's own pages."""
+    """Who may use the server. Without keys, those are this machine and the server's own pages."""
 
     keys: tuple[ApiKey, ...] = ()
     open: bool = False  # without keys: other machines, too
@@ -164,11 +164,11 @@ class AuthSettings:
     cors_origins: tuple[str, ...] = ()  # of other web pages, as `https://chat.example`; `*` for all, with keys only
 
     tls: TlsFiles | None = None  # None = no TLS
-    share_cache: bool = False  # let all keys go on from what any of them has asked before
+    share_cache: bool = False  # let requests of one key use states that those of others left in the cache
     rate: Rate = UNBOUNDED  # of each key that has none of its own, or without keys of each address
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for settings that do not go together."""
+        """Raise InvalidRequestError for settings that contradict each other."""
         check_keys(self.keys)
         if ANY in self.cors_origins and not self.keys:
             raise InvalidRequestError(
@@ -176,12 +176,9 @@ class AuthSettings:
             )
 
 
-# What an operator may set of a server: address, doors, limits, log.
-
-
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Address, doors, limits and log of the server."""
+    """What an operator may set of a server: address, folders, authentication, limits and log."""
 
     host: str = "127.0.0.1"
     port: int = 65530  # 0 = any free one
@@ -193,22 +190,22 @@ class ServerSettings:
     unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
     embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
     web: bool = True  # serve the web page at /; else that of the routes
-    strict: bool = True  # refuse fields of bodies that nothing knows; else they are left out, and the answer says so
+    strict: bool = True  # refuse unknown fields of bodies; else they are left out, and the answer lists them
     any_model: bool = False  # the default model answers for names that no model has, too
     idle_unload_seconds: float | None = None  # after which an unused model is freed; None = never
-    exit_on_failure: bool = False  # end where the engine has failed for good, so that the server is started anew
+    exit_on_failure: bool = False  # end when the engine has failed for good, so that the server is started anew
     auth: AuthSettings = field(default_factory=AuthSettings)  # who may come in
-    reasoning_format: ReasoningFormat = "auto"  # whether thoughts come apart from content, unless a request says it
+    reasoning_format: ReasoningFormat = "auto"  # whether thoughts are apart from content, unless a request says it
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     logs: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError for a number that is negative or not finite."""
         check_finite("drain_seconds", self.drain_seconds)
         check_finite("idle_unload_seconds", self.idle_unload_seconds)
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# The key under which the application holds the settings.
 
 SETTINGS = web.AppKey("settings", ServerSettings)

@@ -1,4 +1,4 @@
-"""Server-sent events, and streams that report how things stand again and again."""
+"""Server-sent events, and streams that report the current status again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
-    """Return one event, perhaps with a name, that holds `body` as JSON."""
+    """Return one event that holds `body` as JSON, with a name if it is given."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {to_json(body)}\n\n".encode()
 
@@ -57,7 +57,7 @@ class EventStream:
         return self._response
 
 
-# Streams that tell the same thing again and again: how things stand.
+# Streams that report the current status again and again.
 
 _CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
 
@@ -65,10 +65,10 @@ _CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
 async def send_repeatedly(
     request: web.Request, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
 ) -> web.StreamResponse:
-    """Send what `make` gives as an event, now and every `seconds`.
+    """Send what `make` returns as an event, now and every `seconds`.
 
-    The stream ends when the server takes no more requests, so that it delays no stop, or when the time of a request is
-    up (`max_request_seconds`).
+    The stream ends when the server takes no more requests, so that it does not delay a stop, or when the time of a
+    request is up (`max_request_seconds`).
     """
     stream = EventStream(request)
     first = encode_event(await make())  # an error before the first event has a status of its own
@@ -80,7 +80,7 @@ async def send_repeatedly(
             most = request.app[SETTINGS].limits.max_request_seconds
             await asyncio.wait((sending, closing), timeout=most, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
-                sending.result()  # raises where the client has left
+                sending.result()  # raises if the client has left
         finally:
             await _cancel(sending, closing)
     try:

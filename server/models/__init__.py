@@ -1,1 +1,1 @@
-"""The models of a server by name, and which of them answers a request."""
+"""The models of a server, and the choice of the one that answers a request."""

@@ -1,4 +1,4 @@
-"""The files in a folder of models, with sizes and digests, and unpacking an archive into it."""
+"""Descriptions of the files in the folder of models, with sizes and digests; unpacking archives into it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class ModelFileEntry(TypedDict):
 
 
 def describe_file(path: Path, *, with_sha: bool) -> ModelFileEntry:
-    """Return what is told of a file or folder. The digest reads a file whole, once until it changes."""
+    """Return the description of a file or folder.
+
+    The digest reads the whole file; it is cached until the file changes.
+    """
     facts = path.stat()
     version = path, facts.st_mtime_ns, facts.st_size
     return {
@@ -64,7 +67,7 @@ def _model_info(path: Path, _changed: int, _size: int) -> Ai00ModelInfo | None:
 
 
 _PIECE_BYTES = 1 << 20
-_MOST_LEVELS = 100  # of folders; what deletes a folder calls itself for each
+_MOST_LEVELS = 100  # of folders; deleting a folder recurses once for each
 _FIELD = "path"
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -79,12 +82,14 @@ _MISFITS = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two names
 
 
 def unpack(archive: Path, target: Path, limits: Limits) -> int:
-    """Let `target` be a folder with what is in the archive; return how many bytes that is.
+    """Unpack an archive into the folder `target`; return the number of bytes unpacked.
 
-    It is whole or not there. It takes the place of an empty folder, and of one that was unpacked so and is unchanged
-    since, by the list of its files in it (`.rnn-engine.json`). Raises InvalidRequestError where anything else is there,
-    and for what is no archive, has links, names outside of itself, or more than the limits allow, whatever it says of
-    its size; StorageError where the disk does not take it.
+    The folder appears whole or not at all. It replaces an empty folder, or one that was unpacked like this and has
+    not changed since, by the list of its files in it (`.rnn-engine.json`).
+    Raises InvalidRequestError if anything else is at `target`, and for a file that is no archive.
+    Raises it, too, for an archive with links or names that lead out of it, or with more bytes or files than allowed.
+    Bytes are counted while unpacking, whatever size the archive states.
+    Raises StorageError if the disk can't take the files.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +132,7 @@ def _extract(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> int:
 
 
 def _checked_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of a file or folder of the archive. Raises InvalidRequestError for what leads out of it."""
+    """Return the name of an archive's file or folder. Raises InvalidRequestError for links and unsafe names."""
     name = entry.filename
     if not is_inner_path(name):
         raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")

@@ -1,4 +1,4 @@
-"""What a model is loaded with, and the folder from which admins may load."""
+"""Orders to load a model, and the folder from which admins may load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".pre
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """A model, and how it is to be loaded. Where a setting is None, the server's options say it."""
+    """A model with the settings to load it with. A setting that is None comes from the server's options."""
 
     name: str
     path: Path
@@ -38,7 +38,7 @@ class LoadOrder:
     tokenizer: str | None = None
 
     def uses(self, path: Path) -> bool:
-        """Return True if `path` is, holds or is in what the model is loaded from."""
+        """Return True if `path` is a file or folder that the model is loaded from, or contains or is inside one."""
         files = (self.path, *(lora.path for lora in self.loras), *(state.path for state in self.states))
         used = [_real(file) for file in files]
         return any(each.is_relative_to(path) or path.is_relative_to(each) for each in used)
@@ -48,9 +48,9 @@ MakeLoad: TypeAlias = Callable[[LoadOrder], LoadEngine]
 
 
 class ModelFolder:
-    """The folder from which admins may load models, with the others of which they may read and write files.
+    """The folder from which admins may load models, with the other folders whose files they may read and write.
 
-    What is read may lie elsewhere where the operator has put a link; nothing is written through a link that leads out.
+    A link in them that leads out may be read through, but not written through.
     """
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
@@ -58,12 +58,17 @@ class ModelFolder:
         self._folders = (self.path, *map(_normal, others))
 
     def place(self, text: str) -> Path:
-        """Return the path, without links, that `text` means for writing, as `place_below` finds it from this folder and
-        from where the server runs."""
+        """Return the path to write to that `text` names, with links resolved.
+
+        `text` may be relative to this folder or to the server's working directory, as for `place_below`.
+        """
         return place_below(self._folders, (self.path, Path.cwd()), text)
 
     def find(self, text: str) -> Path:
-        """Return the path of what is there. Raises ForbiddenError, or NotFoundError where nothing is."""
+        """Return the path of an existing file or folder.
+
+        Raises ForbiddenError if `text` leads out of the folders, or NotFoundError if nothing exists there.
+        """
         allowed = (*self._folders, *map(_real, self._folders))
         inside = [
             path
@@ -79,15 +84,15 @@ class ModelFolder:
         return found
 
     def models(self) -> Iterator[Path]:
-        """Yield the files of models, by their endings."""
+        """Yield the folder's files whose endings are those of models, in order of their names."""
         yield from sorted(path for path in self.path.iterdir() if path.suffix in MODEL_ENDINGS and path.is_file())
 
 
 def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Path:
-    """Return the path below one of the folders that `text` means for writing, relative to one of the bases.
+    """Return the path to write to that `text` names: relative to one of the bases, below one of the folders.
 
-    Links are followed, and it has none. Of several, it is the first in a folder that is there. Raises ForbiddenError
-    where none is below a folder.
+    Links in it are resolved. Among several such paths, the first whose parent folder exists is taken.
+    Raises ForbiddenError if no such path is below a folder.
     """
     allowed = [_real(folder) for folder in folders]
     below = [path for path in _meanings(bases, text, _real) if any(folder in path.parents for folder in allowed)]
@@ -98,7 +103,7 @@ def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Pa
 
 
 def _meanings(bases: Iterable[Path], text: str, normal: Callable[[Path], Path]) -> Sequence[Path]:
-    """Return the paths that `text` may mean; none for what names no file."""
+    """Return the paths that `text` may mean, one for each base; none if `text` can't name a file."""
     return [] if has_control_characters(text) else [normal(base / text) for base in bases]
 
 
@@ -110,11 +115,11 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# The folder of models, for handlers.
 
 
 def folder_of(request: web.Request) -> ModelFolder:
-    """Return the folder of models. Raises NotFoundError where the operator has named none."""
+    """Return the folder of models. Raises NotFoundError if the operator has named none."""
     settings = request.app[SETTINGS]
     if settings.model_folder is None:
         raise NotFoundError("the server has no folder of models; the operator can name one with --model-folder")

@@ -1,4 +1,4 @@
-"""The models of a server by name: loaded for the requests that name them, and freed if nothing needs them."""
+"""The models of a server by name: loaded for the requests that name them, and freed when nothing uses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from server.core.routing import AI00_PREFIX, route_of
 from server.core.settings import ServerSettings
 from server.models.orders import LoadEngine, LoadOrder, MakeLoad
 
-# One model of a server: loaded for the requests that name it, and freed when nothing needs it.
+# One model of a server: loaded for the requests that name it, and freed when nothing uses it.
 
 ModelStatus: TypeAlias = Literal["loaded", "loading", "unloading", "unloaded"]
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadProgress(NamedTuple):
-    """What a load does, and how many parts of it are done."""
+    """The progress of a load: its present action, and how many of its parts are done."""
 
     what: str
     done: int
@@ -46,25 +46,25 @@ class LoadProgress(NamedTuple):
 class ServedModel:
     """A model with the requests that use it. For the event loop.
 
-    At most one load or unload of it runs at a time. Requests that come meanwhile wait for the load; those that run
-    keep their engine until they end.
+    At most one load or unload of it runs at a time. Requests that come meanwhile wait for the load; running ones keep
+    their engine until they end.
     """
 
     def __init__(
         self, order: LoadOrder, load: LoadEngine, loading: asyncio.Lock, engine: EngineLike | None = None
     ) -> None:
-        """`loading` is held while a model is loaded, so that each is planned by what the others have taken.
+        """`loading` is held while a model is loaded, so that each load is planned with what the others have taken.
 
-        `engine` is that of a model that is loaded already.
+        `engine` is given if the model is loaded already.
         """
         self.order = order
         self.running = 0
-        self.progress: LoadProgress | None = None  # of the load that runs, once it has told any
+        self.progress: LoadProgress | None = None  # of the running load, after its first report
         self.used = time.monotonic()  # when its last request ended, or when it was loaded
         self._load = load
         self._loading = loading
         self._engine = engine
-        self._leaving: EngineLike | None = None  # its running requests are waited for, or it is being closed
+        self._leaving: EngineLike | None = None  # it waits for its running requests, or is being closed
         self._info: EngineInfo | None = None
         self._withdrawn = False
         self._opening: asyncio.Task[EngineLike] | None = None
@@ -79,17 +79,17 @@ class ServedModel:
 
     @property
     def engine(self) -> EngineLike | None:
-        """The engine for new requests; None where the model is not loaded."""
+        """The engine for new requests; None if the model is not loaded."""
         return self._engine
 
     @property
     def open_engine(self) -> EngineLike | None:
-        """The engine as long as it runs requests; None where there is none."""
+        """The engine, also while it finishes its last requests; None if there is none."""
         return self._engine or self._leaving
 
     @property
     def info(self) -> EngineInfo | None:
-        """The facts of the model as it was loaded last; None where it never was."""
+        """The facts of the model from its last load; None if it was never loaded."""
         return self._info if self._engine is None else self._engine.info
 
     @property
@@ -102,15 +102,15 @@ class ServedModel:
 
     @property
     def health(self) -> Health:
-        """That of its engine. A model that is loaded at the next request for it is well."""
+        """The health of its engine. A model without an engine is well unless it was withdrawn."""
         if self._engine is not None:
             return self._engine.health()
         return Health("closing", f"the model {self.name!r} is unloaded") if self._withdrawn else Health()
 
     async def acquire(self, wait_seconds: float) -> EngineLike:
-        """Return the engine for one more request, which is loaded first where it is not; `release` it.
+        """Return the engine for one more request, loading the model first if necessary. The caller must `release` it.
 
-        Raises UnavailableError where the model was withdrawn, can't be loaded, or is not within `wait_seconds`.
+        Raises UnavailableError if the model was withdrawn, can't be loaded, or is not loaded within `wait_seconds`.
         """
         while (engine := self._engine) is None:
             await self._wait_for_load(wait_seconds)
@@ -119,14 +119,14 @@ class ServedModel:
         return engine
 
     def release(self) -> None:
-        """Tell that a request with the engine has ended."""
+        """Note that a request with the engine has ended."""
         self.running -= 1
         self.used = time.monotonic()
         if self.running == 0:
             self._unused.set()
 
     async def load(self) -> EngineLike:
-        """Load the model unless it is, and return its engine. Raises what loading raises."""
+        """Load the model unless it is loaded, and return its engine. Raises what loading raises."""
         self._withdrawn = False
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
@@ -134,9 +134,9 @@ class ServedModel:
         return await asyncio.shield(self._opening)
 
     async def reload(self, order: LoadOrder, load: LoadEngine) -> None:
-        """Load the model in another way when the requests that run have ended; new ones wait for that.
+        """Load the model with another order when its running requests have ended; new requests wait for that.
 
-        Raises what loading raises; the next request loads the model as it was then.
+        Raises what loading raises; the next request then loads the model with the order that it had before.
         """
         before = self.order, self._load
         self.order, self._load = order, load
@@ -148,9 +148,9 @@ class ServedModel:
             raise
 
     async def unload(self, *, withdraw: bool) -> None:
-        """Take no new requests, wait for those that run, and free the engine.
+        """Take no new requests, wait for the running ones, and free the engine.
 
-        A model that is withdrawn is loaded again by `load` alone, any other one by the next request for it.
+        With `withdraw`, only `load` loads the model again; otherwise the next request for it does.
         """
         self._withdrawn = self._withdrawn or withdraw
         if self._freeing is None or self._freeing.done():
@@ -158,7 +158,7 @@ class ServedModel:
         await asyncio.shield(self._freeing)
 
     async def close(self) -> None:
-        """End the requests that run, and free the engine."""
+        """End the running requests, and free the engine."""
         self._withdrawn = True
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
@@ -212,7 +212,7 @@ class ServedModel:
 
 
 def _note_error(task: asyncio.Task[EngineLike]) -> None:
-    """Take the error of a load that nobody waits for any more."""
+    """Retrieve the error of a load, so that asyncio does not log it if no request waits for the load any more."""
     if not task.cancelled():
         task.exception()
 
@@ -221,10 +221,10 @@ _RETRY_SECONDS = 60.0
 
 
 class ModelRegistry:
-    """The models by name, one of which is the default. For the event loop."""
+    """The models of a server by name, with a default. For the event loop."""
 
     def __init__(self, make_load: MakeLoad) -> None:
-        """`make_load` gives what loads a model as it was ordered."""
+        """`make_load` returns the function that loads the model of an order."""
         self._make_load = make_load
         self._models: dict[str, ServedModel] = {}
         self._default = ""
@@ -232,7 +232,7 @@ class ModelRegistry:
 
     @classmethod
     async def load(cls, orders: Sequence[LoadOrder], default: str, make_load: MakeLoad) -> Self:
-        """Load all models, one after another. Raises what loading raises; none stays loaded then."""
+        """Load all models, one after another. Raises what loading raises, after freeing the models loaded before."""
         registry = cls(make_load)
         try:
             for order in orders:
@@ -245,7 +245,7 @@ class ModelRegistry:
 
     @classmethod
     def of(cls, engine: EngineLike) -> Self:
-        """Return the registry of one model that is loaded already."""
+        """Return the registry of a single model that is loaded already."""
         registry = cls(lambda _order: _refuse_load)
         registry._add(LoadOrder(engine.info.model, Path(engine.info.model)), engine)
         return registry
@@ -259,9 +259,9 @@ class ModelRegistry:
         return iter(tuple(self._models.values()))
 
     async def put(self, order: LoadOrder) -> ServedModel:
-        """Load a model, in place of the one of its name if there is one. The first one is the default.
+        """Load a model, in place of the one with the same name if there is one. The first model is the default.
 
-        Raises what loading raises; a model that was not there before is not added then.
+        Raises what loading raises; a new model is then not added.
         """
         model = self._models.get(order.name)
         if model is not None:
@@ -277,7 +277,7 @@ class ModelRegistry:
         return model
 
     def find(self, name: str) -> ServedModel:
-        """Raise ModelNotFoundError where there is no such model."""
+        """Return the model of that name. Raises ModelNotFoundError if there is none."""
         found = self._models.get(name)
         if found is None:
             names = ", ".join(map(repr, self._models))
@@ -285,7 +285,7 @@ class ModelRegistry:
         return found
 
     def check_unused(self, path: Path, field: str, text: str) -> None:
-        """Raise InvalidRequestError if a model is loaded from the file or folder at `path`.
+        """Raise InvalidRequestError if a model was loaded from the file or folder at `path`.
 
         The error names `field` and shows `text`.
         """
@@ -295,16 +295,19 @@ class ModelRegistry:
             raise InvalidRequestError(field, text, allowed)
 
     def set_default(self, name: str) -> None:
-        """Let the model of that name answer requests that name none. Raises ModelNotFoundError."""
+        """Make the model of that name answer requests that name none. Raises ModelNotFoundError."""
         self._default = self.find(name).name
 
     def infos(self) -> tuple[EngineInfo, ...]:
-        """Return the facts of the models that were loaded once, those of the default first."""
+        """Return the facts of all models that have been loaded at least once, those of the default first."""
         models = (self.default, *(model for model in self if model is not self.default))
         return tuple(model.info for model in models if model.info is not None)
 
     def health(self) -> Health:
-        """Return the health of the first that is not well, of the default and the models that are loaded."""
+        """Return the health of the first model that is not well, or of the default if all are.
+
+        Models that are not loaded are left out, except the default.
+        """
         found = [self.default.health, *(model.health for model in self if model.engine is not None)]
         return next((health for health in found if health.status != "ok"), found[0])
 
@@ -314,14 +317,14 @@ class ModelRegistry:
         return model
 
     async def unload_idle(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Unload every model that no request has used for so long."""
+        """Unload every model that no request has used for `seconds`."""
         now = clock()
         for model in self:
             if model.engine is not None and not model.running and now - model.used >= seconds:
                 await model.unload(withdraw=False)
 
     async def close(self) -> None:
-        """End the requests that run, and free all models."""
+        """End the running requests, and free all models."""
         for model in self:
             await model.close()
 
@@ -331,10 +334,10 @@ async def _refuse_load(_progress: Progress) -> EngineLike:
 
 
 class ModelUse:
-    """The model that one request uses, from when it is chosen to the end of the block."""
+    """A context manager that holds the model of one request, from when it is chosen to the end of the block."""
 
     def __init__(self, registry: ModelRegistry, *, wait_seconds: float, any_name: bool) -> None:
-        """With `any_name` a name that no model has means the default."""
+        """With `any_name`, a name that no model has stands for the default."""
         self._registry = registry
         self._wait_seconds = wait_seconds
         self._any_name = any_name
@@ -349,9 +352,9 @@ class ModelUse:
         return self._engine
 
     async def choose(self, name: str | None) -> None:
-        """Choose the model by its name, or the default for None; load it where it is not loaded.
+        """Choose the model by its name, or the default for None; load it if it is not loaded.
 
-        Raises ModelNotFoundError, or UnavailableError where it can't be loaded in time.
+        Raises ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
         """
         model = self._find(name)
         self._release()
@@ -382,7 +385,7 @@ class ModelUse:
         self._release()
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# What the application and each request carry for handlers: the models, the one in use, and the embedding model.
 
 MODELS = web.AppKey("models", ModelRegistry)
 MODEL_USE = web.RequestKey("model_use", ModelUse)
@@ -392,9 +395,9 @@ EMBEDDER = web.AppKey("embedder", Embedder)
 
 
 def models_middleware(settings: ServerSettings) -> Middleware:
-    """Return middleware through which `engine_of` finds its model. The query chooses it where there is no body.
+    """Return middleware through which `engine_of` finds its model. Without a body, the query chooses the model.
 
-    ai00 has one model whatever a request names, so under its paths every name does.
+    ai00 answers with its one model whatever name a request gives, so under its paths any name is accepted.
     """
 
     @web.middleware

@@ -1,1 +1,1 @@
-"""The OpenAPI document, made from the routes and schemas that the server runs, and a page to browse it."""
+"""The OpenAPI document, made from the server's routes and schemas, and a page to browse it."""

@@ -41,9 +41,9 @@ _NULL: Schema = {"type": "null"}
 
 
 def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapping[Kind, Schema], dict[str, Schema]]:
-    """Return the schema of each body, which may be a reference, and what the references stand for, by name.
+    """Return the schema of each body, and by name the schemas that these refer to.
 
-    `strict` says whether the server refuses fields that it does not know.
+    With `strict` the server refuses unknown fields.
     """
     kinds = list(kinds)
     bodies: list[tuple[int, JsonSchemaMode, TypeAdapter[Any]]] = [
@@ -56,9 +56,9 @@ def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapp
 
 
 class _BodySchema(GenerateJsonSchema):
-    """Adds to the schema of a request's body what is accepted beside its fields."""
+    """A generator of schemas that adds to a request's body the names and values accepted beside its fields."""
 
-    unknown: ClassVar[Schema] = _NULL  # what a field may be that is not known
+    unknown: ClassVar[Schema] = _NULL  # the schema of an unknown field
 
     def model_schema(self, schema: ModelSchema) -> Schema:
         made = super().model_schema(schema)
@@ -70,13 +70,13 @@ class _BodySchema(GenerateJsonSchema):
 
 
 class _LenientSchema(_BodySchema):
-    """The same for a server that leaves out fields that it does not know."""
+    """The same for a server that ignores unknown fields."""
 
     unknown: ClassVar[Schema] = {}
 
 
 def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schema:
-    """Return the schema of a body with other names of its fields, null for defaults, and fields without effect."""
+    """Return the schema of a body with its fields' other names, null for defaults, and fields without effect."""
     fields: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", [])
     properties = {name: field if name in required else _or_null(field) for name, field in fields.items()}
@@ -91,7 +91,7 @@ def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schem
 
 
 def _require(names: Iterable[str], aliases: Mapping[str, str]) -> Schema:
-    """Return the keywords that want each of the fields under one of its names."""
+    """Return the schema keywords that require each of the fields under one of its names."""
     spellings = {name: [name, *(alias for alias, field in aliases.items() if field == name)] for name in names}
     wanted: Schema = {}
     if plain := [name for name, known in spellings.items() if len(known) == 1]:
@@ -175,7 +175,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
-_END = "[DONE]"  # what the last event of OpenAI's streams holds
+_END = "[DONE]"  # the data of the last event of OpenAI's streams
 _BINARY = "application/octet-stream"
 _INFO = (
     "RWKV language models behind the APIs of OpenAI, Anthropic, Ollama, ai00, llama-server, text-generation-inference "
@@ -200,7 +200,7 @@ _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": 
 
 
 class DocumentMaker:
-    """Makes the document of some routes when it is first asked for; any thread may ask."""
+    """The document of some routes, made at its first use. For any thread."""
 
     def __init__(self, routes: Iterable[Route], *, asks_for_key: bool, strict: bool) -> None:
         self._routes = tuple(routes)
@@ -209,7 +209,7 @@ class DocumentMaker:
         self._text: str | None = None
 
     def text(self) -> str:
-        """Return the document as JSON; takes some tenths of a second the first time."""
+        """Return the document as JSON. The first call takes some tenths of a second."""
         with self._lock:
             if self._text is None:
                 self._text = json.dumps(make_document(self._routes, **self._settings))
@@ -217,7 +217,7 @@ class DocumentMaker:
 
 
 def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = True) -> ApiDocument:
-    """Return the document of a server that asks for API keys or not, and refuses unknown fields or leaves them out."""
+    """Return the document of a server. With `strict` the server refuses unknown fields, otherwise it ignores them."""
     routes = list(routes)
     schemas, shared = describe_bodies(dict.fromkeys(_kinds(routes)), strict=strict)
     operations = _Operations(schemas)
@@ -254,11 +254,11 @@ def plain_path(path: str) -> str:
 
 
 class _Operations:
-    """Makes operations, and keeps the answers to errors that they refer to."""
+    """A maker of operations, with the error answers that they refer to."""
 
     def __init__(self, schemas: Mapping[Kind, Schema]) -> None:
         self._schemas = schemas
-        self._statuses: dict[ErrorForm, dict[int, int]] = {}  # a failure's status -> the status that tells of it
+        self._statuses: dict[ErrorForm, dict[int, int]] = {}  # a failure's status -> the answer's status
         self.errors: dict[str, Any] = {}
 
     def make(self, route: Route, path: str) -> dict[str, Any]:
@@ -305,7 +305,7 @@ class _Operations:
         return content
 
     def _stream(self, route: Route, event: Kind) -> dict[str, Any]:
-        """Return what is said of a stream. The schema is that of one server-sent event, as later versions have it."""
+        """Return the description of a stream. Its schema is that of one server-sent event, as in later OpenAPI."""
         held = {"anyOf": [self._schemas[event], self._schemas[_error_body(route.error_form)]]}
         if EVENTS not in (route.content_type, route.stream_type):
             return {"schema": {}, "x-event-schema": held}
@@ -321,7 +321,7 @@ class _Operations:
         return {status: {"$ref": f"#/components/responses/{_error_name(route.error_form, status)}"} for status in told}
 
     def _describe(self, form: ErrorForm) -> Iterator[tuple[int, int]]:
-        """Enter the answers with which an API tells of failures; yield which status stands for which."""
+        """Add an API's error answers to `errors`; yield pairs of a failure's status and its answer's status."""
         for failed, meaning in _FAILURES.items():
             failure = Failure(failed, "what was wrong", "server_error" if failed >= 500 else "invalid_request_error")
             status, body = form(failure)
@@ -343,7 +343,7 @@ def _kinds(routes: Iterable[Route]) -> Iterator[Kind]:
 
 
 def _error_body(form: Callable[..., object]) -> type[object]:
-    """Return the type of the bodies that a form makes, which its annotation says."""
+    """Return the type of the bodies that a form makes, from its annotation."""
     _status, body = get_args(get_type_hints(form)["return"])
     kind: type[object] = body
     return kind
@@ -353,11 +353,11 @@ def _error_name(form: ErrorForm, status: int) -> str:
     return f"{getattr(form, '__name__', 'error')}_{status}"
 
 
-_DIVIDED = ("server.apis.engine", "server.apis.openai")  # packages of which each module is a group of its own
+_DIVIDED = ("server.apis.engine", "server.apis.openai")  # each module of these packages is a group of its own
 
 
 def _tag(route: Route) -> tuple[str, str]:
-    """Return the name of the route's group, and what it is: the API, or package of the server, that has the handler."""
+    """Return the name and the description of a route's group: the API, or package, that its handler is in."""
     parts = route.handler.__module__.split(".")
     length = 3 if parts[1] == "apis" else 2
     if ".".join(parts[:length]) in _DIVIDED:

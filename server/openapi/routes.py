@@ -1,4 +1,4 @@
-"""The description of all routes: as a document, and as a page to browse it."""
+"""The routes of the OpenAPI document, and of the page to browse it."""
 
 from __future__ import annotations
 

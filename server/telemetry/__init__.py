@@ -1,1 +1,1 @@
-"""What the server tells of itself to those who watch it: metrics, log, headers, traces."""
+"""Telemetry of the server: metrics, log, headers, traces."""

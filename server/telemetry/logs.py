@@ -1,4 +1,4 @@
-"""The lines of the log: as text or as JSON, each with the id of the request that it belongs to, and one a request."""
+"""The format of the log: text or JSON, with the id of the request that a line belongs to."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How the log is written, and which requests are slow."""
+    """The format and the level of the log, and the time from which a request is slow."""
 
     format: LogFormat = "text"
     level: LogLevel = "info"
     slow_seconds: float | None = None  # a request that takes longer is logged as a warning; None = none is
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError if `slow_seconds` is not finite."""
         check_finite("slow_seconds", self.slow_seconds)
 
 
 class RequestIdFilter(logging.Filter):
-    """Notes on each log record the id of the request in whose context it was made. Stands at a handler."""
+    """A filter of a handler that adds to each record the id of the request in whose context it was made."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.request_id = current_request_id.get()
@@ -41,7 +41,7 @@ class RequestIdFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line of text: time, level, message, and the request's id at its end."""
+    """Formats a record as a line of text: time, level, message, then the request's id."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -53,7 +53,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A line with one JSON object."""
+    """Formats a record as a line with one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -46,7 +46,7 @@ def gauge(name: str, text: str, values: float | Mapping[str, float], label: str 
 
 
 def counter(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a counter, likewise; its name ends with `_total`."""
+    """Return a counter with one value, or with one for each value of `label`. Its name gets the ending `_total`."""
     family = CounterMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
     for labels, value in _labelled(values):
         family.add_metric(labels, value)
@@ -76,14 +76,14 @@ def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, 
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return how many values are at most each bound."""
+    """Return pairs of a bound and the number of values up to it."""
     bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReadings:
-    """What the metrics of one model are made from."""
+    """The numbers from which the metrics of one model are made."""
 
     info: EngineInfo
     health: Health
@@ -100,7 +100,7 @@ class EngineReadings:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the metrics are made from."""
+    """The numbers from which all metrics are made."""
 
     loaded: Mapping[str, bool]  # of each model, by its name
     engines: Mapping[str, EngineReadings]  # of the models that are loaded
@@ -118,7 +118,7 @@ class Readings:
         budget: MemoryBudget,
         kept: Callable[[], Mapping[str, KeptUsage]],
     ) -> Self:
-        """Read the engines of all models, and what is kept; the rest is given."""
+        """Return the readings of all models' engines and of `kept`, with the other arguments unchanged."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
@@ -129,7 +129,7 @@ class Metrics:
     """All metrics of one application."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
-        """`read` gives the present numbers."""
+        """`read` returns the present numbers."""
         self.started = int(time.time())
         self.registry = CollectorRegistry()
         self.registry.register(ServerCollector(read))
@@ -137,12 +137,12 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def render(self) -> bytes:
-        """Return all metrics as Prometheus reads them. For any thread; takes some milliseconds, or waits for a disk."""
+        """Return all metrics in Prometheus's format. For any thread. Takes some milliseconds, or waits for a disk."""
         return generate_latest(self.registry)
 
 
 class ServerCollector(Collector):
-    """Reads what engine and server have counted, when the metrics are asked for."""
+    """A collector that reads the counts of engine and server when the metrics are asked for."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         self._read = read
@@ -158,7 +158,7 @@ class ServerCollector(Collector):
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
-    """Yield each metric once, with the samples of all models, which have the model's name as a label."""
+    """Yield each metric once, with the samples of all models, labelled by the model's name."""
     for families in zip(*metrics.values(), strict=True):
         family = families[0]
         family.samples = [
@@ -194,7 +194,7 @@ def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Met
 
 def _free_bytes(folders: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
     for use, path in folders.items():
-        with suppress(OSError):  # it is gone; whoever writes to it says so
+        with suppress(OSError):  # the folder is gone; the code that writes to it reports that
             yield use, shutil.disk_usage(path).free
 
 
@@ -347,7 +347,7 @@ _LLAMA_PREFIX = "llamacpp:"
 
 
 class LlamaCollector(Collector):
-    """Adds the numbers of all loaded models up, since llama-server has one."""
+    """A collector of llama-server's metrics. It adds up all loaded models, since llama-server has one model."""
 
     def __init__(self, read: Callable[[], Iterable[tuple[EngineCounters, EngineStats]]]) -> None:
         self._read = read
@@ -387,6 +387,6 @@ def _llama_gauge(name: str, text: str, part: float, whole: float = 1.0) -> Metri
     return GaugeMetricFamily(_LLAMA_PREFIX + name, text, value=part / whole if whole > 0 else 0.0)
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# What the application carries for its handlers: the metrics.
 
 METRICS = web.AppKey("metrics", Metrics)

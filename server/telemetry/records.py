@@ -1,4 +1,4 @@
-"""What is known of one HTTP request while it runs and after it, for metrics, log, headers and traces alike."""
+"""The records of HTTP requests, from which metrics, log lines, headers and traces are made."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _CLIENTS_ID = re.compile(r"[!-~]{1,128}")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: what was asked for, and how its requests to the engine went."""
+    """One HTTP request, and the reports of its requests to the engine."""
 
     method: str
     route: str  # a template, such as `/v1/states/{name}`
@@ -72,7 +72,7 @@ class RequestRecord:
 
     @classmethod
     def of(cls, request: web.Request) -> RequestRecord:
-        """Begin the record of a request. It has the id that its client gave, where that may stand in a log."""
+        """Begin the record of a request. The client's id is used if it has 1 to 128 visible ASCII characters."""
         route = route_of(request)
         name = UNMATCHED if route is None else re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
         given = request.headers.get(REQUEST_ID, "")
@@ -86,7 +86,7 @@ class RequestRecord:
 
     @property
     def seconds(self) -> float:
-        """How long the request took."""
+        """The time from the request's beginning to its end."""
         return self.ended - self.begun
 
     @property
@@ -103,18 +103,18 @@ class RequestRecord:
 
     @property
     def queue_seconds(self) -> float | None:
-        """How long the first request to the engine waited for its slot; None where none got one."""
+        """The time for which the first request to get a slot waited for it; None if none got one."""
         first = min(self._timings, key=lambda timing: timing.started, default=None)
         return None if first is None else first.started - first.arrived
 
     @property
     def first_token_seconds(self) -> float | None:
-        """From the beginning until the first token of all; None where there was none."""
+        """The time from the beginning until the first token of all its answers; None if there was no token."""
         return min((timing.first_token - self.begun for timing in self._timings), default=None)
 
     @property
     def inference_seconds(self) -> float:
-        """From the first slot that the request got to the end of its last request to the engine."""
+        """The time from the first slot that the request got to the end of its last request to the engine."""
         return max((report.ended for report in self.reports), default=0.0) - min(
             (timing.started for timing in self._timings), default=0.0
         )
@@ -125,7 +125,10 @@ class RequestRecord:
 
     @property
     def abort_cause(self) -> AbortCause | None:
-        """Why the answer was refused or cut short; None where it is whole, or refused for what the client sent."""
+        """The reason why the answer was refused or cut short.
+
+        None if the answer is whole, or was refused because of what the client sent.
+        """
         if self.is_cut_off:
             return "timeout"
         outcomes = {report.outcome for report in self.reports}
@@ -134,7 +137,7 @@ class RequestRecord:
 
 
 def timing_headers(record: RequestRecord) -> dict[str, str]:
-    """Return the headers that tell the times of a whole answer, in milliseconds; none where no model was run."""
+    """Return the headers with the times of a whole answer, in milliseconds; none if no model was run."""
     queue_seconds = record.queue_seconds
     if queue_seconds is None:
         return {}
@@ -152,7 +155,7 @@ _OTHER = "other"
 
 
 class HttpCounters:
-    """Counts since the start, by values of which there are few, whatever clients send. For the event loop."""
+    """Counts of requests since the start. Their labels have few values, whatever clients send. For the event loop."""
 
     def __init__(self) -> None:
         self.in_progress = 0
@@ -167,7 +170,7 @@ class HttpCounters:
 
     @contextmanager
     def running(self, record: RequestRecord) -> Iterator[None]:
-        """Count a request as in progress while the block runs, and then by what `record` says of it."""
+        """Count a request as in progress while the block runs, and then as ended, as `record` says."""
         self.in_progress += 1
         try:
             yield
@@ -191,7 +194,7 @@ _MOST = 128
 
 @dataclass(frozen=True, slots=True)
 class RecentReport:
-    """How a request to an engine went, for which HTTP request, and whose that was."""
+    """The report of a request to an engine, with the id and the API key's name of its HTTP request."""
 
     request_id: str
     key: str | None
@@ -199,7 +202,7 @@ class RecentReport:
 
 
 class RecentReports:
-    """Keeps the last ones. For the event loop."""
+    """The last reports of requests to engines, at most `_MOST`. For the event loop."""
 
     def __init__(self) -> None:
         self._reports: deque[RecentReport] = deque(maxlen=_MOST)
@@ -209,12 +212,12 @@ class RecentReports:
         self._reports.extend(RecentReport(record.id, record.key, report) for report in record.reports)
 
     def seen_by(self, principal: Principal) -> Sequence[RecentReport]:
-        """Return those that a client may see, its own or all, the latest last."""
+        """Return the reports that a client may see, latest last: its own, or all for an admin."""
         sees_all = principal.scope is Scope.ADMIN
         return [each for each in self._reports if sees_all or each.key == principal.name]
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# What the application and each request carry: counts, the tracer, the record and the last reports.
 
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 TRACER = web.AppKey("tracer", RequestTracer)
@@ -222,12 +225,12 @@ TRACER = web.AppKey("tracer", RequestTracer)
 RECORD = web.RequestKey("record", RequestRecord)
 RECENT = web.AppKey("recent", RecentReports)
 
-# The lines of the log: as text or as JSON, each with the id of the request that it belongs to, and one a request.
+# The log: the id of a request on each of its lines, and one line for each request.
 
 
 @contextmanager
 def request_logged_as(request_id: str) -> Iterator[None]:
-    """Mark the log lines of the block, and of tasks begun there, with the id of a request."""
+    """Mark the log lines of the block, and of tasks started in it, with the id of a request."""
     token = current_request_id.set(request_id)
     try:
         yield
@@ -236,9 +239,9 @@ def request_logged_as(request_id: str) -> Iterator[None]:
 
 
 def log_request(record: RequestRecord, slow_seconds: float | None) -> None:
-    """Log the one line of a request that has ended: no text of it, and of its key the name alone.
+    """Log the one line of a request that has ended. It shows no text of the request, and only the name of its key.
 
-    Requests of those who watch the server, which come again and again, are logged for debugging only.
+    Routine requests of those who watch the server are logged at the level DEBUG, except slow ones.
     """
     slow = slow_seconds is not None and record.seconds > slow_seconds
     level = logging.WARNING if slow else logging.DEBUG if record.is_routine else logging.INFO
@@ -253,7 +256,7 @@ _HEADING = frozenset({"method", "route", "status"})
 
 
 def _fields_of(record: RequestRecord) -> dict[str, object]:
-    """Return what is known of a request; what is not is left out."""
+    """Return the known facts of a request, without those that are None."""
     fields: dict[str, object | None] = {
         "method": record.method,
         "route": record.route,
@@ -279,10 +282,10 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
 
 
-# Record every request, whatever becomes of it: for the metrics, the log, the headers of its answer and traces.
+# The middleware that records every request, also failed ones: for metrics, log, headers and traces.
 
 _ANTHROPIC_PATH = "/v1/messages"
-_ANTHROPIC_REQUEST_ID = "request-id"  # where Anthropic's clients look for it
+_ANTHROPIC_REQUEST_ID = "request-id"  # the header that Anthropic's clients read
 
 
 @web.middleware
@@ -309,7 +312,10 @@ async def telemetry_middleware(request: web.Request, handler: Handler) -> web.St
 
 
 async def set_telemetry_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell the request's id and, where the answer comes whole, how long it took. A signal handler of aiohttp's."""
+    """Add the request's id to an answer's headers, and its times if the answer is no stream.
+
+    A signal handler of aiohttp's.
+    """
     record = request.get(RECORD)
     if record is None:
         return

@@ -1,7 +1,7 @@
 """OpenTelemetry traces of requests: one span each, and one for each phase of its requests to the engine.
 
-The environment says where they go, by OpenTelemetry's own variables. They need the extra `rnn-engine[otel]`; nothing of
-OpenTelemetry is imported where traces are not asked for.
+OpenTelemetry's own environment variables switch traces on and name their destination. They need the extra
+`rnn-engine[otel]`; OpenTelemetry is imported only if traces are switched on.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_MOST_REPORTS = 64  # requests to the engine of which one HTTP request shows the phases
+_MOST_REPORTS = 64  # requests to the engine whose phases are in the trace of one HTTP request
 _INSTALL = "an environment where `pip install 'rnn-engine[otel]'` was run"
 
 
 class RequestTracer:
-    """Makes the spans of a request when it has ended, from its record. For one event loop."""
+    """Makes the spans of a request from its record, after its end. For one event loop."""
 
     def __init__(self, provider: TracerProvider, closing_seconds: float = 2.0) -> None:
-        """`provider` is shut down with the tracer, and has so long to send what is left."""
+        """`close` shuts `provider` down, and waits at most `closing_seconds` while it sends the last spans."""
         from opentelemetry import propagate, trace
 
         self._provider = provider
@@ -45,9 +45,9 @@ class RequestTracer:
         self._inside = trace.set_span_in_context
 
     def trace(self, record: RequestRecord, headers: Mapping[str, str]) -> str | None:
-        """Emit the spans of a request that has ended; return the id of its trace, None where it is not traced.
+        """Emit the spans of a request that has ended; return the id of its trace, None if it is not traced.
 
-        The parent is what `headers` name. Requests of those who watch the server are not traced.
+        The parent span is the one named by `headers`. Routine requests of those who watch the server are not traced.
         """
         if record.is_routine:
             return None
@@ -69,7 +69,7 @@ class RequestTracer:
         return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
 
     def close(self) -> None:
-        """Send what is left; give up after `closing_seconds`, for nobody may be there to take it. Blocks."""
+        """Send the last spans; give up after `closing_seconds`, since their receiver may not run. Blocks."""
         closing = threading.Thread(target=self._provider.shutdown, name="rnn-engine traces", daemon=True)
         closing.start()
         closing.join(self._closing_seconds)
@@ -85,9 +85,9 @@ class RequestTracer:
 
 
 def make_tracer(environment: Mapping[str, str] = os.environ) -> RequestTracer | None:
-    """Return a tracer as the environment asks for it; None where it does not.
+    """Return the tracer that the environment asks for, or None if it asks for none.
 
-    Raises InvalidRequestError where it asks for what is not installed.
+    Raises InvalidRequestError if it asks for an exporter that is not installed.
     """
     name = _exporter_name(environment)
     if name is None:
@@ -109,7 +109,7 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> RequestTracer | 
 
 
 def _exporter_name(environment: Mapping[str, str]) -> str | None:
-    """Return the name under which an exporter is installed; without one in the environment an endpoint is enough."""
+    """Return the name of the exporter's entry point, or None. An endpoint without an exporter's name means OTLP."""
     asked = environment.get(_EXPORTER) or ("otlp" if any(environment.get(name) for name in _ENDPOINTS) else "none")
     if asked == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -136,7 +136,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
 
 
 def _phases(report: RequestReport) -> Iterator[tuple[str, float, float, dict[str, int]]]:
-    """Yield the name, the beginning, the end and the tokens of each phase that a request has gone through."""
+    """Yield the name, beginning, end and token counts of each phase of a request."""
     timing = report.timing
     if timing is None:
         yield "queued", report.arrived, report.ended, {}

@@ -1,6 +1,6 @@
-"""The web page: static files that the browser runs as they are, without a build step.
+"""The web page: static files that the browser runs without a build step.
 
-README.md tells how they are laid out and how a page is added.
+README.md describes their layout and how to add a page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTENT_TYPES = {
 
 @cache
 def web_files() -> dict[str, Path]:
-    """Return path below `/web/` -> file, for all that a browser may ask for."""
+    """Return the files that a browser may ask for, by path below `/web/`."""
     found = (path for path in FOLDER.rglob("*") if path.suffix in CONTENT_TYPES)
     return {path.relative_to(FOLDER).as_posix(): path for path in found}
 
@@ -39,7 +39,7 @@ def web_files() -> dict[str, Path]:
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    hdrs.CACHE_CONTROL: "no-cache",  # kept, and asked about again before each use
+    hdrs.CACHE_CONTROL: "no-cache",  # the browser keeps it, and asks before each use if it has changed
     hdrs.VARY: hdrs.ACCEPT_ENCODING,
 }
 
@@ -85,7 +85,7 @@ class _WebFile:
 
 @lru_cache(maxsize=512)
 def _read(path: Path, _changed_ns: int) -> _WebFile:
-    """Read a file; one that has changed since is read again."""
+    """Return a file, from the cache unless its time of change `_changed_ns` is new."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:32]
     return _WebFile(content, gzip.compress(content, mtime=0), digest, CONTENT_TYPES[path.suffix])

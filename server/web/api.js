@@ -5,7 +5,7 @@ import { t } from "./strings/index.js";
 
 const KEY_SETTING = "api-key";
 
-/** What went wrong with a call, in the server's words where it answered. */
+/** The error of a failed call, with the server's own message if it answered. */
 export class ApiError extends Error {
   /**
    * @param {string} message
@@ -27,10 +27,10 @@ export class ApiError extends Error {
 let askForKey = async () => null;
 /** @type {Promise<string | null> | undefined} */
 let asking;
-let declined = false; // somebody was asked for the key and has none
+let declined = false; // the person was asked for the key and gave none
 
 /**
- * Set how a person is asked for the API key; null as the answer means that there is none.
+ * Set the function that asks the person for the API key; it resolves to null if the person gives none.
  * @param {(wrong: boolean) => Promise<string | null>} ask
  */
 export function onKeyNeeded(ask) {
@@ -38,11 +38,11 @@ export function onKeyNeeded(ask) {
 }
 
 /**
- * Send a request and return its answer, which is a success.
+ * Send a request and return its answer. Throws an ApiError unless it is a success.
  * @param {string} method
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, quiet?: boolean}} [options] A Blob as body is sent as it is, anything
- * else as JSON. A quiet call does not ask for the key again where there is none.
+ * @param {{body?: unknown, signal?: AbortSignal, quiet?: boolean}} [options] A Blob as body is sent unchanged, anything
+ * else as JSON. A quiet call does not ask for the key again after the person gave none.
  * @returns {Promise<Response>}
  */
 export async function send(method, path, { body, signal, quiet = false } = {}) {
@@ -68,7 +68,7 @@ async function fetchOrThrow(path, options) {
 }
 
 /**
- * Get another key than `used`: one that another call has got meanwhile, or from the person. Whether there is one.
+ * Get another key than `used`, from another call or from the person. Return true if there is one.
  * @param {string} used
  */
 async function replaceKey(used) {
@@ -111,8 +111,8 @@ export const put = async (path, body, options) => (await send("PUT", path, { bod
 export const remove = async (path, options) => (await send("DELETE", path, options)).json();
 
 /**
- * Give the JSON of each server-sent event until `[DONE]`; a GET where there is no body. Throws an ApiError where an
- * event is an error, or where the stream of a POST breaks off.
+ * Yield the JSON of each server-sent event until `[DONE]`. Sends a GET if there is no body, else a POST.
+ * Throws an ApiError if an event is an error, or if the stream of a POST breaks off.
  * @param {string} path
  * @param {unknown} [body]
  * @param {{signal?: AbortSignal}} [options]

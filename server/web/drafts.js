@@ -1,10 +1,10 @@
-// What somebody is working on, kept in the browser, so that nothing is lost when the page is loaded again.
+// Drafts that the browser keeps, so that no work is lost when the page is loaded again.
 
 import { readRecords, writeRecord } from "./storage.js";
 
 const TABLE = "drafts";
 const WAIT_MS = 300;
-const SLOW_PART = 5; // writing takes at most one part of so many of the time
+const SLOW_PART = 5; // writing takes at most this fraction of the time: 1 / SLOW_PART
 
 /** @type {Map<string, import("./store.js").Store<any>>} What has changed and is not written yet. */
 const changed = new Map();
@@ -13,7 +13,7 @@ let timer;
 let waitMs = WAIT_MS;
 
 /**
- * Put what was kept under `id` into a store, and keep from then on what is in it.
+ * Put the draft kept under `id` into a store, and from then on keep the store's value under `id`.
  * @param {string} id
  * @param {import("./store.js").Store<any>} store
  */
@@ -41,7 +41,7 @@ async function writeNow() {
   const begun = performance.now();
   const records = [...changed].map(([id, store]) => ({ id, value: store.get() }));
   changed.clear();
-  await Promise.allSettled(records.map((record) => writeRecord(TABLE, record))); // it fails where nothing is kept
+  await Promise.allSettled(records.map((record) => writeRecord(TABLE, record))); // fails if the browser keeps nothing
   waitMs = Math.max(WAIT_MS, SLOW_PART * (performance.now() - begun));
 }
 

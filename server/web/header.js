@@ -1,4 +1,4 @@
-// The header: the name, the pages, the model, whether the server answers, language and colours.
+// The header: the name, the pages, the model, the state of the connection, language and colours.
 
 import { IconButton } from "./components/button.js";
 import { Icon } from "./components/icons.js";

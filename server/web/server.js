@@ -1,4 +1,4 @@
-// What is known of the server: whether it answers, and which models it has.
+// The known state of the server: its connection, and its models.
 
 import { ApiError, get } from "./api.js";
 import { createStore } from "./store.js";
@@ -8,7 +8,7 @@ import { createStore } from "./store.js";
 
 const LOOK_MS = 5000;
 
-/** Whether the server answers, and whether it takes requests. */
+/** The state of the connection: if the server answers, and if it takes requests. */
 export const connection = createStore(/** @type {Connection} */ ("connecting"));
 
 /** The models of the server, the default one first. */
@@ -20,7 +20,7 @@ export const chosenModel = createStore("");
 /** The names of the states that requests may start from. */
 export const stateNames = createStore(/** @type {string[]} */ ([]));
 
-/** Return the name of the model that calls are for; empty while none is known. */
+/** Return the name of the model for calls; empty while none is known. */
 export function modelName() {
   return chosenModel.get() || models.get()[0]?.id || "";
 }
@@ -36,7 +36,7 @@ export async function loadStates() {
   stateNames.set(data.map((/** @type {{name: string}} */ state) => state.name));
 }
 
-/** Look every few seconds whether the server answers, while somebody sees the page. */
+/** Check every few seconds if the server answers, while the page is visible. */
 export async function watchServer() {
   for (;;) {
     if (!document.hidden) await look();

@@ -1,4 +1,4 @@
-// What the browser keeps: small settings in localStorage, conversations and other records in IndexedDB.
+// The browser's storage: small settings in localStorage, conversations and other records in IndexedDB.
 
 import { createStore } from "./store.js";
 
@@ -8,7 +8,7 @@ const VERSION = 2;
 const TABLES = ["conversations", "drafts"];
 
 /**
- * Return a setting, or `fallback` where there is none or the storage is closed.
+ * Return a setting, or `fallback` if there is none or the storage is closed.
  * @template T
  * @param {string} name
  * @param {T} fallback
@@ -24,7 +24,7 @@ export function readSetting(name, fallback) {
 }
 
 /**
- * Keep a setting; undefined removes it. Does nothing where the storage is closed or full.
+ * Keep a setting; undefined removes it. Does nothing if the storage is closed or full.
  * @param {string} name
  * @param {unknown} value
  */

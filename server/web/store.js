@@ -1,4 +1,4 @@
-// Values that several components show: a component that uses a store is drawn again when its value changes.
+// Values shared by several components. A component that uses a store is drawn again when its value changes.
 
 import { useLayoutEffect, useReducer } from "./vendor/preact.js";
 
@@ -7,7 +7,7 @@ import { useLayoutEffect, useReducer } from "./vendor/preact.js";
  * @typedef {object} Store
  * @property {() => T} get
  * @property {(value: T) => void} set
- * @property {(listener: () => void) => () => void} subscribe Returns what ends the subscription.
+ * @property {(listener: () => void) => () => void} subscribe Returns the function that ends the subscription.
  */
 
 /**

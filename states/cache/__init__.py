@@ -1,1 +1,1 @@
-"""Checkpoints of states by token prefix, kept in bounded tiers. Begin to read at `cache.py`."""
+"""Checkpoints of states by token prefix, kept in bounded tiers. Start reading with `cache.py`."""

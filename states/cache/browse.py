@@ -1,6 +1,6 @@
-"""What a cache keeps, listed for others: a tree with texts for people, and marks of checkpoints for a fleet's router.
+"""Lists of what a cache keeps: a tree with texts for people, and marks of checkpoints for a fleet's router.
 
-The thread that owns the cache only lists its positions (`list_positions`); the tree and its texts are made elsewhere
+The thread that owns the cache only lists its positions (`list_positions`). Another thread makes the tree and its texts
 (`make_tree`).
 """
 
@@ -19,15 +19,15 @@ from states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
 from states.cache.tree import Place
 from states.tokens import TOKEN_BYTES, unpack
 
-# A summary of what a cache keeps, for whoever sends prompts to it: a mark for each checkpoint, and changes of them.
+# A summary of what a cache keeps, for the router that sends prompts to it: a mark for each checkpoint, and the changes.
 #
-# A mark is 20 bytes: a hash of the whole blocks that a checkpoint's path begins with and of its root, which tells
-# initial states and scopes apart; a hash of that and the tokens after them; and the length. It says nothing of the
-# tokens. Only changes are told to those who say which they know.
+# A mark is 20 bytes: two hashes and the length. The first hash is of the root, which distinguishes initial states and
+# scopes, and of the whole blocks at the beginning of the checkpoint's path. The second is of the first and the tokens
+# after these blocks. A mark does not reveal the tokens. A reader that names the version it knows gets only the changes.
 
 BLOCK_TOKENS = 64
 MOST_MARKS = 1 << 16  # of the newest checkpoints
-MOST_CHANGES = 1 << 14  # that are remembered; whoever has missed more is told all marks
+MOST_CHANGES = 1 << 14  # that are remembered; a reader that missed more gets all marks
 
 _DIGEST_BYTES = 8
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
@@ -36,7 +36,7 @@ _MARK = struct.Struct(f"<{_DIGEST_BYTES}s{_DIGEST_BYTES}sI")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One checkpoint of at least a block."""
+    """The mark of one checkpoint, which is at least a block long."""
 
     blocks: bytes  # hash of its whole blocks
     path: bytes  # hash of all its tokens
@@ -45,26 +45,26 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SummaryChanges:
-    """What has changed since an earlier version, or all marks. Marks are packed one after the other."""
+    """What has changed since an earlier version, or all marks. Packed marks are joined without separators."""
 
-    version: int  # to be told the next time
-    whole: bool  # `kept` are all marks that there are
+    version: int  # to pass to the next call of `changes`
+    whole: bool  # `kept` has all marks
     kept: bytes
     lost: bytes = b""
 
 
 class CacheSummary:
-    """The marks of one cache. `keep` and `lose` are for one thread, `changes` may be called on any."""
+    """The marks of one cache. `keep` and `lose` are for one thread; `changes` may be called on any thread."""
 
     def __init__(self, most_marks: int = MOST_MARKS, most_changes: int = MOST_CHANGES) -> None:
         self._most = most_marks
         self._marks: dict[Checkpoint, bytes] = {}  # the oldest first
-        self._log: deque[tuple[bytes, bool]] = deque(maxlen=most_changes)  # a mark, and whether it is kept now
+        self._log: deque[tuple[bytes, bool]] = deque(maxlen=most_changes)  # a mark, and True if it was added
         self._version = 0  # the number of all changes
         self._lock = Lock()
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Enter a checkpoint that has a copy. Does nothing for one that is there, or is shorter than a block."""
+        """Add a checkpoint that has a copy. Does nothing if it was added before or is shorter than a block."""
         if checkpoint in self._marks or checkpoint.length < BLOCK_TOKENS:
             return
         mark = _pack_mark(checkpoint.root, checkpoint.known_place().tokens())
@@ -75,13 +75,13 @@ class CacheSummary:
                 self._note(self._marks.pop(next(iter(self._marks))), kept=False)
 
     def lose(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint that has no copy any more. Does nothing for one that is not there."""
+        """Remove a checkpoint that has no copy any more. Does nothing if it was not added."""
         if checkpoint in self._marks:
             with self._lock:
                 self._note(self._marks.pop(checkpoint), kept=False)
 
     def changes(self, since: int | None) -> SummaryChanges:
-        """Return what has changed since a version; None is nothing that is known."""
+        """Return what has changed since a version. For None or a version too old, return all marks."""
         with self._lock:
             missed = -1 if since is None else self._version - since
             if not 0 <= missed <= len(self._log):
@@ -102,7 +102,7 @@ def unpack_marks(packed: bytes) -> Iterator[Mark]:
 
 
 def block_digests(root: str, tokens: bytes) -> list[bytes]:
-    """Return for each beginning of packed tokens that has whole blocks a hash of it and of `root`."""
+    """Return the hashes of `root` and the first 1, 2, ... whole blocks of packed tokens."""
     digest = _start(root)
     found = []
     for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
@@ -112,7 +112,7 @@ def block_digests(root: str, tokens: bytes) -> list[bytes]:
 
 
 def path_digest(blocks: bytes, tail: bytes) -> bytes:
-    """Return the hash of a path from that of its whole blocks and the packed tokens after them."""
+    """Return the hash of a path, given the hash of its whole blocks and the packed tokens after them."""
     return hashlib.blake2b(blocks + tail, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -128,12 +128,12 @@ def _start(root: str) -> hashlib.blake2b:
     return hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES)
 
 
-# A snapshot of the cache: its positions as a tree, with what each holds.
+# A snapshot of the cache: its positions as a tree, with the copies of each.
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotNode:
-    """One position; those above it come before it in the list."""
+    """One position of a snapshot. The positions above it come before it in the list."""
 
     parent: int | None  # index in the list of the nearest shorter position that is in it
     root: str
@@ -149,9 +149,9 @@ class SnapshotNode:
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
-    """The `limit` positions that were hit most, the longer first among equals, ordered by root and length.
+    """Return the `limit` positions with the most hits, ordered by root and length. Longer ones win a tie.
 
-    Called on the thread that owns the cache.
+    For the thread that owns the cache.
     """
     ranked = sorted(checkpoints, key=lambda checkpoint: (-checkpoint.hits, -checkpoint.length))
     shown = sorted(ranked[:limit], key=lambda checkpoint: (checkpoint.root, checkpoint.length))
@@ -182,23 +182,23 @@ def _node(checkpoint: Checkpoint, index: dict[Checkpoint, int], head_tokens: int
 HEAD_TOKENS = 48
 """How many tokens of a node's text are told."""
 
-MOST_POSITIONS = 4000  # that are looked at: those that were used last
+MOST_POSITIONS = 4000  # that are listed: the most recently used
 MOST_SEARCHED = 1 << 20  # tokens whose text is searched
 
 
 @dataclass(frozen=True, slots=True)
 class TreeQuery:
-    """Which positions to tell."""
+    """Which positions to return."""
 
-    text: str = ""  # in the text after the next shorter position, whatever the case of its letters; empty: all
+    text: str = ""  # to find in the text after the next shorter position, ignoring case; empty: all
     under: str | None = None  # the id of a position: it and those below
     depth: int | None = None  # levels below `under` or the roots; None = all
-    limit: int = 200  # those that were used last, with those above them
+    limit: int = 200  # of the most recently used, including those above them
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is read of one kept position. `parent` is an index in the same list."""
+    """A copy of the record of one position. `parent` is an index in the same list."""
 
     id: str
     parent: int | None
@@ -216,29 +216,29 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A position that is told: where it lies in the tree, and the beginning of its text."""
+    """A position in the result of a query: its place in the tree, and the beginning of its text."""
 
     position: Position
     parent: str | None
     start: int  # tokens before the text: the parent's length
     text: str
     is_whole: bool  # `text` is all of it
-    is_match: bool  # it has what was searched for; those that have not lie above one that has
-    num_children: int  # told or not
+    is_match: bool  # it has the text that was searched for; else it is listed because a match is below it
+    num_children: int  # in the result or not
 
 
 @dataclass(frozen=True, slots=True)
 class CacheTree:
-    """Nodes from the roots down, each before those below it, the last used first among siblings."""
+    """Nodes from the roots down, each before those below it, and siblings with the most recently used first."""
 
     nodes: tuple[TreeNode, ...]
-    num_positions: int  # that are known, told or not
-    truncated: bool  # positions that were asked for are left out, because of `depth` or of a bound
+    num_positions: int  # that are known, in the result or not
+    truncated: bool  # some matching positions are left out, because of `depth` or of a bound
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The positions that were used last, as the thread that owns the cache has found them."""
+    """The most recently used positions, as listed on the thread that owns the cache."""
 
     places: list[tuple[Checkpoint, Place[Checkpoint]]]
     num_known: int
@@ -246,9 +246,9 @@ class Listing:
 
 
 def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return the `most` positions that were used last, and how many there are. For the thread that owns the cache.
+    """Return the `most` positions that were used last, and the number of all. For the thread that owns the cache.
 
-    Waypoints, which say nothing of what was asked, are left out.
+    Waypoints are left out, since they say nothing about the requests.
     """
     told = [checkpoint for checkpoint in checkpoints if not checkpoint.is_waypoint]
     newest = sorted(told, key=attrgetter("used"), reverse=True)[:most]
@@ -256,10 +256,10 @@ def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MO
 
 
 def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:
-    """Return what `query` asks of the positions. Raises NotFoundError where `under` is none of them.
+    """Return the positions that match `query`. Raises NotFoundError if `under` is not the id of a listed position.
 
-    `decode` gives the bytes of tokens. For any thread, while the cache changes: single numbers may be from neighbouring
-    moments. Takes as long as the texts that are searched.
+    `decode` returns the bytes of tokens. May run on any thread while the cache changes, so single numbers may be from
+    neighbouring moments. The time grows with the length of the texts that are searched.
     """
     positions, num_known = _positions(listing), listing.num_known
     asked = _below(positions, query.under)
@@ -287,7 +287,7 @@ def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int
 
 
 class _Texts:
-    """The texts of positions after the ones above them."""
+    """The texts of positions. A position's text is of the tokens between the position above it and itself."""
 
     def __init__(self, positions: Sequence[Position], decode: Callable[[Sequence[int]], bytes]) -> None:
         self._positions = positions
@@ -305,7 +305,7 @@ class _Texts:
         return self._between(one, start, min(start + HEAD_TOKENS, self._positions[one].length))
 
     def has(self, one: int, wanted: str) -> bool:
-        """Whether `wanted`, in lower case, ends in the text. It may begin in the text above it."""
+        """Return True if `wanted`, in lower case, ends in the text. It may begin in the text above it."""
         start = self.start(one)
         first = max(start - len(wanted.encode()), 0)
         before = len(self._between(one, first, start).lower())
@@ -320,7 +320,8 @@ class _Texts:
 def _positions(listing: Listing) -> list[Position]:
     """Return the positions, each after the one above it.
 
-    In this order all that lies below a position follows it at once, so those above the next one are on a stack.
+    They are sorted by their tokens, so all positions below a position follow it directly. A stack therefore has the
+    positions above the current one.
     """
     found = [(checkpoint.root, place.blocks(), checkpoint, place.length) for checkpoint, place in listing.places]
     found.sort(key=itemgetter(0, 1))
@@ -349,7 +350,7 @@ def _positions(listing: Listing) -> list[Position]:
 
 
 def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> bool:
-    """Whether tokens begin with those of a position."""
+    """Return True if the tokens in `blocks` begin with those of a position of the same root."""
     last = len(position.blocks) - 1
     if position.root != root or len(blocks) <= last or blocks[:last] != position.blocks[:last]:
         return False
@@ -357,7 +358,7 @@ def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> boo
 
 
 def _below(positions: Sequence[Position], under: str | None) -> list[int]:
-    """Return the positions from `under` on, each after the one above it."""
+    """Return `under` and the positions below it, or all positions, each after the one above it."""
     if under is None:
         return list(range(len(positions)))
     found = {one for one, position in enumerate(positions) if position.id == under}
@@ -370,7 +371,7 @@ def _below(positions: Sequence[Position], under: str | None) -> list[int]:
 
 
 def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], bool]:
-    """Return the positions that have `text`, and whether all were searched."""
+    """Return the positions whose text has `text`, and True if all were searched."""
     if not text:
         return set(asked), True
     matches: set[int] = set()
@@ -396,7 +397,7 @@ def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: It
 
 
 def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, int]:
-    """Return how deep each lies below the first above it that was asked for."""
+    """Return the level of each position of `asked`. Positions without a parent in `asked` have level 0."""
     levels: dict[int, int] = {}
     for one in asked:
         above = positions[one].parent
@@ -405,7 +406,7 @@ def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, in
 
 
 def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
-    """Return at most `limit` of `near`: those that were used last, with those above them."""
+    """Return at most `limit` positions of `near`: the most recently used, and those above them."""
     told: set[int] = set()
     allowed = set(near)
     for one in sorted(near, key=lambda one: positions[one].idle_seconds):
@@ -420,7 +421,7 @@ def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> 
 
 
 def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
-    """Yield each before those below it, the last used first among siblings."""
+    """Yield each position before those below it, and siblings with the most recently used first."""
     below: dict[int | None, list[int]] = defaultdict(list)
     for one in told:
         above = positions[one].parent
@@ -435,7 +436,7 @@ def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
 
 
 def _cut(blocks: Sequence[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `end` of what the blocks are together."""
+    """Yield the bytes from `start` to `end` of the joined blocks, in pieces."""
     first = 0
     for block in blocks:
         last = first + len(block)

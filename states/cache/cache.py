@@ -2,17 +2,17 @@
 
 How a scheduler uses it, all on the thread that owns the runner:
 
-    inquiry = cache.inquire(root, prompt, on_done=wake)  # where not None, wait until inquiry.done; then learn(inquiry)
-    fetch = cache.prefetch(root, prompt, on_done=wake)  # where not None, wait until fetch.done
-    match = cache.look_up(root, prompt, fetch=fetch)    # locks what it found; then release the fetch
-    cache.restore(match, slot)                          # or, where match.saved is 0, write the initial state
-    run the prompt, and where a state is worth keeping (scheduler/checkpoints.py says where):
+    inquiry = cache.inquire(root, prompt, on_done=wake)  # if not None, wait until inquiry.done and call learn(inquiry).
+    fetch = cache.prefetch(root, prompt, on_done=wake)  # if not None, wait until fetch.done.
+    match = cache.look_up(root, prompt, fetch=fetch)    # locks the checkpoint. Release the fetch afterwards.
+    cache.restore(match, slot)                          # if match.saved is 0, write the initial state instead.
+    run the prompt, and at each position that is worth keeping (see scheduler/checkpoints.py):
     cache.insert(root, prompt[:position], slot, kind=kind, logits=row or None)
-    decode; at the end of the generation, the last token drawn not being run yet:
+    decode, and at the end of the generation, before the last drawn token is run:
     cache.insert(root, prompt + run, slot, kind=CheckpointKind.GENERATION_END, logits=row)
 
-Where `match.logits` is not None the whole prompt was found, and its next token is drawn from these logits without a
-forward pass. A match that is not restored is given back by `release`.
+If `match.logits` is not None, the whole prompt was found, and its next token is drawn from these logits without a
+forward pass. Pass a match that is not restored to `release`.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from states.tokens import TOKEN_BYTES, pack, unpack
 
 @dataclass(slots=True, eq=False)
 class Match:
-    """What a look-up found. Its checkpoint can't be evicted until the cache's `restore` or `release`."""
+    """The result of a look-up. Its checkpoint is locked until it is passed to the cache's `restore` or `release`."""
 
     length: int  # tokens of the prompt
     saved: int  # tokens that need not be run
-    known: int  # tokens along which the prompt follows a known path: where it leaves is a branch point
-    miss: MissReason | None  # why nothing was saved; None where something was
+    known: int  # tokens that the prompt shares with a known path; its end is a branch point
+    miss: MissReason | None  # why nothing was saved; None if something was
     tier: str | None  # the quickest tier that had the state
-    logits: F32 | None  # [V] read-only: those after the last token, where the whole prompt was found
+    logits: F32 | None  # [V] read-only: those after the last token, if the whole prompt was found
     checkpoint: Checkpoint | None = field(repr=False)
-    fetched: Payload | None = field(repr=False)  # where the state is in no quick tier
+    fetched: Payload | None = field(repr=False)  # the state, if no quick tier has it
     locked: bool = field(repr=False)
 
 
 class LookUps:
-    """Finds what a prompt can go on from, and counts what it found."""
+    """Finds the checkpoints from which prompts can go on, and counts hits and misses."""
 
     def __init__(self, positions: Positions, tiers: TieredStore, stats: CacheStats, clock: Callable[[], float]) -> None:
-        """`stats` is kept up to date; `clock` is that of `Checkpoint.used`."""
+        """Counts in `stats`. `clock` is that of `Checkpoint.used`."""
         self._positions = positions
         self._tiers = tiers
         self._stats = stats
         self._clock = clock
 
     def best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
-        """Return the longest checkpoint from which a prompt can go on, whatever tier it lies in. Counts nothing."""
+        """Return the longest checkpoint, in any tier, from which a prompt can go on. Counts nothing."""
         tree = self._positions.tree(root)
         if tree is None:
             return None
@@ -69,7 +69,7 @@ class LookUps:
         return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
 
     def find(self, root: str, tokens: Sequence[int], limit: int | None, fetch: Fetch | None) -> Match:
-        """See `StateCache.look_up`."""
+        """Find and lock the best checkpoint; see `StateCache.look_up`."""
         self._stats.look_ups += 1
         self._stats.tokens_looked_up += len(tokens)
         tree = self._positions.tree(root)
@@ -95,7 +95,7 @@ class LookUps:
         return self._missed(len(tokens), place.length, reason)
 
     def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
-        """Why a prompt of `length` tokens that passes a checkpoint can't go on from it; None where it can."""
+        """Return why a prompt of `length` tokens can't go on from a checkpoint on its path; None if it can."""
         if not checkpoint.resumable:
             return checkpoint.absence
         if limit is not None and checkpoint.length > limit:
@@ -133,7 +133,7 @@ def _weightier(first: MissReason, second: MissReason) -> MissReason:
 
 
 class StateCache:
-    """One model's cache. For the thread that owns the device; only `stats` may be called on others."""
+    """One model's cache. For the thread that owns the device, except methods that say otherwise."""
 
     def __init__(
         self,
@@ -142,9 +142,9 @@ class StateCache:
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tiers` are ordered from the quickest to the slowest, see `states.cache.upkeep`.
+        """`tiers` are ordered from the quickest to the slowest; `states.cache.upkeep` makes them.
 
-        Takes in what earlier processes left in slow tiers.
+        Adds the checkpoints that earlier processes left in slow tiers.
         """
         self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
@@ -160,8 +160,11 @@ class StateCache:
     def inquire(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Begin to ask whether other servers have kept more of a prompt; None where there is nobody to be asked, or
-        where that would save too little. See `prefetch` for `on_done`. What was found is taken in by `learn`."""
+        """Start to ask the shared store whether other servers have kept more of a prompt.
+
+        Returns None if there is no shared store, or if a checkpoint in it would save too little.
+        See `prefetch` for `on_done`. Pass the inquiry to `learn` when it is done.
+        """
         tier = self._shared
         if tier is None:
             return None
@@ -172,7 +175,7 @@ class StateCache:
         return tier.inquire(root, pack(tokens), shortest, longest, on_done)
 
     def learn(self, inquiry: Inquiry) -> None:
-        """Take in what an inquiry that is done has found, so that `prefetch` finds it. Does nothing the second time."""
+        """Add the result of a finished inquiry to the cache, for `prefetch` to find. Does nothing the second time."""
         answer = inquiry.take()
         if answer is None or self._shared is None:
             return
@@ -182,7 +185,7 @@ class StateCache:
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
-        """Take in that the path of another server leads along `tokens`, so that prompts that leave it branch there."""
+        """Remember that another server has a path along `tokens`: prompts that leave it then have a branch point."""
         if not tokens or self._index.is_too_long(tokens):
             return
         tree = self._positions.tree(root)
@@ -193,11 +196,12 @@ class StateCache:
     def prefetch(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
     ) -> Fetch | None:
-        """Begin to read the checkpoint that `look_up` would find best, where it lies in a slow tier alone; else None.
+        """Start to read the best checkpoint for `look_up`, if only a slow tier has it; else return None.
 
-        Look up when the fetch is done; where it has failed, call this again, for the next best may have to be read.
-        Release the fetch then, or whenever the request leaves; it locks the checkpoint meanwhile. `on_done` is called
-        when the read has ended, mostly on the thread that reads, but not where the returned fetch was done already.
+        Call `look_up` when the fetch is done. If it has failed, call this again: the next best may have to be read.
+        Release the fetch after the look-up, or when the request is cancelled: it locks the checkpoint until then.
+        `on_done` is called when the read has ended, mostly on the thread that reads. It is not called if the returned
+        fetch is done already.
         """
         if not self._tiers.any_slow:
             return None
@@ -210,29 +214,29 @@ class StateCache:
     def look_up(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, fetch: Fetch | None = None
     ) -> Match:
-        """The longest prefix of `tokens`, of at most `limit` tokens where given, from which a sequence can go on.
+        """Return the longest prefix of `tokens`, of at most `limit` tokens if given, from which a sequence can go on.
 
-        A checkpoint at the very end serves only where its logits were kept, for otherwise a token must be run to have
-        any. One that lies in a slow tier alone serves only where `fetch` has brought it: this never waits for a file.
+        A checkpoint at the very end is used only if its logits were kept, since otherwise a token must be run to get
+        them. A checkpoint that only a slow tier has is used only if `fetch` has read it: this never waits for a file.
         """
         self._tiers.settle()
         return self._look_ups.find(root, tokens, limit, fetch)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
-        """How many tokens `look_up` would save after `prefetch`. Counts nothing, locks nothing, reads no file."""
+        """Return how many tokens `look_up` would save after `prefetch`. Counts and locks nothing, reads no file."""
         self._tiers.settle()
         checkpoint = self._look_ups.best(root, tokens, limit)
         return 0 if checkpoint is None else checkpoint.length
 
     def continuation(self, root: str, tokens: Sequence[int], count: int) -> list[int]:
-        """The tokens that followed `tokens` when they were last asked for under `root`, at most `count`, if any.
+        """Return at most `count` tokens that followed `tokens` on the most recently used path under `root`.
 
-        Of paths alone, whether or not their states are still kept: counts nothing, locks nothing, reads no file.
+        Paths without states are searched too. Counts and locks nothing, reads no file.
         """
         return unpack(self._positions.continuation(root, pack(tokens), count))
 
     def restore(self, match: Match, slot: int) -> None:
-        """Make the state that was found live in `slot`, promote it to the quickest tier, and release the match."""
+        """Load the state that was found into `slot`, promote it to the quickest tier, and release the match."""
         if match.checkpoint is None or not match.locked:
             raise ValueError(f"nothing to restore: {match}")
         try:
@@ -242,7 +246,7 @@ class StateCache:
             self._index.trim()
 
     def release(self, match: Match) -> None:
-        """Let what was found be evicted again. Does nothing for a miss or for a match that was released before."""
+        """Unlock the checkpoint that was found. Does nothing for a miss or for a match that was released before."""
         if match.checkpoint is not None and match.locked:
             match.locked = False
             match.fetched = None
@@ -258,10 +262,10 @@ class StateCache:
         kind: CheckpointKind,
         logits: F32 | None = None,  # [V] those after the last token
     ) -> bool:
-        """Keep a copy of the live state of `slot`, which has run exactly `tokens`; the path is known from now on.
+        """Keep a copy of the live state of `slot`, which has run exactly `tokens`. Return False if no tier had room.
 
-        False where no tier had room. Where these tokens have a checkpoint already, it stays, unless it lacks logits
-        that are given now. A waypoint that was used, or is inserted as another `kind`, is one no longer.
+        The path is known from then on. If these tokens have a checkpoint already, it stays, unless it lacks logits and
+        `logits` are given. A waypoint that was used, or is inserted again as another `kind`, is no longer a waypoint.
         """
         if len(tokens) == 0:
             raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
@@ -292,50 +296,52 @@ class StateCache:
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:
-        """Forget all checkpoints of an initial state, in every scope, but the locked ones; returns how many went."""
+        """Forget all unlocked checkpoints of an initial state, in every scope. Return how many."""
         return self._drop_all(self._positions.under(lambda root: is_of_state(root, initial_state)))
 
     def drop_all(self) -> int:
-        """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
+        """Forget everything except the locked checkpoints. Return how many positions, including ghost entries."""
         return self._drop_all(list(self._positions))
 
     def drop_position(self, position: str) -> bool:
-        """Forget the position with this id; False where it is locked. Raises NotFoundError."""
+        """Forget the position with this id. Return False if it is locked. Raises NotFoundError."""
         checkpoint = self.find_position(position)
         return self._drop_all([checkpoint]) == 1
 
     def summarise(self) -> None:
-        """Begin to keep a `summary`, which tells others what is kept. Does nothing the second time."""
+        """Start to maintain `summary`, which lists for others what is kept. Does nothing the second time."""
         self._positions.summarise()
 
     @property
     def summary(self) -> CacheSummary | None:
-        """None before `summarise`."""
+        """The marks of what is kept; None before `summarise`."""
         return self._positions.summary
 
     def lose_device(self) -> None:
-        """Forget the states on the device, and those on their way from it: it has failed."""
+        """Forget the states on the device, and those being read from it, since the device has failed."""
         self._tiers.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
-        """Go on with other slots after `lose_device`. `pool` serves where the cache has kept states on the device."""
+        """Use other slots after `lose_device`. `pool` is used only if the cache has a tier on the device."""
         self._tiers.use_device(live, pool)
 
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
-        """Every known position, ghost entries included, or those of a scope. Read-only; see `states.cache.browse`
-        and `states.cache.browse`."""
+        """Return every known position, including ghost entries, or those of a scope. Read-only.
+
+        See `states.cache.browse`.
+        """
         return self._positions.under(lambda root: scope is None or is_within(root, scope))
 
     def find_position(self, position: str) -> Checkpoint:
-        """The position with this id. Raises NotFoundError."""
+        """Return the position with this id. Raises NotFoundError."""
         return self._positions.find(position)
 
     def now(self) -> float:
-        """This moment, by the clock of `Checkpoint.used`."""
+        """Return the current time of the clock of `Checkpoint.used`."""
         return self._clock()
 
     def stats(self) -> CacheStats:
-        """The counts and sizes of this moment. Thread-safe; single numbers may be from neighbouring moments."""
+        """Return the current counts and sizes. Thread-safe; single numbers may be from neighbouring moments."""
         tiers = self._tiers.tiers
         return replace(
             self._stats,
@@ -361,26 +367,26 @@ class StateCache:
 
     @property
     def any_slow(self) -> bool:
-        """Whether there is a tier that outlives the process."""
+        """Whether there is a tier whose copies outlive the process."""
         return self._tiers.any_slow
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether `write_behind` is to be called now and then. May be asked on any thread."""
+        """Whether `write_behind` has something to do, now or later. May be read on any thread."""
         return self._tiers.has_unwritten
 
     def write_behind(self) -> None:
-        """Bring checkpoints that are old enough to a slow tier, a few at a time and without waiting."""
+        """Write checkpoints that are old enough to the slow tiers, a few at a time and without waiting."""
         self._tiers.write_behind()
         self._index.trim()
 
     def close(self) -> None:
-        """Bring the most valuable checkpoints to the quickest slow tier, where there is one, and close all tiers."""
+        """Write the most valuable checkpoints to the slow tiers, as many as fit, and close all tiers."""
         self._tiers.flush()
         self._tiers.close()
 
     def _drop_all(self, checkpoints: Sequence[Checkpoint]) -> int:
-        """Forget those that are not locked; return how many they are."""
+        """Forget the checkpoints that are not locked, and return how many."""
         going = [checkpoint for checkpoint in checkpoints if checkpoint.locks == 0]
         for checkpoint in going:
             self._tiers.drop(checkpoint)

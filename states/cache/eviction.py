@@ -1,11 +1,13 @@
-"""The eviction queue of a tier: the bytes in use, and which checkpoint gives way first.
+"""The eviction queue of a tier: the bytes in use, and the order in which checkpoints are evicted.
 
-A checkpoint is worth the tokens that it saves, times how often it is asked for, for each byte that it and these tokens
-take (GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
-later starts from the clock: so worth fades with time, and a checkpoint that once was popular leaves in the end.
+The worth of a checkpoint is the number of tokens that it saves times how often it was used, for each byte that it and
+these tokens take (GreedyDual-Size-Frequency). An eviction raises the tier's clock to the worth of the evicted
+checkpoint. The worth of a checkpoint that is added or hit later is added to the clock. So worth fades with time, and a
+checkpoint that is no longer used is evicted in the end, even if it was popular.
 
-Waypoints give way before all others, and have a clock of their own. Others give way to them up to a share of the tier,
-so that where memory is full of others the last prompts' waypoints are there; beyond it they displace each other alone.
+Waypoints are evicted before all others, and have a clock of their own. A new waypoint may evict other checkpoints as
+long as waypoints take no more than a share of the tier. So the last prompts have their waypoints even if memory is full
+of other checkpoints. Beyond this share waypoints evict only each other.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from collections.abc import Iterator
 from states.cache.checkpoint import Checkpoint
 from states.tokens import TOKEN_BYTES
 
-WAYPOINT_SHARE = 1 / 8  # of a bound in bytes: up to it others give way to waypoints
-LEAST_WAYPOINTS = 4  # that a share has room for, or else it is of no use
+WAYPOINT_SHARE = 1 / 8  # of a bound in bytes: up to it, others are evicted for waypoints
+LEAST_WAYPOINTS = 4  # that a share must have room for, or else it is not used
 
 
 class EvictionQueue:
-    """The copies in a tier, ordered by worth. At most `capacity` bytes, as callers add only what `free` allows."""
+    """The copies in a tier, ordered by worth. Callers add only what `free` allows, so at most `capacity` bytes."""
 
     def __init__(self, tier: str, capacity: int) -> None:
         self.tier = tier
@@ -46,18 +48,18 @@ class EvictionQueue:
         return itertools.chain(self._waypoints, self._others)
 
     def add(self, checkpoint: Checkpoint, size: int) -> None:
-        """Enter a copy of `size` bytes."""
+        """Add a copy of `size` bytes."""
         assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier}"
         assert self.tier not in checkpoint.sizes, f"a second copy in tier {self.tier}"
         checkpoint.sizes[self.tier] = size
         self._ranking(checkpoint).put(checkpoint, size)
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Take a copy out."""
+        """Remove a copy."""
         self._ranking(checkpoint).remove(checkpoint, checkpoint.sizes.pop(self.tier))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Value the copy anew: after a hit, when it may give way again, and when it is a waypoint no longer."""
+        """Compute the copy's worth again: after a hit, when it is unlocked, and when it is no longer a waypoint."""
         size = checkpoint.sizes[self.tier]
         if checkpoint in self._waypoints and not checkpoint.is_waypoint:
             self._waypoints.remove(checkpoint, size)
@@ -65,25 +67,26 @@ class EvictionQueue:
 
     @property
     def num_waypoints(self) -> int:
-        """How many copies are of waypoints."""
+        """The number of copies of waypoints."""
         return len(self._waypoints)
 
     def weakest(self, *, waypoints_only: bool = False) -> Checkpoint | None:
-        """Return the checkpoint that gives way first, or None where all are locked. Advances the clock to its worth.
+        """Return the checkpoint to evict first, or None if all are locked. Advances the clock to its worth.
 
-        With `waypoints_only`, None where all waypoints are locked.
+        With `waypoints_only`, returns None if all waypoints are locked.
         """
         waypoint = self._waypoints.weakest()
         return waypoint if waypoint is not None or waypoints_only else self._others.weakest()
 
     def weakest_other(self) -> Checkpoint | None:
-        """Return the one that gives way first of those that are no waypoints, as `weakest` does."""
+        """Return the first checkpoint to evict among those that are no waypoints, as `weakest` does."""
         return self._others.weakest()
 
     def weakest_for_waypoint(self, size: int) -> Checkpoint | None:
-        """Return the one that gives way to a waypoint of `size` bytes, as `weakest` does.
+        """Return the checkpoint to evict for a new waypoint of `size` bytes, as `weakest` does.
 
-        No other does where the share is too small for `LEAST_WAYPOINTS`: so few are seldom worth what gives way.
+        It is a waypoint if waypoints would otherwise take more than their share. It is also a waypoint if the share is
+        too small for `LEAST_WAYPOINTS` of this size: fewer are seldom worth the checkpoints evicted for them.
         """
         share = self.capacity * WAYPOINT_SHARE
         fits = LEAST_WAYPOINTS * size <= share and self._waypoints.num_bytes + size <= share
@@ -94,7 +97,7 @@ class EvictionQueue:
 
 
 class _Ranking:
-    """Copies of checkpoints by worth, under one clock."""
+    """Copies of checkpoints ordered by worth, with one clock."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -113,7 +116,7 @@ class _Ranking:
         return checkpoint in self._current
 
     def put(self, checkpoint: Checkpoint, size: int) -> None:
-        """Enter a copy of `size` bytes, or value it anew."""
+        """Add a copy of `size` bytes, or compute its worth again."""
         self.num_bytes += 0 if checkpoint in self else size
         worth = (1 + checkpoint.hits) * checkpoint.saves / max(size + TOKEN_BYTES * checkpoint.saves, 1)
         self._serial += 1
@@ -124,18 +127,18 @@ class _Ranking:
             heapq.heapify(self._queue)
 
     def remove(self, checkpoint: Checkpoint, size: int) -> None:
-        """Take a copy out."""
+        """Remove a copy."""
         self.num_bytes -= size
         del self._current[checkpoint]
 
     def weakest(self) -> Checkpoint | None:
-        """Return the one that gives way first, or None where all are locked. Advances the clock to its worth."""
+        """Return the checkpoint to evict first, or None if all are locked. Advances the clock to its worth."""
         while self._queue:
             priority, _, checkpoint = self._queue[0]
             if self._is_current(self._queue[0]) and checkpoint.locks == 0:
                 self._clock = max(self._clock, priority)
                 return checkpoint
-            heapq.heappop(self._queue)  # a locked one comes back by the touch at its release
+            heapq.heappop(self._queue)  # a locked one is added again by `touch` when it is released
         return None
 
     def _is_current(self, entry: tuple[float, int, Checkpoint]) -> bool:

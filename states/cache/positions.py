@@ -1,4 +1,4 @@
-"""Which positions a cache knows: trees of token paths with ghost entries, within a bound on host memory."""
+"""The positions that a cache knows: trees of token paths, and ghost entries, within a bound on host memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from states.cache.tiers.tiered import TieredStore
 from states.cache.tree import TokenTree
 from states.tokens import TOKEN_BYTES
 
-# Ghost entries: paths whose states are gone, remembered so that branch points are seen.
+# Ghost entries: paths whose states are gone. They are remembered so that branch points are recognised.
 
 
 class GhostEntries:
-    """Checkpoints without a copy, the longest unused first. Bounded by the sum of their lengths in tokens."""
+    """Checkpoints without a copy, least recently used first. Bounded by the sum of their lengths in tokens."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -30,7 +30,7 @@ class GhostEntries:
         return len(self._entries)
 
     def add(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Add an entry; returns those that must be forgotten for it, which may include itself."""
+        """Add an entry. Return the entries that must be forgotten to make room, which may include the new one."""
         self._entries[checkpoint] = None
         self._tokens += checkpoint.length
         forgotten = []
@@ -39,13 +39,13 @@ class GhostEntries:
         return forgotten
 
     def pop_oldest(self) -> Checkpoint:
-        """Remove the longest unused entry and return it. There must be one."""
+        """Remove and return the least recently used entry. There must be one."""
         oldest, _ = self._entries.popitem(last=False)
         self._tokens -= oldest.length
         return oldest
 
     def discard(self, checkpoint: Checkpoint) -> None:
-        """Remove an entry, if it is one."""
+        """Remove a checkpoint, if it is an entry."""
         if checkpoint in self._entries:
             del self._entries[checkpoint]
             self._tokens -= checkpoint.length
@@ -55,14 +55,14 @@ class GhostEntries:
         self._entries.move_to_end(checkpoint)
 
 
-# The index of a cache: what is known of token paths and copies, within a bound on host memory.
+# The index of a cache: its records of token paths and copies, within a bound on host memory.
 
 
 class Index:
-    """Forgets what is least missed while the records of all that is known take more than `capacity`.
+    """Keeps the records of a cache within `capacity` bytes, by forgetting the least useful ones.
 
-    Waypoints go first while they take more than their share, then ghost entries, then what is known of a shared store,
-    then other checkpoints.
+    Waypoints are forgotten first while they take more than their share, then ghost entries, then copies that are known
+    to be in a shared store, then other checkpoints.
     """
 
     def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
@@ -73,16 +73,16 @@ class Index:
 
     @property
     def num_bytes(self) -> int:
-        """An estimate of what paths, records of copies, and the logits of copies on the device take."""
+        """An estimate of the bytes of paths, of records of copies, and of the logits of copies on the device."""
         logits = sum(tier.logits_bytes for tier in self._tiers.tiers)
         return self._positions.num_bytes + _COPY_BYTES * self._tiers.num_copies + logits
 
     def is_too_long(self, tokens: bytes) -> bool:
-        """Whether packed tokens have no room, even alone."""
+        """Return True if a path of packed tokens would not fit even an empty index."""
         return self._positions.cost(tokens) + _COPY_BYTES > self.capacity
 
     def trim(self) -> None:
-        """Forget what was unused for longest until the bound holds, or all that is left is locked."""
+        """Forget records until the bound holds or all remaining ones are locked."""
         while self.num_bytes > self.capacity:
             spared = _WAYPOINT_BYTES * self._tiers.num_waypoints <= WAYPOINT_SHARE * self.capacity
             if not spared and self._forget(waypoints=True):
@@ -99,7 +99,7 @@ class Index:
         return evicted is not None
 
     def adopt_copies(self, tier: Tier) -> None:
-        """Take in what an earlier process left in a tier, as much as has room there and here; delete the rest."""
+        """Enter the copies that an earlier process left in a tier, and delete those that have no room there or here."""
         copies = tier.find_copies()
         excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
         for found in copies:
@@ -110,7 +110,7 @@ class Index:
             self.adopt(tier, found)
 
     def adopt(self, tier: Tier, found: FoundCopy) -> None:
-        """Take in one copy if its position has none and the tier makes room for it, else the path to it alone."""
+        """Enter one copy if its position has none and the tier makes room for it. Else enter only its path."""
         checkpoint = self._positions.record(found.root, found.tokens, found.kind)
         if checkpoint.resumable:
             return
@@ -129,21 +129,21 @@ class Index:
         self.trim()
 
 
-_COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take
+_COPY_BYTES = 1000  # an estimate of the memory of a tier's records of one copy
 _WAYPOINT_BYTES = 2600  # of one waypoint: of its copy, its record and its place in the tree
 
-_MOST_BEYOND = 64  # positions behind a path that are looked at, which takes up to 150 µs
+_MOST_BEYOND = 64  # positions after a path that are examined, which takes up to 150 µs
 
 
 class Positions:
-    """The records of one cache by their paths. Whoever holds it bounds `num_bytes`."""
+    """The records of one cache by their paths. Its owner must bound `num_bytes`."""
 
     def __init__(self, max_ghost_tokens: int, clock: Callable[[], float]) -> None:
-        """Ghost entries take `max_ghost_tokens` together at most."""
+        """The lengths of ghost entries add up to `max_ghost_tokens` at most."""
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
         self._ghosts = GhostEntries(max_ghost_tokens)
         self._clock = clock
-        self._ids = itertools.count(secrets.randbits(40))  # so that an id of another process means nothing
+        self._ids = itertools.count(secrets.randbits(40))  # random, so that an id of another process matches nothing
         self.num_bytes = 0  # of the trees
         self.summary: CacheSummary | None = None  # after `summarise`
 
@@ -153,7 +153,7 @@ class Positions:
 
     @property
     def num_checkpoints(self) -> int:
-        """How many are no ghost entries. Thread-safe."""
+        """How many positions are not ghost entries. Thread-safe."""
         return sum(len(tree) for tree in list(self._trees.values())) - len(self._ghosts)
 
     @property
@@ -161,13 +161,13 @@ class Positions:
         return len(self._ghosts)
 
     def tree(self, root: str) -> TokenTree[Checkpoint] | None:
-        """The paths of a root; None where there are none."""
+        """Return the tree of a root's paths, or None if it has none."""
         return self._trees.get(root)
 
     def continuation(self, root: str, tokens: bytes, count: int) -> bytes:
-        """Return what follows `tokens` on the path under `root` that was used last, `count` tokens at most, packed.
+        """Return the packed tokens, at most `count`, that follow `tokens` on the most recently used path under `root`.
 
-        Empty where no longer path is known. Where many are, the last used of some of them is taken.
+        The result is empty if no longer path is known. If many are, only some of them are compared.
         """
         tree = self._trees.get(root)
         if tree is None:
@@ -181,22 +181,22 @@ class Positions:
         return latest.known_place().tokens()[len(tokens) : len(tokens) + count * TOKEN_BYTES]
 
     def under(self, is_wanted: Callable[[str], bool]) -> list[Checkpoint]:
-        """All positions of the roots that are wanted, each of which is asked for once."""
+        """Return all positions of the roots for which `is_wanted` is true. It is called once for each root."""
         return [checkpoint for root, tree in self._trees.items() if is_wanted(root) for checkpoint in tree]
 
     def find(self, position: str) -> Checkpoint:
-        """The position with this id. Raises NotFoundError."""
+        """Return the position with this id. Raises NotFoundError."""
         for checkpoint in self:
             if str(checkpoint.id) == position:
                 return checkpoint
         raise position_missing(position)
 
     def cost(self, tokens: bytes) -> int:
-        """How many bytes the path of packed tokens takes by itself."""
+        """Return how many bytes a path of packed tokens takes in a tree of its own."""
         return _EMPTY_TREE.cost(tokens) + _EMPTY_TREE.num_bytes
 
     def record(self, root: str, tokens: bytes, kind: CheckpointKind) -> Checkpoint:
-        """Return the record at the end of a path of packed tokens, or a new one."""
+        """Return the record at the end of a path of packed tokens, adding it if it is missing."""
         tree = self._trees.get(root)
         if tree is None:
             tree = self._trees[root] = TokenTree()
@@ -223,16 +223,17 @@ class Positions:
             del self._trees[checkpoint.root]
 
     def forget_oldest_ghost(self) -> bool:
-        """Forget the ghost entry that was unused for longest; False where there is none."""
+        """Forget the least recently used ghost entry. Return False if there is none."""
         if len(self._ghosts) == 0:
             return False
         self.forget(self._ghosts.pop_oldest())
         return True
 
     def become_ghost(self, checkpoint: Checkpoint) -> None:
-        """Take note that no tier has a copy any more. Others are forgotten for it, or it is itself.
+        """Make a record a ghost entry, since no tier has a copy any more.
 
-        A waypoint always is, for the path goes on to the end of its prompt.
+        To make room for it, older ghost entries or this one are forgotten.
+        A waypoint is always forgotten, since its path goes on to the end of its prompt.
         """
         if checkpoint.is_waypoint:
             self.forget(checkpoint)
@@ -242,7 +243,7 @@ class Positions:
             self.forget(forgotten)
 
     def leave_ghosts(self, checkpoint: Checkpoint) -> None:
-        """Take note that a copy is about to be kept."""
+        """Remove a record from the ghost entries, if it is one, since a copy is about to be kept."""
         self._ghosts.discard(checkpoint)
 
     def touch_ghost(self, checkpoint: Checkpoint) -> None:
@@ -250,12 +251,12 @@ class Positions:
         self._ghosts.touch(checkpoint)
 
     def note_kept(self, checkpoint: Checkpoint) -> None:
-        """Take note that a copy is kept, if one is."""
+        """Add a checkpoint to the summary, if there is one and some tier has a copy."""
         if self.summary is not None and checkpoint.resumable:
             self.summary.keep(checkpoint)
 
     def summarise(self) -> None:
-        """Begin to keep a `summary`. Does nothing the second time."""
+        """Start to maintain `summary`. Does nothing the second time."""
         if self.summary is None:
             self.summary = CacheSummary()
             for checkpoint in self:

@@ -1,11 +1,12 @@
-"""A map from packed token sequences to values that answers two questions about a prompt: how far does it follow any
-known sequence, and which of its prefixes have a value.
+"""A map from packed token sequences to values.
 
-A trie with one node a token costs some 125 bytes a token, and every full run of the garbage collector visits all its
-nodes. Here pygtrie's steps are blocks of tokens: a node stands for whole blocks, and keeps what goes on from it, both
-the blocks of its children and the tails (shorter than a block) at which values sit, as one sorted list. Of all
-sequences in a sorted list the one that shares most with a given sequence is a neighbour of its place in it, so a
-bisection finds where a prompt leaves the known paths.
+It answers two questions about a prompt: how far it follows any known sequence, and which of its prefixes have a value.
+
+A trie with one node per token costs some 125 bytes a token, and every full run of the garbage collector visits all its
+nodes. In this one each step of pygtrie's trie is a block of tokens, so a node stands for whole blocks. A node keeps one
+sorted list of its continuations: the blocks of its children, and the tails (shorter than a block) that have a value.
+In a sorted list, the sequence that shares the longest prefix with a given sequence is next to that sequence's place.
+So one bisection finds the position at which a prompt leaves the known paths.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from states.tokens import TOKEN_BYTES, shared_tokens
 
 V = TypeVar("V")
 
-# Estimates of what Python takes for the objects besides the tokens, measured with the records of the cache as values.
+# Estimates of the memory of the Python objects besides the tokens, measured with the records of the cache as values.
 _TREE_BYTES = 2000
 _NODE_BYTES = 950
 _VALUE_BYTES = 600
 
 
 class _Node(Generic[V]):
-    """The end of `depth` whole blocks. `label` is the last of them."""
+    """A node of the trie: the end of a path of `depth` whole blocks, the last of which is `label`."""
 
     __slots__ = ("continuations", "depth", "label", "parent", "values")
 
@@ -40,7 +41,7 @@ class _Node(Generic[V]):
         self.continuations: list[bytes] = []  # sorted: tails that aren't empty, and labels of children
 
     def path(self) -> tuple[bytes, ...]:
-        """The blocks from the root to here."""
+        """Return the blocks from the root to this node."""
         labels = []
         node = self
         while node.parent is not None:
@@ -51,22 +52,22 @@ class _Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[V]):
-    """A position in the tree: a node and the tokens after it, fewer than a block. Valid while it is in the tree."""
+    """A position in the tree: a node and fewer than a block of tokens after it. Valid while the node is in the tree."""
 
     node: _Node[V]
     tail: bytes
     length: int  # tokens from the root
 
     def blocks(self) -> tuple[bytes, ...]:
-        """The packed tokens from the root to here, in pieces."""
+        """Return the packed tokens from the root to this position, in pieces."""
         return (*self.node.path(), self.tail)
 
     def tokens(self) -> bytes:
-        """The packed tokens from the root to here."""
+        """Return the packed tokens from the root to this position."""
         return b"".join(self.blocks())
 
     def values_back(self) -> Iterator[V]:
-        """The values here and at the prefixes of this, the longest first."""
+        """Yield the values at this position and at its prefixes, the longest first."""
         node: _Node[V] | None = self.node
         ahead = self.tail
         while node is not None:
@@ -80,7 +81,7 @@ class Place(Generic[V]):
 
 
 class TokenTree(Generic[V]):
-    """The map. A path is known as long as a value sits at its end; removing the value forgets what only it used."""
+    """The map. A path is known while it leads to a value: removing a value also forgets the path that only it used."""
 
     def __init__(self, block_tokens: int = 512) -> None:
         self._block = block_tokens * TOKEN_BYTES
@@ -88,23 +89,23 @@ class TokenTree(Generic[V]):
         self._nodes: Any = pygtrie.Trie()  # path of blocks -> _Node
         self._nodes[()] = self._root
         self._size = 0
-        self.num_bytes = _TREE_BYTES  # an estimate of the memory, the records at the values included
+        self.num_bytes = _TREE_BYTES  # an estimate of the memory, including the records that are the values
 
     def __len__(self) -> int:
-        """How many sequences have a value."""
+        """Return how many sequences have a value."""
         return self._size
 
     def __iter__(self) -> Iterator[V]:
-        """Every value, in no particular order."""
+        """Yield every value, in no particular order."""
         for node in self._nodes.itervalues():
             yield from node.values.values()
 
     def cost(self, tokens: bytes) -> int:
-        """The most bytes by which `num_bytes` grows when `tokens` get a value."""
+        """Return the most bytes by which `num_bytes` can grow when `tokens` get a value."""
         return len(tokens) + _VALUE_BYTES + _NODE_BYTES * (len(tokens) // self._block)
 
     def put(self, tokens: bytes, value: V) -> Place[V]:
-        """Give `tokens` a value in place of the one they may have."""
+        """Set the value of `tokens`, replacing the one they have, if any."""
         blocks = self._blocks(tokens)
         node = self._grow(blocks)
         tail = tokens[len(blocks) * self._block :]
@@ -117,13 +118,13 @@ class TokenTree(Generic[V]):
         return Place(node, tail, len(tokens) // TOKEN_BYTES)
 
     def get(self, tokens: bytes) -> V | None:
-        """The value of exactly these tokens."""
+        """Return the value of exactly these tokens, or None."""
         blocks = self._blocks(tokens)
         node: _Node[V] | None = self._nodes.get(blocks)
         return None if node is None else node.values.get(tokens[len(blocks) * self._block :])
 
     def remove(self, place: Place[V]) -> None:
-        """Take the value at `place` away, and every node that no other value needs."""
+        """Remove the value at `place`, and every node that no other value needs."""
         node, tail = place.node, place.tail
         del node.values[tail]
         self._size -= 1
@@ -133,7 +134,7 @@ class TokenTree(Generic[V]):
         self._prune(node)
 
     def follow(self, tokens: bytes) -> Place[V]:
-        """The last position along `tokens` that lies on a known path."""
+        """Return the last position along `tokens` that is on a known path."""
         node: _Node[V] = next(reversed(list(self._nodes.prefixes(self._blocks(tokens))))).value
         start = node.depth * self._block
         rest = tokens[start : start + self._block]
@@ -141,9 +142,9 @@ class TokenTree(Generic[V]):
         return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
     def values_beyond(self, place: Place[V], most: int) -> list[V]:
-        """Some values of sequences that go on from `place`: all of them where there are few.
+        """Return values of sequences that continue the one at `place`: all of them if there are few, else some.
 
-        No more than `most` values and nodes are looked at.
+        Examines at most `most` values and nodes.
         """
         values: list[V] = []
         ahead = [(place.node, place.tail)]
@@ -194,16 +195,17 @@ class TokenTree(Generic[V]):
 
 
 def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
-    """The most tokens that `wanted` shares with any member of a sorted list."""
+    """Return the length in tokens of the longest prefix that `wanted` shares with a member of a sorted list."""
     at = bisect_left(ordered, wanted)
     return max((shared_tokens(near, wanted) for near in ordered[max(at - 1, 0) : at + 1]), default=0)
 
 
 def _prefixes_back(ordered: list[bytes], wanted: bytes) -> Iterator[bytes]:
-    """The members of a sorted list that are prefixes of `wanted`, the longest first; none may be empty.
+    """Yield the members of a sorted list that are prefixes of `wanted`, the longest first. No member may be empty.
 
-    A member between a prefix of `wanted` and `wanted` begins with that prefix. So where the last member that isn't
-    greater is no prefix, every prefix in the list is one of what the two share.
+    Every member between a prefix of `wanted` and `wanted` itself begins with that prefix.
+    So if the last member that isn't greater than `wanted` is no prefix of it, the search goes on with the prefix that
+    those two share: every other prefix of `wanted` in the list is also a prefix of that.
     """
     while (at := bisect_right(ordered, wanted)) > 0:
         near = ordered[at - 1]

@@ -1,4 +1,4 @@
-"""Make a cache with the tiers that its settings ask for, and do its background work on the thread that owns it."""
+"""Making a cache with the configured tiers, and its background work on the thread that owns it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def make_cache(
     clock: Callable[[], float] = time.monotonic,
     store: OpenStore | None = None,
 ) -> StateCache:
-    """A cache with the tiers that are configured: the device's `pool` where there is one, host memory, disk,
-    the shared store.
+    """Return a cache with the configured tiers: the device's `pool` if given, host memory, disk, the shared store.
 
-    `model` is the fingerprint of whatever must be equal for a state to be continued: weights and their format.
-    `writer` writes the files; None is one as configured. `clock` gives seconds that never go back.
+    `model` is the fingerprint of all that must be equal for a state to be continued: weights and their format.
+    `writer` writes the files; None makes one from `config`. `clock` returns seconds that never go back.
     `store` stays open when the cache is closed.
     """
     config = config or CacheConfig()
@@ -55,7 +54,7 @@ def make_cache(
 
 
 def _shared_tier(store: OpenStore, model: str, shape: ModelShape, max_record_bytes: int) -> SharedTier:
-    from states.shared.checkpoints import CheckpointStore  # of an extra, as an open store has shown to be there
+    from states.shared.checkpoints import CheckpointStore  # needs an extra; an open store shows that it is installed
 
     checkpoints = CheckpointStore(store.client, store.bodies, store.config.ttl)
     return SharedTier(store.config, store.client, checkpoints, store.capacity, model, shape, max_record_bytes)
@@ -63,16 +62,16 @@ def _shared_tier(store: OpenStore, model: str, shape: ModelShape, max_record_byt
 
 logger = logging.getLogger(__name__)
 
-_WRITE_BEHIND_SECONDS = 1.0  # from one look for states that are to be written to the next
+_WRITE_BEHIND_SECONDS = 1.0  # between two searches for states that are old enough to be written
 
 
 class CacheUpkeep:
-    """Writes what is old enough to disk, and drops what nobody can reach. For one event loop, but for `forget_root`."""
+    """Writes states to disk when they are old enough, and drops unreachable ones. For one event loop."""
 
     def __init__(
         self, cache: StateCache, call: Callable[[Callable[[], None]], None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """`call` has the thread that owns `cache` call its argument."""
+        """`call` makes the thread that owns `cache` call its argument."""
         self._cache = cache
         self._call = call
         self._loop = loop
@@ -82,24 +81,24 @@ class CacheUpkeep:
             self._write_behind()
 
     def stop(self) -> None:
-        """Write nothing more, since the thread is about to end, which writes the rest."""
+        """Stop writing. The thread that owns the cache is about to end, and writes the rest itself."""
         self._stopped = True
         if self._next is not None:
-            self._next.cancel()  # and let go of the cache
+            self._next.cancel()  # and drop the reference to the cache
 
     def forget_root(self, root: str) -> None:
-        """Drop what is kept of sequences that start from the state with this digest. For any thread."""
+        """Drop the checkpoints of sequences that start from the state with this digest. For any thread."""
         self._do(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
 
     def changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
+        """Return what has changed in the cache's summary since a version. If there is none, start it; return None."""
         if self._cache.summary is None:
             self._do(self._cache.summarise, "nobody is told what it keeps")
             return None
         return self._cache.summary.changes(since)
 
     def _write_behind(self) -> None:
-        """Have states that are old enough written to disk, now and every second from now on."""
+        """Have states that are old enough written to disk, now and every second from then on."""
         if self._stopped:
             return
         if self._cache.has_unwritten:
@@ -107,7 +106,7 @@ class CacheUpkeep:
         self._next = self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
 
     def _do(self, action: Callable[[], object], consequence: str) -> None:
-        """Have `action` done on the thread; where it fails, that and its `consequence` are logged."""
+        """Run `action` on the thread that owns the cache. If it fails, log the error and its `consequence`."""
 
         def call() -> None:
             try:

@@ -1,1 +1,1 @@
-"""Files that hold a state: our own, tuned states, ai00's prefab; read, checked and written."""
+"""Reading, checking and writing files with a state: our own files, tuned states and ai00's prefab."""

@@ -1,4 +1,4 @@
-"""A model's states in and out of files, wherever they come from: the operator, a folder, an upload or a request."""
+"""Reading a model's states from files and writing them: files of the operator, of a folder, of an upload or request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
 
 
 def confined_path(folder: Path | None, requested: str, field: str) -> Path:
-    """The file at `requested`, relative to `folder` or to where the server runs, inside `folder`, symbolic links
-    followed.
+    """Return the path of the file `requested` inside `folder`, with symbolic links followed.
 
-    Raises InvalidRequestError, which names `field`, where the path leaves the folder or where there is no folder to
-    read from; NotFoundError where no file is there, or one that the server keeps for itself: whoever may have that
-    state has it by its name, and what others have asked before nobody may try by a hash.
+    `requested` is relative to `folder` or to the server's working directory.
+    Raises InvalidRequestError, which names `field`, if the path leaves the folder or no folder is configured.
+    Raises NotFoundError if there is no such file, or if it is one of the server's own. A client that may use such a
+    state gets it by its name, and must not find out by a hash what others have asked.
     """
     if folder is None:
         raise InvalidRequestError(field, requested, "no path at all: no folder of state files is configured")
@@ -46,7 +46,7 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
             ),
             (root / requested).resolve(),
         )
-    except (OSError, RuntimeError) as error:  # a loop of links: the one or the other, by the version of Python
+    except (OSError, RuntimeError) as error:  # a loop of links: which error depends on the version of Python
         raise InvalidRequestError(field, requested, allowed) from error
     if not target.is_relative_to(root):
         raise InvalidRequestError(field, requested, allowed)
@@ -59,9 +59,9 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
     return target
 
 
-# A folder that belongs to one process at a time: two that wrote and deleted files in one would lose each other's.
+# A folder for one process at a time: two processes that write and delete files in it would lose each other's files.
 #
-# The lock is the operating system's, so it ends with the process, however that ends.
+# The lock is the operating system's, so it ends with the process, even if the process is killed.
 
 if sys.platform == "win32":
     import msvcrt
@@ -80,16 +80,16 @@ CACHE_LOCK = "in-use.lock"
 STATES_LOCK = "states-in-use.lock"
 """The names of the locks differ, so that one server may keep both in one folder."""
 
-_HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}  # the last two by Windows
+_HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}  # the last two on Windows
 
 
 class OwnedFolder:
-    """A folder that is ours until `release`, or until this is collected."""
+    """A folder locked for this process until `release`, or until the object is collected."""
 
     def __init__(self, path: Path, what: str, lock_name: str) -> None:
-        """Make the folder where it is missing; `what` says in errors which one it is.
+        """Make the folder if it is missing, and lock it. Errors call the folder `what`.
 
-        Raises StateError where it can't be used or another process has it.
+        Raises StateError if the folder can't be used or another process has locked it.
         """
         self.path = path
         try:
@@ -107,31 +107,31 @@ class OwnedFolder:
             raise StateError(f"{what} {path}: can't be locked: {error.strerror}; expected one that can") from error
 
     def release(self) -> None:
-        """Let another process have it. Idempotent."""
+        """Unlock the folder for other processes. Idempotent."""
         self._close()
 
 
 ExportForm: TypeAlias = Literal["full", "tuned", "prefab"]
 
 _KIND = "named"
-_UNKNOWN = ""  # what a named state once started from
+_UNKNOWN = ""  # what a named state started from
 
 
 class StateFiles:
-    """The files of one model's states. Thread-safe."""
+    """Reads and writes the files of one model's states. Thread-safe."""
 
     def __init__(self, shape: ModelShape, model: str, folder: Path | None = None) -> None:
-        """`model` is the fingerprint that full-state files must have; `folder` is where requests may read from."""
+        """`model` is the fingerprint that full-state files must have. Requests may read files in `folder`."""
         self.shape = shape
         self.folder = folder
         self._model = model
 
     def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
-        """Read a state from a file of any form. Raises StateError where it is damaged or does not fit the model."""
+        """Read a state from a file of any form. Raises StateError if it is damaged or does not fit the model."""
         return read_state(path, self.shape, self._model, layout)
 
     def read_requested(self, requested: str) -> LoadedState:
-        """Read a state from a file that a request names, inside the folder alone."""
+        """Read a state from a file that a request names. The file must be in the folder."""
         return self.read(confined_path(self.folder, requested, "state.path"))
 
     def read_rows(self, values: Sequence[float] | F32, dims: Sequence[int]) -> LoadedState:
@@ -139,9 +139,9 @@ class StateFiles:
         return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
 
     def freeze(self, loaded: LoadedState, source: str) -> FrozenState:
-        """Return what was loaded as a state to start from.
+        """Return a loaded state as one from which sequences can start.
 
-        Raises StateError, which begins with `source`, where it does not fit the model.
+        Raises StateError if it does not fit the model. The message begins with `source`.
         """
         return freeze_state(
             loaded.state,
@@ -153,11 +153,11 @@ class StateFiles:
         )
 
     def save(self, path: Path, name: str, frozen: FrozenState) -> None:
-        """Write a full-state file; a crash leaves the old one or the new one."""
+        """Write a full-state file. After a crash there is the old file or the new one."""
         save_full_state(path, self._saved(name, frozen), self.shape.version)
 
     def export(self, form: ExportForm, name: str, key: uuid.UUID, frozen: FrozenState) -> Iterator[bytes | memoryview]:
-        """Return the bytes of a file of this form, piece by piece. The form of tuned states leaves out the shifts."""
+        """Return the bytes of a file of this form, in pieces. The form "tuned" leaves out the shifts."""
         match form:
             case "full":
                 return full_state_parts(self._saved(name, frozen), self.shape.version)

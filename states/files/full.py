@@ -1,9 +1,9 @@
-"""Our own state file: a whole recurrent state, shifts included, and where it came from.
+"""Our own state file: a whole recurrent state, shifts included, and its origin.
 
-A safetensors file. Tensors: one `state.<field>` [L, ...] for each recurrent field in f32 or f16, `tokens` [T] u32
-where the path is known, `logits` [V] f32 where the last ones were kept. Metadata: format, format_version, model (the
-fingerprint), model_version, num_tokens, last_tokens, initial_state, kind, label, a CRC-32 for every tensor (type,
-shape and bytes) and one over the rest of the metadata, so that a damaged byte is found wherever it is.
+It is a safetensors file. Tensors: one `state.<field>` [L, ...] for each recurrent field in f32 or f16, `tokens` [T] u32
+if the path is known, `logits` [V] f32 if the last ones were kept. Metadata: format, format_version, model (the
+fingerprint), model_version, num_tokens, last_tokens, initial_state, kind, label. The metadata also has a CRC-32 for
+every tensor (type, shape and bytes) and one over the rest of the metadata, so that any damaged byte is found.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rnn_engine.tensor_files.source import TensorSource
 from rnn_engine.types import ModelShape
 from states.frozen import Payload, check_array, check_fields, check_shape, check_state
 
-# Open files with states for reading. What the readers of tensors say of a damaged file becomes a `StateError`.
+# Open files with states for reading. An error of the tensor readers about a damaged file becomes a `StateError`.
 
 _HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryFile]:
-    """Open a file. Raises StateError where it can't be read, and for every ModelError of the block.
+    """Open a file. Raises StateError if it can't be read, and in place of every ModelError of the block.
 
-    The message has the file's name and not its path, which is not for those who sent it.
+    The message has the file's name and not its path, which clients must not see.
     """
     with as_state_errors(str(path)), closing(BinaryFile(path)) as file:
         yield file
@@ -46,7 +46,7 @@ def opened(path: Path) -> Iterator[BinaryFile]:
 
 @contextmanager
 def as_state_errors(path: str) -> Iterator[None]:
-    """Raise StateError for every ModelError of the block, with the file's name in place of its path."""
+    """Raise StateError in place of every ModelError of the block. Its message has the file's name, not its path."""
     try:
         yield
     except ModelError as error:
@@ -54,19 +54,19 @@ def as_state_errors(path: str) -> Iterator[None]:
 
 
 def read_safetensors(file: ByteSource) -> SafetensorsFile:
-    """Read the header of a safetensors file with states. Raises ModelError where it is damaged."""
+    """Read the header of a safetensors file with states. Raises ModelError if it is damaged."""
     return SafetensorsFile(file, _HEADER_LIMIT)
 
 
 def read_pth(file: BinaryFile, shape: ModelShape) -> TensorSource:
-    """Read what a .pth file says of its tensors; the result closes it. Raises ModelError where it is damaged."""
+    """Read the tensor names and shapes in a .pth file, which the result closes. Raises ModelError if it is damaged."""
     if file.read(0, min(2, file.stamp.size)).tobytes() != b"PK":
-        return read_source(file)  # which tells what else it is
+        return read_source(file)  # which finds out what else it is
     return PthFile(file, most_inflated=2 * shape.state_bytes)  # tensors in f64 have twice the bytes
 
 
 def modified(path: Path) -> float:
-    """Return when a file was written last, in Unix time; 0 where that can't be told, as of a loop of links."""
+    """Return when a file was last written, in Unix time; 0 if that is unknown, for example for a loop of links."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -78,19 +78,19 @@ def _header(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) ->
 
 
 def file_bytes(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> int:
-    """The exact size of the file that `write_file` makes."""
+    """Return the exact size in bytes of the file that `write_file` makes."""
     return len(_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
 
 
 def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, piece by piece."""
+    """Yield the bytes of a safetensors file, in pieces."""
     yield _header(tensors, metadata)
     for array in tensors.values():
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def write_file(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file in one step: a crash leaves the old file or the new one, on the disk."""
+    """Write a safetensors file to the disk in one step: after a crash there is the old file or the new one."""
     with atomic_file(path) as file:
         for part in file_parts(tensors, metadata):
             file.write(part)
@@ -108,11 +108,11 @@ _METADATA_CHECKSUM = "crc32"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a state came from."""
+    """The origin of a state: its model, and what the sequence started from and has run."""
 
     model: str  # fingerprint
     initial_state: str  # what the sequence started from; see `states.frozen.NO_INITIAL_STATE`
-    num_tokens: int  # run since then
+    num_tokens: int  # that it has run since then
     kind: str
     name: str = ""  # of a named state; `label` in the file
     last_tokens: tuple[int, ...] = ()  # the last of them, as far as they are known
@@ -120,45 +120,45 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a full-state file says without its state being read."""
+    """The content of a full-state file without the state and the logits."""
 
     origin: Origin
-    tokens: bytes | None  # packed; None where they are not known
+    tokens: bytes | None  # packed; None if they are not known
     has_logits: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """What a full-state file holds."""
+    """The content of a full-state file."""
 
     origin: Origin
-    tokens: bytes | None  # packed; None where they are not known
+    tokens: bytes | None  # packed; None if they are not known
     payload: Payload
 
 
 def save_full_state(path: Path, saved: SavedState, model_version: str) -> None:
-    """Write the file; a crash leaves the old one or the new one."""
+    """Write a full-state file. After a crash there is the old file or the new one."""
     tensors = _tensors(saved)
     write_file(path, tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
 
 
 def full_state_parts(saved: SavedState, model_version: str) -> Iterator[bytes | memoryview]:
-    """The bytes of the file that `save_full_state` makes, piece by piece."""
+    """Return the bytes of the file that `save_full_state` makes, in pieces."""
     tensors = _tensors(saved)
     return file_parts(tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
 
 
 def full_state_bytes(saved: SavedState, model_version: str) -> int:
-    """The exact size of the file that `save_full_state` makes. Reads no array."""
+    """Return the exact size in bytes of the file that `save_full_state` makes. Reads no array."""
     tensors = _tensors(saved)
     return file_bytes(tensors, _metadata(saved.origin, model_version, dict.fromkeys(tensors, 0)))
 
 
 def read_summary(path: Path, model: str | None) -> Summary:
-    """What a file holds, without reading the state.
+    """Read a full-state file except its state and logits.
 
-    Raises StateError where the file is damaged as far as it is read, of another format or, unless `model` is None,
-    of another model.
+    Raises StateError if the file is of another format, or if the part that is read is damaged.
+    Unless `model` is None, raises it also for a file of another model.
     """
     with opened(path) as data:
         file = read_safetensors(data)
@@ -166,19 +166,19 @@ def read_summary(path: Path, model: str | None) -> Summary:
 
 
 def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """The whole file. Raises StateError where it is damaged or does not fit; see `read_summary`."""
+    """Read a whole full-state file. Raises StateError if it is damaged or does not fit; see `read_summary`."""
     with opened(path) as data:
         return full_state_of(read_safetensors(data), path, shape, model)
 
 
 def parse_full_state(data: bytes, name: str, shape: ModelShape, model: str) -> SavedState:
-    """The whole of a file that is in memory and is called `name` in messages. See `read_full_state`."""
+    """Read a whole full-state file from memory. Errors call it `name`. See `read_full_state`."""
     with as_state_errors(name):
         return full_state_of(read_safetensors(MemoryFile(name, data)), Path(name), shape, model)
 
 
 def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """The whole of an open file at `path`. Raises what `read_full_state` raises, or ModelError."""
+    """Read a whole open full-state file. Raises the errors of `read_full_state`, or ModelError."""
     metadata = _checked_metadata(file, path)
     summary = _summary(file, metadata, path, model)
     fields = {name.removeprefix(_STATE_PREFIX): name for name in file.tensors if name.startswith(_STATE_PREFIX)}
@@ -194,14 +194,14 @@ def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: s
 
 
 def is_full_state(metadata: Mapping[str, str] | None) -> bool:
-    """Whether a safetensors file with this metadata is one of ours, in any format version."""
+    """Return True if a safetensors file with this metadata is a full-state file, in any format version."""
     return metadata is not None and metadata.get("format") == FORMAT
 
 
 def _tensors(saved: SavedState) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {}
     if saved.tokens is not None:
-        # first in the file, so that a start that reads them alone touches no more
+        # first in the file, so that `read_summary` reads only its beginning
         tensors[_TOKENS] = np.frombuffer(saved.tokens, np.uint32)  # [T]
     for name, array in saved.payload.state.items():
         tensors[_STATE_PREFIX + name] = array

@@ -1,10 +1,10 @@
 """ai00's form of a state: one f32 array with rows of channels, alone in a JSON request or inside a CBOR file.
 
-The array is [L, R, D], row-major. The rows of a layer are its fields in the state's order: a vector is one row, and a
-matrix a head is N of them, of which row j has at column h * N + i head h at key j, value i. So there are N + 2 rows,
-the first one the time-mix shift and the last the channel-mix shift, and 5 before RWKV-5. The array's dimensions are
-named in the opposite order, the fastest first: [D, R, L, 1]. The CBOR file is a map {name, id, default, data: {shape,
-data}}.
+The array is [L, R, D], row-major. The rows of a layer are its fields in the state's order. A vector field is one row.
+A field with a matrix for each head is N rows: row j has at column h * N + i the number of head h at key j, value i.
+So there are N + 2 rows, and 5 before RWKV-5. The first is the time-mix shift and the last the channel-mix shift.
+The array's dimensions are named in the opposite order, the fastest first: [D, R, L, 1]. The CBOR file is a map {name,
+id, default, data: {shape, data}}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_VALUES: Final = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefab:
-    """What a CBOR state file holds."""
+    """The content of a CBOR state file."""
 
     name: str
     id: uuid.UUID
@@ -41,14 +41,14 @@ class Prefab:
 
 
 def prefab_dims(shape: ModelShape) -> tuple[int, int, int, int]:
-    """The four dimensions of a model's state in this form, the fastest first."""
+    """Return the four dimensions of a model's state in this form, the fastest first."""
     return (shape.width, sum(_num_rows(field) for field in _fields(shape, "prefab")), shape.num_layers, 1)
 
 
 def state_from_rows(
     values: Sequence[float] | NDArray[np.float32], dims: Sequence[int], shape: ModelShape, source: str
 ) -> dict[str, F32]:
-    """The state that `values` [L * R * D] describe. Raises StateError where they do not fit the model."""
+    """Return the state in `values` [L * R * D]. Raises StateError if they do not fit the model."""
     fields = _fields(shape, source)
     expected = prefab_dims(shape)
     if tuple(dims) != expected:
@@ -76,7 +76,7 @@ def state_from_rows(
 
 
 def rows_from_state(state: State, shape: ModelShape) -> F32:
-    """A state in this form. -> [L * R * D] f32"""
+    """Return a state in this form. -> [L * R * D] f32"""
     rows = []
     for field in _fields(shape, "export"):
         values = state[field.name]
@@ -87,12 +87,12 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
 
 
 def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
-    """Read a CBOR state file. Raises StateError where it is damaged or does not fit the model."""
+    """Read a CBOR state file. Raises StateError if it is damaged or does not fit the model."""
     if not _is_plain_cbor(data):
         raise StateError(f"{source}: not readable CBOR: it is truncated, or holds more than a state's plain values")
     try:
         content = cbor2.loads(data)
-    except Exception as error:  # the library raises what its decoders of values raise, too
+    except Exception as error:  # the library also lets the exceptions of its value decoders through
         raise StateError(f"{source}: not readable CBOR: {error}") from error
     fields = _map_with(content, {"name": str, "id": bytes, "default": bool, "data": dict}, source)
     tensor = _map_with(fields["data"], {"shape": list, "data": bytes}, f"{source}: data")
@@ -109,21 +109,21 @@ def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
 
 
 def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
-    """The CBOR state file that `decode_prefab` reads."""
+    """Return the bytes of a CBOR state file, for `decode_prefab`."""
     rows = rows_from_state(prefab.state, shape)
     tensor = {"shape": list(prefab_dims(shape)), "data": rows.astype("<f4").tobytes()}
     return cbor2.dumps({"name": prefab.name, "id": prefab.id.bytes, "default": prefab.default, "data": tensor})
 
 
 def _is_plain_cbor(data: bytes) -> bool:
-    """Return whether `data` is one value of few parts, none of them tagged: such CBOR is decoded in little memory."""
+    """Return True if `data` is one value of few parts without tags: such CBOR is decoded in little memory."""
     position, awaited, seen = 0, 1, 0
     while awaited > 0:
         if position >= len(data) or seen == _MOST_VALUES or awaited > _MOST_VALUES:
             return False
         kind, size = divmod(data[position], 32)
         more = {24: 1, 25: 2, 26: 4, 27: 8}.get(size, 0)
-        if size >= 28 or kind == _TAG:  # of indefinite length, or a value of another type in disguise
+        if size >= 28 or kind == _TAG:  # of indefinite length, or a tag, which makes a value of another type
             return False
         argument = int.from_bytes(data[position + 1 : position + 1 + more], "big") if more else size
         position += 1 + more + (argument if kind in _STRINGS else 0)
@@ -147,7 +147,7 @@ def _num_rows(field: StateField) -> int:
 
 
 def _fields(shape: ModelShape, source: str) -> tuple[StateField, ...]:
-    """All fields of the state, each of which fills whole rows. Raises StateError where one does not."""
+    """Return all fields of the state. Raises StateError if one does not fill whole rows."""
     for field in shape.state_fields:
         sizes = (field.shape[0] * field.shape[1],) if field.kind is FieldKind.MATRIX else field.shape
         if sizes != (shape.width,):

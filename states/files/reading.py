@@ -1,12 +1,12 @@
-"""Read a state from a file of any form that users have, tuned initial states among them.
+"""Read a state from a file of any form that users have, including tuned initial states.
 
-    safetensors, ours        a full state with shifts, bound to its model by the fingerprint
-    safetensors, other       a tuned state in ai00's layout [H, key, value], unless its metadata says otherwise
-    .pth                     a tuned state in BlinkDL's layout [H, value, key]
-    CBOR                     ai00's prefab state, shifts included
+    safetensors, ours        a full state with shifts, bound to its model by the fingerprint.
+    safetensors, other       a tuned state in ai00's layout [H, key, value], unless its metadata says otherwise.
+    .pth                     a tuned state in BlinkDL's layout [H, value, key].
+    CBOR                     ai00's prefab state, shifts included.
 
-The form is told by the first bytes, not by the name. What a file says of its tensors is held against the model before
-any of them is read, so that a hostile file takes no more memory than a state.
+The first bytes decide the form, not the name. The names and shapes of a file's tensors are checked against the model
+before any tensor is read, so that a hostile file takes no more memory than a state.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from states.tokens import TOKEN_BYTES, unpack
 
 # Tuned initial states: the trained wkv tensors of a model, `blocks.N.att.time_state`, and nothing else.
 #
-# A state as it was trained starts a sequence with these tensors and with shifts of zero. BlinkDL's .pth files hold [H,
-# value, key]; ai00's `.st` convention has the two swapped. They are of one size, so a file can't show which it is: the
-# reader of the container says so.
+# A tuned state starts a sequence with these tensors and with shifts of zero. BlinkDL's .pth files have [H, value, key];
+# ai00's `.st` convention has the last two axes swapped. Both axes have the same size, so the tensors can't show which
+# layout it is: the reader of the container decides.
 
 Layout: TypeAlias = Literal["value_key", "key_value"]
 """Which of the last two axes of a time_state tensor is which: BlinkDL's, or ai00's."""
@@ -44,14 +44,14 @@ _NAME = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.att\.time_state")
 
 
 def is_time_state(name: str) -> bool:
-    """Whether a tensor of this name is part of a tuned state."""
+    """Return True if a tensor of this name is part of a tuned state."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
-    """Raise StateError where `tensors`, as a file describes them, are no tuned state of the model.
+    """Raise StateError if `tensors`, as a file describes them, are no tuned state of the model.
 
-    Others among them are left alone.
+    Tensors with other names are ignored.
     """
     field = _matrix_field(shape, source)
     layers = _layers(tensors, source)
@@ -67,9 +67,9 @@ def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -
 def state_from_tuned(
     tensors: Mapping[str, NDArray[Any]], shape: ModelShape, layout: Layout, source: str
 ) -> dict[str, F32]:
-    """The initial state that `tensors` describe; other tensors among them are left alone.
+    """Return the initial state in `tensors`, ignoring tensors with other names.
 
-    Raises StateError where a layer is missing or too many, and where a tensor does not fit the model.
+    Raises StateError if there are too few or too many layers, or if a tensor does not fit the model.
     """
     check_tuned(tensors, shape, source)
     field = _matrix_field(shape, source)
@@ -82,19 +82,19 @@ def state_from_tuned(
 
 
 def tuned_from_state(state: State, shape: ModelShape, layout: Layout) -> dict[str, F32]:
-    """The time_state tensors of a state. Its shifts are lost: the form has no place for them."""
+    """Return the time_state tensors of a state. Its shifts are lost, since the form has no place for them."""
     wkv = state[_matrix_field(shape, "export").name]  # [L, H, value, key]
     ordered = wkv if layout == "value_key" else wkv.transpose(0, 1, 3, 2)
     return {tensor_name(layer): np.ascontiguousarray(ordered[layer]) for layer in range(shape.num_layers)}
 
 
 def tensor_name(layer: int) -> str:
-    """The name of a layer's tensor."""
+    """Return the name of a layer's time_state tensor."""
     return f"blocks.{layer}.att.time_state"
 
 
 def _matrix_field(shape: ModelShape, source: str) -> StateField:
-    """The field that time_state is the initial value of."""
+    """Return the state field whose initial value is time_state."""
     matrices = [field for field in shape.state_fields if field.kind is FieldKind.MATRIX]
     if len(matrices) != 1:
         raise StateError(f"{source}: a tuned state is one matrix a head; a {shape.version} state has no such field")
@@ -119,17 +119,17 @@ StateForm: TypeAlias = Literal["full", "tuned", "prefab", "inline"]
 LAYOUT_KEY = "time_state_layout"
 
 _HEAD_BYTES = 9
-_PREFAB_SLACK = 1 << 16  # bytes that a CBOR file may hold besides the array
+_PREFAB_SLACK = 1 << 16  # bytes that a CBOR file may have besides the array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedState:
-    """What a file holds, and what it says of itself."""
+    """The state in a file, and the file's own description of it."""
 
     form: StateForm
     state: State
     logits: F32 | None = None  # [V] those after the last token
-    num_tokens: int = 0  # that the state has taken in, where the file tells
+    num_tokens: int = 0  # that the state has taken in; 0 if the file does not say
     last_tokens: tuple[int, ...] = ()  # the last of them, as far as they are known
     name: str | None = None
     id: uuid.UUID | None = None
@@ -137,10 +137,10 @@ class LoadedState:
 
 
 def read_state(path: Path, shape: ModelShape, model: str | None, layout: Layout | None = None) -> LoadedState:
-    """The state in a file. `layout` overrides what the form says of a tuned state's axes.
+    """Read the state in a file. `layout` overrides the layout that the form has for a tuned state.
 
-    `model` is the fingerprint that a full state must have; None takes any whose shapes fit.
-    Raises StateError where the file can't be read, is damaged or does not fit the model.
+    `model` is the fingerprint that a full state must have; None accepts any model whose shapes fit.
+    Raises StateError if the file can't be read, is damaged or does not fit the model.
     """
     with opened(path) as file:
         size = file.stamp.size

@@ -1,1 +1,1 @@
-"""States that several servers share, in a store that speaks the protocol of Valkey and Redis."""
+"""States that several servers share, in a store with the protocol of Valkey and Redis."""

@@ -1,7 +1,8 @@
-"""The bodies of checkpoints, which are state files: in the store, or in an object store of which it has the index.
+"""The bodies of checkpoints, which are state files: in the store, or in an object store with an index in the store.
 
-The index says which bodies there are, how large, and when each was used last; so the store counts the bytes of all
-servers and says what has to give way. Each body has a key in the index that expires, like one that lies in the store.
+The index has the size of each body and when it was last used. With it the store counts the bytes of all servers, and
+decides which bodies are evicted. Each body in an object store has a key in the index that expires, as a body in the
+store does.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ T = TypeVar("T")
 
 
 class Objects:
-    """The objects of a place. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
+    """Objects in an object store. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
 
     def __init__(self, url: str, client: StoreClient) -> None:
-        """`url` is one that `ObjectsConfig.parse` has checked. Operations are bounded as those of `client` are.
+        """`url` is one that `ObjectsConfig` has checked. Operations have the timeout of `client`.
 
-        Raises StateError where there can be no such place.
+        Raises StateError if the object store can't be opened.
         """
         try:
             self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
@@ -40,15 +41,15 @@ class Objects:
         self._writing = client.add_lane("writing objects to", 4)
 
     async def check(self) -> None:
-        """Raise StateError where the object store refuses whoever asks, UnavailableError where it is not reached."""
+        """Raise StateError if the object store refuses access, UnavailableError if it is not reached."""
         await self.get("check")
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write an object, in place of one that is there."""
+        """Write an object, replacing an existing one."""
         await self._run(self._writing, lambda: obstore.put_async(self._store, _path(key), data))
 
     async def get(self, key: str) -> bytes | None:
-        """Return an object; None where it is not there."""
+        """Return an object, or None if it does not exist."""
 
         async def read() -> bytes | None:
             try:
@@ -60,12 +61,12 @@ class Objects:
         return await self._run(self._reading, read)
 
     async def delete(self, key: str) -> None:
-        """Delete an object. Does nothing where it is not there."""
+        """Delete an object. Does nothing if it does not exist."""
 
         async def delete() -> None:
             try:
                 await obstore.delete_async(self._store, _path(key))
-            except (FileNotFoundError, NotFoundError):  # an object store does not tell, a folder does
+            except (FileNotFoundError, NotFoundError):  # raised by a folder, not by an object store
                 return
 
         await self._run(self._writing, delete)
@@ -86,7 +87,7 @@ def _path(key: str) -> str:
     return key.replace(":", "/")
 
 
-# KEYS: used, sizes, total. Defines `remove`, which forgets a body. A total that can't be one is counted anew.
+# KEYS: used, sizes, total. Defines `remove`, which removes a body from the index. An invalid total is counted again.
 _REMOVE = """
 local function whole(text)
     local number = tonumber(text)
@@ -109,8 +110,9 @@ local function remove(key)
 end
 """
 
-# KEYS: used, sizes, total, the body's key. ARGV: seconds, bytes, capacity. Returns the keys of bodies that give way:
-# those that nobody has used for so many seconds, some at a time, and the longest unused while there are too many bytes.
+# KEYS: used, sizes, total, the body's key. ARGV: seconds, bytes, capacity. Enters a body and returns the keys of bodies
+# that are evicted: some of those that were not used for these seconds, and the least recently used while there are too
+# many bytes.
 _ENTER = (
     _REMOVE
     + """
@@ -135,7 +137,7 @@ return gone
 """
 )
 
-# KEYS: used, sizes, total, the body's key. ARGV: seconds. Whether there is such a body, which is used now.
+# KEYS: used, sizes, total, the body's key. ARGV: seconds. Marks the body as used and returns 1, or 0 if there is none.
 _USE = """
 if redis.call('EXPIRE', KEYS[4], ARGV[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1], KEYS[4])
@@ -148,22 +150,22 @@ _KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
 
 
 class Bodies(Protocol):
-    """State files by key. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
+    """State files by key. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
 
     async def put(self, key: str, data: bytes) -> None:
-        """Keep a body until it was not used for a while."""
+        """Keep a body until it has not been used for some time."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """Return a body, which is used now; None where it is not there."""
+        """Return a body and mark it as used; None if it does not exist."""
         ...
 
     async def renew(self, key: str) -> bool:
-        """Count a body as used now; whether it is there."""
+        """Mark a body as used. Return False if it does not exist."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete a body. Does nothing where it is not there."""
+        """Delete a body. Does nothing if it does not exist."""
         ...
 
 
@@ -195,12 +197,12 @@ class StoredBodies:
 class ObjectBodies:
     """Bodies in an object store, with their index in the store.
 
-    A body is put before it is entered, and deleted after it was removed. So the index may name one that another server
-    has deleted meanwhile, which counts as one that is not there.
+    A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
+    may have a body that another server has deleted meanwhile. Such a body counts as missing.
     """
 
     def __init__(self, client: StoreClient, objects: Objects, ttl: int, capacity: int) -> None:
-        """`capacity` are the bytes of all bodies, of all models and servers. See also `StoredBodies`."""
+        """`capacity` bounds the bytes of all bodies, of all models and servers. See also `StoredBodies`."""
         self._client = client
         self._objects = objects
         self._ttl = ttl

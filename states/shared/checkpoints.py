@@ -1,7 +1,8 @@
 """Checkpoints and the values of named states in a shared store.
 
-Files are not written by scripts: the store would copy each twice more. So either may be there without the other. They
-are `Bodies`, which may lie elsewhere.
+The scripts do not write the state files, since the store would copy each file twice more. So the store may have the
+record of a checkpoint without its file, or the file without the record. The files of checkpoints are `Bodies`, which
+may be in another place.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _NO_ID = uuid.UUID(int=0)
 
 
 class SharedValues:
-    """Values by what tells them apart. For one event loop, which no method blocks."""
+    """The values of named states, by `ValueKey`. For one event loop; no method blocks."""
 
     def __init__(self, client: StoreClient, names: SharedNames, files: StateFiles, model: str, capacity: int) -> None:
-        """At most `capacity` bytes of values stay in memory."""
+        """Keeps at most `capacity` bytes of values in memory."""
         self._client = client
         self._names = names
         self._files = files
@@ -37,12 +38,13 @@ class SharedValues:
         self._capacity = capacity
         self._held: OrderedDict[ValueKey, FrozenState] = OrderedDict()  # the longest unused first
         self._held_bytes = 0
-        self._unreadable: set[ValueKey] = set()  # that the store was found to have
+        self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
     async def put(self, frozen: FrozenState) -> UnreadState:
-        """Bring values to the store, where they stay for a while, and return what stands for them.
+        """Write the values of a state to the store, unless it has them, and return the state without them.
 
-        Raises StorageError where the store has no room, UnavailableError where it does not answer.
+        The values expire if no name uses them.
+        Raises StorageError if the store has no room, UnavailableError if it does not answer.
         """
         unread = UnreadState.of(frozen)
         await asyncio.wrap_future(self._client.submit(self._put(key_of(unread), frozen)))
@@ -50,9 +52,9 @@ class SharedValues:
         return unread
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
-        """Return values; None where the store has them no more, or damaged.
+        """Return a state with its values; None if they are missing in the store or damaged.
 
-        Raises UnavailableError where the store does not answer.
+        Raises UnavailableError if the store does not answer.
         """
         key = key_of(unread)
         if (held := self._held.get(key)) is not None:
@@ -108,8 +110,8 @@ class SharedValues:
             self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
 
 
-# KEYS: the checkpoint, the bitmap of its block, those of all blocks before, which may be empty: they say that a path
-# leads through. ARGV: seconds, bit, logits, kind, size.
+# KEYS: the checkpoint, the bitmap of its block, the bitmaps of all blocks before. Those may be empty; that they exist
+# shows that a path leads through. ARGV: seconds, bit, logits, kind, size.
 _PUT = """
 redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
@@ -120,8 +122,8 @@ for number = 3, #KEYS do
 end
 """
 
-# KEYS: checkpoints, the longest first. ARGV: 1 where the first one serves only with logits, then the kinds that there
-# are. Returns how many can't be understood, which are deleted, and what is known of the first that serves.
+# KEYS: checkpoints, the longest first. ARGV: 1 if the first one needs logits, then all kinds. Deletes the records that
+# can't be parsed. Returns their number, and the number and record of the first usable checkpoint.
 _FIND = """
 local kinds, unreadable = {}, 0
 for number = 2, #ARGV do kinds[ARGV[number]] = true end
@@ -140,8 +142,8 @@ end
 return {unreadable}
 """
 
-# KEYS: as for what is put. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for longer; its block's bitmap
-# may have given way meanwhile.
+# KEYS: as for `_PUT`. ARGV: seconds, bit, logits. Restarts the time of an existing checkpoint and sets its bit again,
+# since the bitmap of its block may have been evicted meanwhile.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
 if logits ~= '1' and logits ~= ARGV[3] then return 0 end
@@ -152,12 +154,12 @@ return 1
 """
 
 _KINDS = tuple(kind.value for kind in CheckpointKind)
-_MOST_ASKED = 512  # checkpoints that one inquiry asks for
+_MOST_ASKED = 512  # checkpoints that one inquiry may ask for
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What the store says of a checkpoint."""
+    """The store's record of a checkpoint."""
 
     length: int  # tokens
     has_logits: bool
@@ -169,12 +171,12 @@ class Listed:
 class Along:
     """What the store has along a path."""
 
-    known: int  # tokens along which some path in the store leads, in whole blocks; it may lead on further
-    longest: Listed | None  # the longest checkpoint that serves
+    known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
+    longest: Listed | None  # the longest usable checkpoint
 
 
 class CheckpointStore:
-    """The checkpoints of one model. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
+    """The checkpoints of one model. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
 
     def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
         """`bodies` has the state files. A checkpoint that is not used for `ttl` seconds expires."""
@@ -183,7 +185,7 @@ class CheckpointStore:
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
-        """Return the longest checkpoint on a path between two lengths; one at the path's end needs its logits."""
+        """Return the longest checkpoint of a path between two lengths. One at the path's end must have logits."""
         blocks = path.blocks()
         bitmaps: list[bytes | None] = await self._client.run(
             self._client.reading, lambda valkey: execute(valkey, "MGET", *(block.lengths_key for block in blocks))
@@ -195,7 +197,7 @@ class CheckpointStore:
         return Along(known, await self._longest_of(path, wanted))
 
     async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
-        """Return the longest of these checkpoints that serves. The store knows lengths of some that are gone."""
+        """Return the longest usable checkpoint of these lengths. Some may be gone, although the bitmaps have them."""
         if not lengths:
             return None
         keys = path.checkpoints(lengths)
@@ -212,13 +214,13 @@ class CheckpointStore:
         return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the state file of the checkpoint at a path's end, and keep it for longer."""
+        """Return the checkpoint's state file at a path's end and restart the file's time; None if it is missing."""
         data = await self._bodies.get(_file_of(path))
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Keep the checkpoint at a path's end for longer, if the store has it; with logits, where they are wanted."""
+        """Restart the time of the checkpoint at a path's end. Return False if it is missing, or lacks wanted logits."""
         if not await self._bodies.renew(_file_of(path)):
             return False
         keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))

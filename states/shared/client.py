@@ -1,4 +1,4 @@
-"""The connections to a shared store: a pool, bounded in time, left alone for a while if the store fails."""
+"""The connections to a shared store: a pool with timeouts, which is not used for a while if the store fails."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class StoreOutcome(Enum):
     """How an operation on the store ended."""
 
     DONE = "done"
-    FAILED = "failed"  # the store was not reached, or did not understand
+    FAILED = "failed"  # the store was not reached, or refused the operation
     TIMED_OUT = "timed_out"
     NO_ROOM = "no_room"  # the store's memory is full
-    SKIPPED = "skipped"  # not begun, for the last ones have failed
+    SKIPPED = "skipped"  # not started, since the last ones have failed
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Counts since the start. Written by the store's thread; single numbers may be read on others."""
+    """Counts since the start. Written by the client's thread; single numbers may be read on any thread."""
 
     outcomes: dict[StoreOutcome, int] = field(default_factory=lambda: dict.fromkeys(StoreOutcome, 0))
     read_bytes: int = 0  # of states
     written_bytes: int = 0
-    seconds: float = 0.0  # that operations took, those that failed too
-    circuit_open: bool = False  # reading or writing is left alone for a while
+    seconds: float = 0.0  # that operations took, including those that failed
+    circuit_open: bool = False  # operations of some kind are not tried for a while
     circuit_openings: int = 0
-    unreadable: int = 0  # values that could not be understood, and were as if they were not there
+    unreadable: int = 0  # values that could not be parsed, and were treated as missing
 
 
 _FORM = (
@@ -60,7 +60,7 @@ _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """An address that was checked."""
+    """An address of a store that was checked."""
 
     text: str
     shown: str  # without user and password
@@ -68,7 +68,7 @@ class StoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> StoreUrl:
-        """Check an address. Raises InvalidRequestError, whose message has no password."""
+        """Check an address. Raises InvalidRequestError with a message that has no password."""
         shown = _without_password(text)
         try:
             parts = urlsplit(text)
@@ -114,13 +114,13 @@ def _without_password(text: str) -> str:
     return scheme + colon + rest.rpartition("@")[2]
 
 
-# A circuit breaker: what fails again and again is left alone for a while, so that nobody waits for it.
+# A circuit breaker: after repeated failures, operations are refused for a while, so that no request waits for them.
 
 
 class CircuitBreaker:
-    """Opens after some failures in a row. After a pause one operation is tried; the pause doubles where that fails.
+    """Opens after some failures in a row. After a pause one operation is tried; if that fails, the pause doubles.
 
-    For one thread; only `is_open` and `refuses` may be asked on others.
+    For one thread; `is_open` and `refuses` may be read on any thread.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CircuitBreaker:
         first_pause: float = 1.0,
         longest_pause: float = 30.0,
     ) -> None:
-        """`clock` gives seconds that never go back, the pauses are seconds."""
+        """`clock` returns seconds that never go back. The pauses are in seconds."""
         self._clock = clock
         self._most_failures = most_failures
         self._first_pause = first_pause
@@ -147,26 +147,29 @@ class CircuitBreaker:
 
     @property
     def refuses(self) -> bool:
-        """Whether no operation is to be begun now."""
+        """Whether operations are refused now."""
         until = self._open_until
         return until is not None and self._clock() < until
 
     def allow(self) -> bool:
-        """Whether to begin an operation, whose outcome is to be noted. While open, one after each pause."""
+        """Return True if an operation may start. While open, allow one after each pause.
+
+        The caller must note the outcome of the operation.
+        """
         if self.refuses:
             return False
         if self._open_until is not None:
-            self._open_until = self._clock() + self._pause  # others wait for this one's outcome
+            self._open_until = self._clock() + self._pause  # refuse others until this one has ended
         return True
 
     def note_success(self) -> None:
-        """Close."""
+        """Close the circuit, and reset the count of failures and the pause."""
         self._failures = 0
         self._open_until = None
         self._pause = self._first_pause
 
     def note_failure(self) -> None:
-        """Open after too many failures in a row, and wait for longer where it was open."""
+        """Open after too many failures in a row. If the circuit was open, double the pause."""
         self._failures += 1
         if self._failures < self._most_failures:
             return
@@ -180,15 +183,15 @@ class CircuitBreaker:
 T = TypeVar("T")
 
 _CLOSED = "the engine has stopped, and its connections to the store are closed"
-_OLDEST = 7  # Redis whose scripts may free memory where there is none
+_OLDEST = 7  # the first major version of Redis whose scripts may free memory when it is full
 _MOST_MESSAGE = 200  # characters
 _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """Operations of one kind: at most so many at a time, and a circuit breaker of their own.
+    """Operations of one kind: at most `most` at a time, with their own circuit breaker.
 
-    For the thread of a client; only `refuses` may be asked on others.
+    For the thread of a client; `refuses` may be read on any thread.
     """
 
     def __init__(self, name: str, most: int, clock: Callable[[], float], *, reads: bool) -> None:
@@ -200,18 +203,18 @@ class Lane:
 
     @property
     def refuses(self) -> bool:
-        """Whether no operation is to be begun now, for the last ones have failed."""
+        """Whether operations are refused now, since the last ones have failed."""
         return self.breaker.refuses
 
 
 class StoreClient:
-    """A store's operations, which run on an event loop and thread of the client's own.
+    """Runs operations of a store, on an event loop in the client's own thread.
 
-    `submit` and `close` may be called on any thread but the client's; `run` is for coroutines that were submitted.
+    `submit` and `close` may be called on any thread except the client's; `run` is for coroutines that were submitted.
     """
 
     def __init__(self, url: StoreUrl, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """An operation may take `timeout` seconds. Connects when it is first needed."""
+        """Each operation may take `timeout` seconds. The first operation connects to the store."""
         self.url = url
         self._timeout = timeout
         self._counters = StoreCounters()
@@ -221,7 +224,7 @@ class StoreClient:
         self.reading = self.add_lane("reading from", 32, reads=True)
         self.writing = self.add_lane("writing to", 4)
         options: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
-        # A new connection does not tell the library's name first: that would take two more answers.
+        # A new connection does not send the library's name and version first: it would wait for two more answers.
         options |= {"lib_name": None, "lib_version": None}
         self._valkey = Valkey(
             connection_pool=ConnectionPool.from_url(
@@ -234,25 +237,25 @@ class StoreClient:
         self._thread.start()
 
     def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
-        """Return a lane for further operations, at most so many at a time. `reads` is whether states are read by it."""
+        """Return a lane for other operations, at most `most` at a time. `reads`: prompts wait for its operations."""
         lane = Lane(name, most, self._clock, reads=reads)
         self._lanes.append(lane)
         return lane
 
     @property
     def refuses(self) -> bool:
-        """Whether something is left alone now, for the last operations have failed. May be asked on any thread."""
+        """Whether some lane refuses operations now, since the last ones have failed. May be read on any thread."""
         return any(lane.refuses for lane in self._lanes)
 
     @property
     def refuses_reading(self) -> bool:
-        """Whether that is so of what has to be read before a prompt can go on. May be asked on any thread."""
+        """Whether a lane that prompts wait for refuses operations now. May be read on any thread."""
         return any(lane.refuses for lane in self._lanes if lane.reads)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the client's thread. Cancelling the result cancels it.
+        """Run a coroutine on the client's thread. Cancelling the result cancels the coroutine.
 
-        Raises EngineClosedError where the client was closed; the result does where it is closed meanwhile.
+        Raises EngineClosedError if the client is closed. The result raises it if the client is closed meanwhile.
         """
         if self._closing:
             coroutine.close()
@@ -260,7 +263,7 @@ class StoreClient:
         return asyncio.run_coroutine_threadsafe(self._until_closed(coroutine), self._loop)
 
     def counters(self) -> StoreCounters:
-        """Return what was counted, and whether the store is left alone now."""
+        """Return the counts, and the current state of the circuit breakers."""
         breakers = [lane.breaker for lane in self._lanes]
         return replace(
             self._counters,
@@ -270,21 +273,21 @@ class StoreClient:
         )
 
     def count_bytes(self, *, read: int = 0, written: int = 0) -> None:
-        """Count the bytes of states."""
+        """Add to the counts of bytes of states."""
         self._counters.read_bytes += read
         self._counters.written_bytes += written
 
     def note_unreadable(self, what: str, reason: object) -> None:
-        """Count and log a value that can't be understood, and is as if it were not there. For any thread."""
+        """Count and log a value that can't be parsed and is treated as missing. For any thread."""
         with self._counting_unreadable:
             self._counters.unreadable += 1
         _log.warning("what the store has is treated as if it were not there: %s: %s", what, str(reason)[:_MOST_MESSAGE])
 
     async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
-        """Return what `operation` gives within the time that it may take.
+        """Return the result of `operation`, which must end before the timeout.
 
-        Raises UnavailableError where the store does not answer, or is left alone for a while, StorageError where it has
-        no room, and StateError where it refuses what it is asked.
+        Raises UnavailableError if the store does not answer or the lane refuses operations now.
+        Raises StorageError if the store has no room, and StateError if it refuses the operation.
         """
         async with lane.places:
             if not lane.breaker.allow():
@@ -304,10 +307,10 @@ class StoreClient:
             return result
 
     async def check(self) -> int | None:
-        """Return how many bytes the store may take in all, None for no bound; warn where its policy does not fit.
+        """Return how many bytes the store may take in all, or None for no bound. Warn if its policy does not fit.
 
-        Raises StateError where it refuses whoever asks or can't do what is asked of it, UnavailableError where it is
-        not reached.
+        Raises StateError if the store refuses access, is too old or is a cluster.
+        Raises UnavailableError if the store is not reached.
         """
         info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info())
         version, is_cluster = str(info.get("redis_version", "0")), bool(info.get("cluster_enabled"))
@@ -327,7 +330,7 @@ class StoreClient:
         return bound or None
 
     def close(self) -> None:
-        """End what still runs, close all connections and end the thread. Idempotent."""
+        """Cancel the coroutines that still run, close all connections and end the thread. Idempotent."""
         if not self._closing:
             self._closing = True
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -361,22 +364,22 @@ class StoreClient:
         self._counters.outcomes[outcome] += 1
         was_open = lane.breaker.is_open
         lane.breaker.note_failure()
-        if lane.breaker.is_open and not was_open:  # it is told once, until it succeeds again
+        if lane.breaker.is_open and not was_open:  # logged once, until an operation succeeds again
             _log.warning("%s %s fails and is left alone for a while: %s", lane.name, self.url.shown, error)
 
 
 async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
-    """Return what a Lua script answers, which the store knows by its hash from the second time on."""
+    """Return the answer of a Lua script. After the first call the store knows the script by its hash."""
     return await valkey.register_script(text)(keys=keys, args=arguments)
 
 
 def execute(valkey: Valkey, *command: object) -> Awaitable[Any]:
-    """Return what the store answers to a command."""
+    """Return the store's answer to a command."""
     return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
 
 
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
-    """Return how an operation ended that raised `error`, and what to raise."""
+    """Return the outcome of an operation that raised `error`, and the exception to raise."""
     if isinstance(error, exceptions.OutOfMemoryError):
         return StoreOutcome.NO_ROOM, StorageError("the store has no room: its maxmemory is used up")
     if isinstance(error, TimeoutError | exceptions.TimeoutError):

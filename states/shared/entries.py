@@ -1,7 +1,7 @@
-"""Named states, leases and changes of them as texts in a shared store, and the keys under which they lie.
+"""Named states, leases and changes of them as texts in a shared store, and their keys.
 
-The texts come back from a place that others write to, and whose memory may fail. So whatever is read is checked, and
-raises StorageError where it can't be what was written.
+Others write to the store, and its memory may fail. So decoding checks each text, and raises StorageError if it can't
+be what was written.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from states.frozen import FrozenState
 from states.named.entry import MAX_TTL, Lease, NamedState, check_full_name
 from states.tokens import TOKEN_BYTES
 
-# The names of what is kept in a shared store, and how the prefixes of a prompt are looked for.
+# The keys in a shared store, and how the prefixes of a prompt are found.
 #
-# A checkpoint has the hash of its tokens, of the root that they follow and of the model, and their number. To find the
-# longest one that begins a prompt without asking for each of its lengths, tokens are divided into blocks: for each
-# beginning of whole blocks there is a bitmap of the lengths that checkpoints have within the block after it.
+# The key of a checkpoint has a hash of the model, the root and the tokens, and the number of tokens. Tokens are divided
+# into blocks, so that the longest checkpoint of a prompt is found without asking for each possible length. For each
+# prefix of whole blocks there is a bitmap of the lengths of checkpoints within the next block.
 
 BLOCK_TOKENS = 128
 
@@ -39,7 +39,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """The tokens of a path after a beginning of whole blocks, fewer than a block at its end."""
+    """One block of a path. The last one may be shorter than a block."""
 
     start: int  # tokens before it
     size: int  # tokens
@@ -47,10 +47,10 @@ class StoredBlock:
 
 
 class PathKeys:
-    """The keys along one path of tokens."""
+    """The keys of checkpoints and bitmaps along one path of tokens."""
 
     def __init__(self, model: str, root: str, tokens: bytes) -> None:
-        """`model` is the fingerprint of whatever must be equal for a state to be continued; `tokens` are packed."""
+        """`model` is the fingerprint of all that must be equal for a state to be continued. `tokens` are packed."""
         self._space = space_of(model)
         self._tokens = tokens
         self._start = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -59,7 +59,7 @@ class PathKeys:
         self.length = len(tokens) // TOKEN_BYTES
 
     def blocks(self) -> list[StoredBlock]:
-        """All blocks of the path, from its beginning."""
+        """Return all blocks of the path, in order."""
         starts = range(0, self.length, BLOCK_TOKENS)
         digests = self._digests(starts)
         return [
@@ -68,7 +68,7 @@ class PathKeys:
         ]
 
     def checkpoints(self, lengths: Sequence[int]) -> list[str]:
-        """The keys of checkpoints of these lengths, which ascend."""
+        """Return the keys of the checkpoints of these lengths. The lengths must ascend."""
         digests = self._digests(lengths)
         return [f"{self._space}:checkpoint:{digest}:{length}" for digest, length in zip(digests, lengths, strict=True)]
 
@@ -81,12 +81,12 @@ class PathKeys:
 
 
 def bit_of(length: int) -> int:
-    """The bit of a checkpoint's length in the bitmap of its block."""
+    """Return the bit for a checkpoint's length in the bitmap of its block."""
     return (length - 1) % BLOCK_TOKENS
 
 
 def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
-    """The lengths that a bitmap has within a block, ascending. Bit 0 is the highest of the first byte."""
+    """Yield the lengths in the bitmap of a block, ascending. Bit 0 is the highest bit of the first byte."""
     for bit in range(block.size if bitmap else 0):
         byte = bit // 8
         if bitmap and byte < len(bitmap) and bitmap[byte] & (0x80 >> bit % 8):
@@ -94,25 +94,25 @@ def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
 
 
 def space_of(model: str) -> str:
-    """What the names of all that is kept of a model begin with."""
+    """Return the prefix of all keys of a model."""
     return f"{PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
 
 
-# A named state whose values lie in the shared store: all that is told of it, without its arrays.
+# A named state whose arrays are in the shared store: everything else that is known of it.
 
 _LOGITS: F32 = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadState(FrozenState):
-    """A state to start from, once its values have been read."""
+    """A state whose arrays have not been read from the store. Access to them raises StateError."""
 
     bytes_there: int
     shifts_there: bool
 
     @classmethod
     def of(cls, frozen: FrozenState) -> UnreadState:
-        """All of a state but its arrays."""
+        """Return a state without its arrays."""
         has_logits = frozen.logits is not None
         return make_unread(
             frozen.digest, has_logits, frozen.num_tokens, frozen.last_tokens, frozen.num_bytes, frozen.has_shifts
@@ -139,13 +139,13 @@ def make_unread(
     num_bytes: int,
     has_shifts: bool,
 ) -> UnreadState:
-    """A state of which this is known."""
+    """Return an unread state with these properties."""
     logits = _LOGITS if has_logits else None
     return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, num_bytes, has_shifts)
 
 
 class _Unread(Mapping[str, F32]):
-    """Arrays that raise where they are read."""
+    """A mapping of arrays that raises StateError when it is read."""
 
     def __getitem__(self, name: str) -> F32:
         raise StateError(f"{name} of a state was not read from the store")
@@ -163,16 +163,16 @@ ValueKey = tuple[str, bool]
 """What tells the values of named states apart: their digest, and whether logits are with them."""
 
 _FORMS: Mapping[str, StateForm] = {form: form for form in get_args(StateForm)}
-_MOST = 1 << 53  # of a whole number that the store's scripts count with
+_MOST = 1 << 53  # bound on whole numbers: the store's scripts count with doubles
 
 
 def key_of(frozen: UnreadState) -> ValueKey:
-    """What tells a state's values from others."""
+    """Return the key of a state's values."""
     return frozen.digest, frozen.logits is not None
 
 
 def encode_entry(entry: NamedState) -> str:
-    """A named state as a text."""
+    """Return a named state as a text."""
     frozen = entry.frozen
     return json.dumps(
         {
@@ -194,7 +194,7 @@ def encode_entry(entry: NamedState) -> str:
 
 
 def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState]) -> NamedState:
-    """The named state whose id is `key`; `share` gives the one object that stands for equal values."""
+    """Return the named state with the id `key` from its text. `share` returns the one object for equal values."""
     with _damage_told("a named state"):
         content = json.loads(text)
         name, owner = _field(content, "name", str), content["owner"]
@@ -203,7 +203,7 @@ def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState
         digest, source = _field(content, "digest", str), _field(content, "source", str)
         if not (digest.isascii() and digest.isalnum()):
             raise ValueError(f"digest: {digest!r}")
-        source.encode()  # raises for what is no text
+        source.encode()  # raises if it is not valid Unicode
         if _field(content, "id", str) != key:
             raise ValueError(f"id: {content['id']!r} at the place of {key!r}")
         num_tokens = None if content["num_tokens"] is None else _count(content, "num_tokens")
@@ -230,7 +230,7 @@ def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease as it is in a store, but for its last use."""
+    """A lease as the store has it. The time of its last use is stored separately."""
 
     owner: str
     number: int
@@ -238,12 +238,12 @@ class StoredLease:
 
 
 def encode_lease(lease: Lease) -> str:
-    """A lease as a text."""
+    """Return a lease as a text."""
     return json.dumps({"number": lease.number, "ttl": lease.ttl})
 
 
 def decode_lease(owner: str, text: str) -> StoredLease:
-    """The lease of an owner."""
+    """Return the lease of an owner from its text."""
     with _damage_told("a lease"):
         content = json.loads(text)
         check_full_name(owner, "owner")
@@ -255,23 +255,23 @@ def decode_lease(owner: str, text: str) -> StoredLease:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change makes of the names."""
+    """A change of the names: what to set and what to remove."""
 
     entries: Mapping[str, str] = field(default_factory=dict)  # id -> text
     removed: Sequence[str] = ()  # ids
-    leases: Mapping[str, str] = field(default_factory=dict)  # owner -> text; each is used now
+    leases: Mapping[str, str] = field(default_factory=dict)  # owner -> text; their times restart now
     ended: Sequence[str] = ()  # owners
 
 
 def encode_change(change: Change) -> str:
-    """A change as a text."""
+    """Return a change as a text."""
     return json.dumps(
         {"entries": change.entries, "removed": change.removed, "leases": change.leases, "ended": change.ended}
     )
 
 
 def decode_change(marked: bytes) -> Change:
-    """The change of a text that comes after a mark. What it says of each name is left undecoded."""
+    """Return the change in a text that follows a mark. Its entries and leases stay encoded."""
     with _damage_told("a change"):
         text = marked.decode()
         content = json.loads(text[text.index("{") :])
@@ -287,7 +287,7 @@ def decode_change(marked: bytes) -> Change:
 
 @contextmanager
 def _damage_told(what: str) -> Iterator[None]:
-    """Raise StorageError for whatever a text that was damaged makes its parser raise."""
+    """Raise StorageError in place of any exception that parsing a damaged text raises."""
     try:
         yield
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, InvalidRequestError) as error:

@@ -1,7 +1,7 @@
-"""The names in a shared store: what stands for each, the leases, and the changes that were made last.
+"""The names in a shared store: the entry of each, the leases, and the most recent changes.
 
-A change is a compare-and-set of all names together: it is made only where nobody has changed them since they were read
-last. Each server has a copy, and reads before it does anything else what has changed since. The time is the store's.
+A change is a compare-and-set of all names together: it is made only if they have not changed since the server last read
+them. Each server has a copy of the names, and updates it before every operation. All times are by the store's clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rnn_engine.errors import StorageError
 from states.shared.client import StoreClient, execute, run_script
 from states.shared.entries import Change, ValueKey, decode_change, encode_change, space_of
 
-MOST_CHANGES = 1000  # that are remembered; whoever has read none of them reads all names again
+MOST_CHANGES = 1000  # that are remembered; a server that has read none of them reads all names again
 
-PROVISIONAL_SECONDS = 3600  # that values stay which no name stands for yet
+PROVISIONAL_SECONDS = 3600  # after which values expire if no name uses them yet
 
-# `whole` is the number of a counter, 0 where it can't be understood; `digits` writes one without an exponent.
+# `whole` parses a counter, as 0 if it is not a whole number; `digits` formats a number without an exponent.
 _TIME = """
 local function whole(text)
     local number = tonumber(text)
@@ -33,7 +33,7 @@ local time = redis.call('TIME')
 local now = string.format('%d.%06d', time[1], time[2])
 """
 
-# KEYS: head, entries, leases, used, changes. ARGV: mark and revision that are known, and the time of that.
+# KEYS: head, entries, leases, used, changes. ARGV: the known mark, its revision, and the time when it was read.
 _READ = (
     _TIME
     + """
@@ -55,8 +55,9 @@ return {now, mark, digits(revision), digits(version), 1, redis.call('HGETALL', K
 """
 )
 
-# KEYS: as above, then values that must be there, then values that go. ARGV: mark and revision that are known, the new
-# mark, the last version, the change, how many values must be there. It frees memory too, so it may run without any.
+# KEYS: as above, then values that must exist, then values to delete. ARGV: the known mark and its revision, the new
+# mark, the last version, the change, how many values must exist, how many changes are remembered. A change may free
+# memory, so it is allowed to run when memory is full.
 _CHANGE = (
     "#!lua flags=allow-oom\n"
     + _TIME
@@ -86,7 +87,7 @@ return 'done'
 """
 )
 
-# KEYS: leases, used. ARGV: the owner. Whether its lease can be understood and lasts, whose time begins anew then.
+# KEYS: leases, used. ARGV: the owner. Restarts the time of its lease and returns 1, or 0 if it is invalid or expired.
 _USE = (
     _TIME
     + """
@@ -102,44 +103,44 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Which state of all names is meant."""
+    """A version of all names together."""
 
-    mark: bytes = b""  # of its own; none is known
+    mark: bytes = b""  # its random id; empty if no revision is known
     number: int = 0
     read_at: float = 0.0  # by the store's clock
 
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """What has changed since a revision, or all. Texts and keys are as the store has them, whatever that is."""
+    """What has changed since a revision, or all names. Texts and keys are unchecked."""
 
     revision: Revision
     last_version: int
-    complete: bool  # else `changes` follow on what is known
-    changes: Sequence[Change]  # one where it is complete
-    used: Mapping[str, float]  # owner -> when its lease was used last; those that changed, or all
+    complete: bool  # all names; else `changes` are to be applied to the known revision
+    changes: Sequence[Change]  # one if complete
+    used: Mapping[str, float]  # owner -> time of the last use of its lease; all, or those used since
 
 
 class Commit(Enum):
-    """What became of a change."""
+    """The outcome of a change."""
 
     DONE = "done"
-    CONFLICT = "conflict"  # somebody else has made one
+    CONFLICT = "conflict"  # another server has made a change
     MISSING = "missing"  # values that it needs are not in the store
 
 
 class SharedNames:
-    """The names of one model. Methods raise what `StoreClient.run` raises, and run on the client's thread."""
+    """The names of one model. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
 
     def __init__(self, client: StoreClient, model: str) -> None:
-        """`model` is the fingerprint of the model whose states these are."""
+        """`model` is the fingerprint of the states' model."""
         self._client = client
         space = space_of(model)
         self._keys = [f"{space}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
         self._values = f"{space}:value"
 
     async def read(self, known: Revision) -> NamesRead:
-        """Return what has changed since `known`, or all where that can't be understood."""
+        """Return what has changed since `known`. If that is not remembered or can't be parsed, return all names."""
         arguments = (known.mark, known.number, repr(known.read_at))
         now, mark, number, version, complete, first, leases, used = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _READ, self._keys, *arguments)
@@ -164,9 +165,9 @@ class SharedNames:
         needed: Sequence[ValueKey],
         unneeded: Sequence[ValueKey],
     ) -> tuple[Commit, Revision]:
-        """Make a change where nobody has made one since `known`; return also the revision that follows then.
+        """Make a change, if there was none since `known`. Return the outcome, and the revision that it would lead to.
 
-        Values that it needs stay from now on.
+        The values that the change needs no longer expire. The unneeded values are deleted.
         """
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
         text = encode_change(change)
@@ -178,12 +179,12 @@ class SharedNames:
         return Commit(answer.decode()), follows
 
     async def use(self, owner: str) -> bool:
-        """Begin the time of an owner's lease anew; whether it had one that lasts."""
+        """Restart the time of an owner's lease. Return False if it has none or it has expired."""
         keys = self._keys[2:4]
         return bool(await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, owner)))
 
     async def has_value(self, value: ValueKey) -> bool:
-        """Whether the store has these values, and will have them for a while."""
+        """Return True if the store has these values. If they can expire, restart their `PROVISIONAL_SECONDS`."""
         key = self.value_key(value)
 
         async def ask(valkey: Valkey) -> list[Any]:
@@ -195,7 +196,7 @@ class SharedNames:
         return bool((await self._client.run(self._client.reading, ask))[1])
 
     async def put_value(self, value: ValueKey, data: bytes) -> None:
-        """Keep a state file for a while; it stays where a change needs it."""
+        """Keep a state file for `PROVISIONAL_SECONDS`. If a change needs it, it no longer expires."""
         key = self.value_key(value)
         await self._client.run(
             self._client.writing,
@@ -204,7 +205,7 @@ class SharedNames:
         self._client.count_bytes(written=len(data))
 
     async def get_value(self, value: ValueKey) -> bytes | None:
-        """Return a state file; None where it is not there."""
+        """Return a state file, or None if the store does not have it."""
         key = self.value_key(value)
         data: bytes | None = await self._client.run(
             self._client.reading, lambda valkey: cast("Awaitable[bytes | None]", valkey.get(key))
@@ -213,12 +214,12 @@ class SharedNames:
         return data
 
     async def delete_value(self, value: ValueKey) -> None:
-        """Delete a state file. Does nothing where it is not there."""
+        """Delete a state file. Does nothing if the store does not have it."""
         key = self.value_key(value)
         await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
 
     def value_key(self, value: ValueKey) -> str:
-        """The name of values in the store."""
+        """Return the key of values in the store."""
         digest, has_logits = value
         return f"{self._values}:{digest}:{int(has_logits)}"
 

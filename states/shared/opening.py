@@ -1,4 +1,4 @@
-"""Opening a shared store, whose client is an optional extra."""
+"""Opening a shared store. Its client is an optional extra."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """A store that is used."""
+    """A shared store that is in use."""
 
     config: StoreConfig
     client: StoreClient
     bodies: Bodies
-    capacity: int | None  # bytes that states may take in all; None where there is no bound or none was told
+    capacity: int | None  # bytes that states may take in all; None if there is no bound or it is not known
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -37,9 +37,9 @@ class OpenStore:
 
 
 def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> OpenStore:
-    """Open a store, which need not be reached now. `clock` gives seconds that never go back.
+    """Open a store, even if it does not answer now. `clock` returns seconds that never go back.
 
-    Raises StateError where the store refuses whoever asks, or where the packages of an extra are missing.
+    Raises StateError if the store refuses access or can't be used, or if the packages of an extra are missing.
     """
     try:
         from states.shared.bodies import ObjectBodies, StoredBodies
@@ -69,7 +69,7 @@ def _open_objects(url: str, client: StoreClient) -> Objects:
 
 
 def _check(client: StoreClient, place: str, check: Coroutine[Any, Any, T]) -> T | None:
-    """Return what a check gives; warn and return None where the place is not reached now."""
+    """Return the result of a check. If the place does not answer now, log a warning and return None."""
     try:
         return client.submit(check).result()
     except UnavailableError as error:

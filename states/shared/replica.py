@@ -1,4 +1,4 @@
-"""A server's copy of the names in a shared store: a table that records what is done to it, so that it can be sent."""
+"""A server's copy of the names in a shared store: a table that records its own changes, to be sent to the store."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _ELSEWHERE = "it was removed"
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What was done to the table and is not in the store yet."""
+    """The changes of the table that are not in the store yet."""
 
     change: Change
     last_version: int
     needed: Sequence[ValueKey]  # values of the entries that were changed
-    unneeded: Sequence[ValueKey]  # values that no name stands for any more
+    unneeded: Sequence[ValueKey]  # values that no name uses any more
 
 
 class StoreReplica:
-    """The names as they were when they were read last, with the operator's own. For one event loop.
+    """The names that were last read from the store, and the operator's own. For one event loop.
 
-    The operator's states are each server's own; they are read-only, and hide those in the store that have their names.
+    Each server has its own operator's states. They are read-only, and hide states in the store with the same names.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class StoreReplica:
         forget: Callable[[str], None],
         note_unreadable: Callable[[str, object], None],
     ) -> None:
-        """`forget` is called with the digest of a state when no name stands for these values any more.
+        """`forget` is called with the digest of a state when no name uses these values any more.
 
-        `note_unreadable` is called with what can't be understood and why, once while it stays there.
+        `note_unreadable` is called with a description of a text that can't be parsed, and the reason. It is called once
+        for each such text while that stays in the store.
         """
         self._own = own
         self._note_unreadable = note_unreadable
@@ -67,16 +68,16 @@ class StoreReplica:
 
     @property
     def is_known(self) -> bool:
-        """Whether the table is as the store's was when it was read last, or changed with it."""
+        """Whether the table equals the names in the store at the last read or commit."""
         return self.revision.read_at > 0
 
     def lose_track(self) -> None:
-        """Have all names read again: the table may differ from the store."""
+        """Make the next read return all names, since the table may differ from the store."""
         self.revision = Revision()
 
     def take_in(self, read: NamesRead) -> None:
-        """Bring the table up to date. What can't be understood is as if it were not there."""
-        self.revision = Revision()  # until all of it is taken in
+        """Apply what was read to the table. Texts that can't be parsed are treated as missing."""
+        self.revision = Revision()  # until all of it is applied
         before, noted = set[str](), self._unreadable
         if read.complete:
             self._unreadable = set()
@@ -100,11 +101,11 @@ class StoreReplica:
             self._renew_lost_leases(read.used)
 
     def share(self, frozen: UnreadState) -> UnreadState:
-        """Return the one object that stands for equal values."""
+        """Return the one object for equal values."""
         return self._shared.setdefault(key_of(frozen), frozen)
 
     def pending(self) -> Pending | None:
-        """Return what was done to the table since it was brought up to date; None where it was nothing."""
+        """Return the changes of the table since the last `take_in`, or None if there are none."""
         table = self.table
         if not table.changed and not table.touched:
             return None
@@ -124,7 +125,7 @@ class StoreReplica:
         return Pending(change, table.last_version, sorted(needed), sorted(set(self._shared) - held))
 
     def note_committed(self, revision: Revision) -> None:
-        """Forget what was done: the store has it as this revision."""
+        """Clear the pending changes, which the store now has as this revision."""
         self.revision = revision
         self.table.clear_records()
         self._prune()
@@ -140,7 +141,7 @@ class StoreReplica:
         return table
 
     def _replay(self, change: Change, noted: Set[str]) -> None:
-        """Make a change to the table. What can't be understood is noted unless it was `noted` before."""
+        """Apply a change to the table. Note each text that can't be parsed unless it was `noted` before."""
         table = self.table
         for key in change.removed:
             held = table.of_id(uuid.UUID(key))
@@ -170,7 +171,7 @@ class StoreReplica:
         self.table.last_version = max(self.table.last_version, entry.version)
 
     def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
-        """Begin the leases anew of owners whose states are there, but not their lease or its last use."""
+        """Renew the leases of owners who have states in the table, if the lease or its last use is missing."""
         table = self.table
         for owner in {entry.owner for entry in table.entries()}:
             if owner is not None and (owner not in used or table.leases.find(owner) is None):
@@ -178,7 +179,7 @@ class StoreReplica:
 
     @contextmanager
     def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
-        """Note a StorageError, which says why `text` can't be understood."""
+        """Suppress and note a StorageError of the block, which is about `text`."""
         try:
             yield
         except StorageError as error:
@@ -187,7 +188,7 @@ class StoreReplica:
                 self._note_unreadable(what, error)
 
     def _is_hidden(self, entry: NamedState) -> bool:
-        """Whether the operator of this server brings a state of this name or id."""
+        """Return True if the operator of this server has a state of this name or id."""
         with self._own.locked() as own:
             return own.find(str(entry.id)) is not None or own.find(entry.name) is not None
 
@@ -197,7 +198,7 @@ class StoreReplica:
 
 
 class _RecordingTable(NamedStateTable):
-    """A table whose time stands still between two reads, and that records what is changed."""
+    """A table that records its changes. Its time advances only when the store is read."""
 
     def __init__(self, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]) -> None:
         self.now = 0.0  # by the store's clock, when it was read last
@@ -207,7 +208,7 @@ class _RecordingTable(NamedStateTable):
         self.leases = _RecordingLeases(lambda: self.now, self.touched)
 
     def clear_records(self) -> None:
-        """Forget what was changed."""
+        """Clear the recorded changes."""
         self.changed.clear()
         self.touched.clear()
 
@@ -225,7 +226,7 @@ class _RecordingTable(NamedStateTable):
 
 
 class _RecordingLeases(Leases):
-    """Leases that record whose were changed."""
+    """Leases that record which owners' leases were changed."""
 
     def __init__(self, clock: Callable[[], float], touched: set[str]) -> None:
         super().__init__(clock)

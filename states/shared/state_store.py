@@ -1,4 +1,4 @@
-"""Named states that several servers share: each knows at once what another has changed."""
+"""Named states that several servers share. Each server sees at once what another has changed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from states.shared.replica import StoreReplica
 
 T = TypeVar("T")
 
-MOST_TRIES = 20  # of a change that others come before
+MOST_TRIES = 20  # of an operation that changes by others interrupt
 
 
 class SharedStateStore:
     """A `StateStore` over a store that other servers use, too.
 
-    Every call sees what others have changed before it was made. A change is made where nobody else has made one
-    meanwhile, and else tried again. The operator's states are each server's own, and serve without the store; all else
-    raises UnavailableError while that does not answer.
+    Every call sees the changes that others have made before it. A change is tried again if another server has made one
+    meanwhile. Each server has its own operator's states, which need no store. All other operations raise
+    UnavailableError while the store does not answer.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class SharedStateStore:
         quota: Quota,
         forget: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`own` has the operator's states, `model` is the fingerprint. `capacity` bounds the bytes of all states, as
-        `max_names` and `quota` do their number and what one namespace has; every server should have the same bounds.
+        """`own` has the operator's states, `model` is the fingerprint.
 
-        `forget` is called with the digest of a state when no name stands for these values any more.
+        `capacity` bounds the bytes of all states, `max_names` their number, and `quota` what one namespace has. Every
+        server should have the same bounds.
+        `forget` is called with the digest of a state when no name uses these values any more.
         """
         self._own = own
         self._client = client
@@ -58,7 +59,7 @@ class SharedStateStore:
         self._replica = StoreReplica(own, capacity, max_names, quota, forget, client.note_unreadable)
         self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
         self._begun = 0  # reads of the names
-        self._last_read = 0  # that succeeded, by its number among those that were begun
+        self._last_read = 0  # the number, among those begun, of the last one that succeeded
         self._locks = KeyedLocks()
         self._failed_writes = 0
 
@@ -88,7 +89,7 @@ class SharedStateStore:
         return await self._ask(lambda table: table.listing(namespace))
 
     def usage(self) -> StateUsage:
-        """Return how many states there were, and how much room they took, when the names were read last."""
+        """Return how many states there were, and their bytes, when the names were last read."""
         return self._replica.table.usage(self._failed_writes)
 
     async def default(self) -> NamedState | None:
@@ -149,7 +150,7 @@ class SharedStateStore:
         return self._locks.hold(str(key))
 
     async def _use(self, name_or_id: str) -> NamedState | None:
-        """Return a state without its values, and begin its lease's time anew; None where that ended just now."""
+        """Return a state without its values, and restart its lease's time; None if the lease has just ended."""
         async with self._names_now() as table:
             entry = table.get(name_or_id)
             if entry.owner is None:
@@ -162,18 +163,18 @@ class SharedStateStore:
             return replace(entry, expires_in=lease.ttl)
 
     async def _with_values(self, entry: NamedState) -> NamedState | None:
-        """Return a state with its values; None where the store does not have them, perhaps since it was changed."""
+        """Return a state with its values; None if the store lacks them, perhaps because the state was changed."""
         assert isinstance(entry.frozen, UnreadState), "the operator's states are found before"
         frozen = await self._values.get(entry.frozen)
         return None if frozen is None else replace(entry, frozen=frozen)
 
     async def _ask(self, question: Callable[[NamedStateTable], T]) -> T:
-        """Return what `question` gives of the names as they are now."""
+        """Return the result of `question` for the current names."""
         async with self._names_now() as table:
             return question(table)
 
     async def _change_with(self, frozen: FrozenState, action: Callable[[NamedStateTable, UnreadState], T]) -> T:
-        """Bring values to the store, and make a change with what stands for them."""
+        """Write values to the store, and make a change that uses them."""
         unread = await self._put_values(frozen)
         return await self._change(
             lambda table: action(table, self._replica.share(unread)), partial(self._put_values, frozen)
@@ -189,9 +190,9 @@ class SharedStateStore:
     async def _change(
         self, action: Callable[[NamedStateTable], T], put_again: Callable[[], Awaitable[object]] | None = None
     ) -> T:
-        """Return what `action` gives, which changes the names as they are now; tried again where others were first.
+        """Change the current names by `action`, and return its result. Try again if others were first.
 
-        `put_again` brings values that have left the store meanwhile.
+        `put_again` writes the values again if they have expired in the store meanwhile.
         """
         for _ in range(MOST_TRIES):
             async with self._names_now() as table:
@@ -212,9 +213,9 @@ class SharedStateStore:
 
     @asynccontextmanager
     async def _names_now(self) -> AsyncIterator[NamedStateTable]:
-        """Give the names as they are at some moment after the call; nobody else changes the copy during the block.
+        """Yield the names of a moment after the call. No other task changes the copy during the block.
 
-        Those who wait for each other share a read, so a slow store is asked once for all of them.
+        Tasks that wait for each other share a read, so a slow store is asked once for all of them.
         """
         begun = self._begun
         async with self._turn:
@@ -230,19 +231,19 @@ class SharedStateStore:
         self._last_read = self._begun
 
     async def _undo(self) -> None:
-        """Undo what a change that was refused has made of the copy; what it used is used all the same."""
+        """Undo a refused change of the copy. If the change only renewed leases, commit that instead."""
         if self._replica.table.changed:
             self._replica.lose_track()
         else:
             await self._commit()
 
     async def _commit(self) -> Commit:
-        """Make the change that was made of the copy."""
+        """Write the changes of the copy to the store."""
         pending = self._replica.pending()
         if pending is None:
             return Commit.DONE
         known = self._replica.revision
-        self._replica.lose_track()  # until it is known what became of the change
+        self._replica.lose_track()  # until the outcome of the change is known
         outcome, revision = await self._run(
             self._names.change(known, pending.last_version, pending.change, pending.needed, pending.unneeded)
         )

@@ -40,7 +40,7 @@ def test_a_file_is_added_listed_and_found_and_its_copy_removed(tmp_path: Path) -
     assert (added.name, added.form, added.source, added.persistent) == ("poet", "tuned", "poet.st", True)
     assert (added.frozen.has_shifts, added.frozen.num_tokens) == (False, 0)
     assert states.entries() == (added,)
-    assert states.get("poet") == states.get(str(added.id))  == states.get(str(added.id).upper())  == added
+    assert states.get("poet") == states.get(str(added.id)) == states.get(str(added.id).upper()) == added
     assert states.usage().num_bytes == STATE_BYTES
     [copied] = states.fork("poet", ["copy"], KEPT)
     assert states.delete("copy") == copied

@@ -1,1 +1,1 @@
-"""Benchmarks: the forward pass on a device, the host's cost of a token, waiting, kept states, choices."""
+"""Benchmarks: the forward pass on a device, the host's cost of a token, waiting times, cached states, choices."""

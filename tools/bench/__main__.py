@@ -1,6 +1,7 @@
-"""`python -m tools.bench`: decode by slots, prefill by length, and where the time goes, as a table and as JSON.
+"""`python -m tools.bench`: speed of decode by slots and of prefill by length, and the time of each part of a step.
 
-With --against, the `tools.bench` of another commit measures that commit, and this one this one, in turns.
+Prints a table and writes JSON. With --against, this commit and another one are measured in turns, each by its own
+`tools.bench`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def measure(
 
 
 def _decode(runner: GpuRunner, slots: int, repeats: int, bandwidth: float) -> dict[str, Any]:
-    """Measure decode, what a step must read, and how near that comes to the device's bandwidth."""
+    """Measure decode, the bytes that a step must read, and the share of the device's bandwidth that this makes."""
     line: Measurement = measure_decode(runner, slots, repeats, time.perf_counter)
     num_bytes = runner.weight_bytes + slots * runner.shape.state_bytes
     read_per_second = num_bytes / (line.median_ms / 1e3)

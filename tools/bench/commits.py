@@ -1,7 +1,7 @@
 """Run the code of another commit of this project with the benchmarks of this one.
 
-Call `use_root` before anything of the project but `tools` is imported. What runs other commits imports with `find`
-whatever they may not have, or have elsewhere.
+Call `use_root` before importing anything of the project except `tools`. Benchmarks that run other commits use `find`
+to import names that these may lack, or have in other modules.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def use_root(root: Path) -> None:
-    """Have `import` find `rnn_engine` and its sister packages in `root`, the working tree of some commit."""
+    """Make `import` find `rnn_engine` and its sister packages in `root`, the working tree of a commit."""
     assert "rnn_engine" not in sys.modules, "the project has been imported from somewhere else"
     sys.path.insert(0, str(root.resolve()))
 
 
 def find(name: str, *modules: str) -> Any:  # noqa: ANN401
-    """Return `name` from the first of `modules` that has it; for what has moved between commits."""
+    """Return `name` from the first of `modules` that has it, for names that have moved between commits."""
     for module in modules:
         try:
             return getattr(importlib.import_module(module), name)
@@ -32,7 +32,7 @@ def find(name: str, *modules: str) -> Any:  # noqa: ANN401
 
 
 def random_model(name: str, num_layers: int | None = None) -> Any:  # noqa: ANN401
-    """Return the random model of a published shape, as the commit itself makes it; perhaps with fewer layers."""
+    """Return the commit's own random model of a published shape, with `num_layers` layers unless that is None."""
     import dataclasses
 
     import rnn_engine

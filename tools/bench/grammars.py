@@ -1,7 +1,7 @@
-"""`python -m tools.bench.grammars`: what a grammar costs, in tokens a second with one and without, measured in turns.
+"""`python -m tools.bench.grammars`: the cost of a grammar. Tokens a second with one and without, measured in turns.
 
-Without --model there is no device: a runner recites one JSON document, whatever the grammar, and each of its steps
-takes as long as --step says. With --model, a model answers under a schema of long lists, and without one.
+Without --model there is no device: a runner recites one JSON document, whatever the grammar is, and --step sets the
+time of its steps. With --model, a model answers under a schema of long lists, and without a schema.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure what a step costs the host."""
+"""Measure the host's time for a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """RWKV-7 models of published shapes with random weights, drawn tensor by tensor when asked for.
 
-Fast to make and of the right magnitude; what such a model says means nothing.
+The weights are fast to make and of the right magnitude. The output of such a model is meaningless.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VOCAB_SIZE = 65536
 
 
 def shape_of(num_layers: int, width: int, ranks: AdapterRanks) -> ShapeV7:
-    """Return a published model's shape from the sizes that differ."""
+    """Return a published model's shape, given the sizes in which such models differ."""
     return ShapeV7(
         num_layers=num_layers,
         width=width,
@@ -40,7 +40,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """A model whose every tensor is f16 and drawn anew, the same each time."""
+    """A model whose tensors are f16. Each is drawn anew at every read, with the same values."""
 
     shape: ShapeV7
 
@@ -59,7 +59,7 @@ class RandomModel:
         return _draw(shape, magnitude, seed=zlib.crc32(name.encode()))
 
     def blocks(self, _name: str) -> None:
-        """Return None: all tensors are plain numbers."""
+        """Return None, since no tensor is quantised in blocks."""
 
     def block_type(self, _name: str) -> None:
         return None

@@ -14,7 +14,7 @@ from server.core.app import ServerSettings, make_app
 
 @asynccontextmanager
 async def served(engine: EngineLike, clients: int, port: int = 0) -> AsyncIterator[int]:
-    """Serve an engine to so many clients at a time; gives the port, a free one for 0.
+    """Serve an engine to `clients` clients at a time. Yields the port; 0 takes a free one.
 
     The engine is closed with the server.
     """

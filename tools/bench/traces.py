@@ -1,7 +1,7 @@
-"""`python -m tools.bench.traces`: what kept states save on traces of prompts, with so much memory, and what they cost.
+"""`python -m tools.bench.traces`: the savings and the cost of cached states on traces of prompts, in bounded memory.
 
-The scheduler and the cache are the real ones, over a runner that computes nothing and whose steps take modelled time:
-the same for each step, and some for each token. Prompts come one after the other; every figure is of all of a trace.
+The scheduler and the cache are the real ones, over a runner that computes nothing. Its steps take modelled time: a
+constant for each step, and some for each token. Prompts come one after the other. Every figure is of a whole trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEP_SECONDS, _TOKEN_SECONDS = 0.008, 0.0001
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is asked; the positions are those of a `GenerateRequest`."""
+    """A prompt, with positions as in a `GenerateRequest`."""
 
     tokens: Sequence[int]
     turns: Sequence[int] = ()
@@ -30,13 +30,13 @@ class Prompt:
 
 
 class Writer:
-    """Writes texts, and chooses among them as people do: few are asked for often, many seldom."""
+    """A writer of random texts. It chooses among texts as people do: a few often, many seldom."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
 
     def text(self, least: int, most: int) -> list[int]:
-        """Return a text of so many tokens, in sentences and lines."""
+        """Return a text of `least` to `most` tokens, in sentences and lines."""
         tokens = self.random.choices(range(20, _VOCAB), k=self.random.randint(least, most))
         for number, place in enumerate(itertools.accumulate(itertools.repeat(self.random.randint(8, 20), len(tokens)))):
             if place >= len(tokens):
@@ -45,12 +45,12 @@ class Writer:
         return tokens
 
     def popular(self, count: int) -> int:
-        """Return one of so many numbers; n in proportion to 1 / (n + 1)."""
+        """Return a random number below `count`; n in proportion to 1 / (n + 1)."""
         return self.random.choices(range(count), [1 / (1 + n) for n in range(count)])[0]
 
 
 def chats(write: Writer) -> Iterator[Prompt]:
-    """16 conversations at a time, of six turns each, after one of 50 system texts."""
+    """Yield the prompts of 16 conversations at a time, of six turns each, after one of 50 system texts."""
     systems = [write.text(300, 1200) for _ in range(50)]
     open_chats: list[tuple[list[int], list[int]]] = []
     while True:
@@ -68,7 +68,7 @@ def chats(write: Writer) -> Iterator[Prompt]:
 
 
 def questions(write: Writer) -> Iterator[Prompt]:
-    """Short questions after one of 40 texts; four in ten merge with its last tokens."""
+    """Yield short questions after one of 40 texts; four in ten merge with its last tokens."""
     texts = [write.text(500, 3000) for _ in range(40)]
     while True:
         text = texts[write.popular(len(texts))]
@@ -77,7 +77,7 @@ def questions(write: Writer) -> Iterator[Prompt]:
 
 
 def edits(write: Writer) -> Iterator[Prompt]:
-    """30 documents that are asked about again after a sentence of their second half has changed."""
+    """Yield prompts about 30 documents, each time after a change in the document's second half."""
     texts = [write.text(1000, 4000) for _ in range(30)]
     while True:
         number = write.popular(len(texts))
@@ -88,7 +88,7 @@ def edits(write: Writer) -> Iterator[Prompt]:
 
 
 def passages(write: Writer) -> Iterator[Prompt]:
-    """A question after four of 40 passages, each time the likeliest first."""
+    """Yield questions after four of 40 passages, the most popular passage first."""
     found = [write.text(200, 700) for _ in range(40)]
     beginning = write.text(150, 150)
     while True:
@@ -97,13 +97,13 @@ def passages(write: Writer) -> Iterator[Prompt]:
 
 
 def strangers(write: Writer) -> Iterator[Prompt]:
-    """Long prompts that share nothing: what is kept of them is of no use."""
+    """Yield long prompts that share nothing, so that their cached states are of no use."""
     while True:
         yield Prompt(write.text(500, 4000))
 
 
 def short_ones(write: Writer) -> Iterator[Prompt]:
-    """Short prompts, half of them after one of 20 instructions."""
+    """Yield short prompts, half of them after one of 20 instructions."""
     instructions = [write.text(40, 150) for _ in range(20)]
     while True:
         before = instructions[write.popular(20)] if write.random.random() < 0.5 else []
@@ -127,7 +127,7 @@ TRACES: Mapping[str, Callable[[Writer], Iterator[Prompt]]] = {
 @click.option("--seed", default=1, show_default=True)
 @compared("tools.bench.traces")
 def main(prompts: int, states: int, step: int, seed: int) -> Figures:
-    """Measure what kept states save on traces of prompts."""
+    """Measure the savings of cached states on traces of prompts."""
     figures: dict[str, float] = {}
     for name, trace in TRACES.items():
         served = run_trace(itertools.islice(trace(Writer(seed)), prompts), states, step)
@@ -136,7 +136,7 @@ def main(prompts: int, states: int, step: int, seed: int) -> Figures:
 
 
 def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figures:
-    """Ask one prompt after the other for two tokens; return what that came to."""
+    """Ask for two tokens after each prompt, one prompt after the other; return the figures of the trace."""
     from rnn_engine.requests import GenerateRequest, SamplingParams
     from rnn_engine.scheduler import Scheduler
     from states.cache.config import CacheConfig

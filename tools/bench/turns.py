@@ -1,7 +1,7 @@
-"""Measure two sides in turns, so that a machine that gets slower or faster meanwhile does so for both.
+"""Measure two sides in turns, so that a machine that gets slower or faster meanwhile affects both.
 
-A side may be another commit of this project: `compared` makes a command of a function that measures the tree that it
-runs in, and the command measures another tree, or that one and this one in turns.
+A side may be another commit of this project. `compared` turns a function, which measures the tree it runs in, into a
+command. The command measures this tree, another tree, or both in turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ rounds_option = click.option("--rounds", default=3, show_default=True, help="Tur
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of those that are compared. `measure` runs in a new process each time."""
+    """One side of a comparison. `measure` runs in a new process each time."""
 
     name: str
     measure: Callable[[], Figures]
@@ -51,7 +51,7 @@ def compare(first: Side, second: Side, rounds: int) -> None:
 
 
 def take_turns(sides: Sequence[Side], rounds: int) -> list[dict[str, list[float]]]:
-    """Run each side once a round, and return for each its figures: their names -> a value a round."""
+    """Run each side once a round, and return its figures, with a value for each round, by their names."""
     runs: list[list[Figures]] = [[] for _ in sides]
     for number in range(1, rounds + 1):
         click.echo(f"round {number} of {rounds}", err=True)
@@ -72,9 +72,10 @@ def against(root: Path, measure: Callable[[Path], Figures], rounds: int) -> None
 
 
 def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., None]]:
-    """Decorate the body of `python -m MODULE`, which returns figures and imports the project only when it is called.
+    """Return a decorator for the body of `python -m MODULE`, which makes it a command that also compares trees.
 
-    The command gets options for the tree that is measured, prints the figures, and compares trees.
+    The body returns figures, and imports the project only when it is called.
+    The command gets options for the tree to measure, prints the figures, and compares trees.
     """
 
     def decorate(measure: Callable[..., Figures]) -> Callable[..., None]:
@@ -102,7 +103,7 @@ def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., No
 
 
 def run_module(module: str, arguments: Sequence[str], folder: Path = HERE) -> str:
-    """Run `python -m MODULE` in `folder` and return what it prints. What it says of errors goes to this terminal."""
+    """Run `python -m MODULE` in `folder` and return its output. Its stderr goes to this terminal."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 

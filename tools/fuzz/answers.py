@@ -1,4 +1,4 @@
-"""Send one request as bytes, and say what is wrong with the answer."""
+"""Send one request as bytes, and find the faults of the answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tools.fuzz.cases import Case
 from tools.live_server.raw import connection
 
-_SILENCE = 2.0  # seconds without an answer after which what is no whole request is ended
-_HANGING = 300.0  # seconds after which a server hangs
+_SILENCE = 2.0  # seconds to wait for the answer to an incomplete request
+_HANGING = 300.0  # seconds after which a server counts as hanging
 NOT_IMPLEMENTED = 501
 """The status of routes that exist to say why there is no such thing here."""
 
@@ -22,7 +22,7 @@ _STATUS = re.compile(rb"(?:HTTP/1\.1 100 [^\r]*\r\n\r\n)?HTTP/1\.[01] ([0-9]{3})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: None as status where nothing did."""
+    """The answer to a request. The status is None if no HTTP answer came."""
 
     status: int | None
     body: bytes
@@ -30,7 +30,10 @@ class Answer:
 
 
 async def send(url: str, case: Case) -> Answer:
-    """Send the request and read what comes: until the server closes, or while it is no whole request, falls silent."""
+    """Send the request, and read until the server closes the connection.
+
+    After a request that is not whole, stop when the server has sent nothing more for `_SILENCE` seconds.
+    """
     received = bytearray()
     try:
         async with connection(url) as (reader, writer):
@@ -47,7 +50,7 @@ async def send(url: str, case: Case) -> Answer:
 
 
 async def _read(reader: asyncio.StreamReader, received: bytearray, seconds: float) -> bool:
-    """Add what comes to `received`; return whether the server has closed within so many seconds."""
+    """Add the bytes that come to `received`. Return True if the server closed the connection within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             while piece := await reader.read(2**16):
@@ -65,7 +68,7 @@ def _parse(received: bytearray) -> Answer:
 
 
 def faults(case: Case, answer: Answer) -> Iterator[str]:
-    """Yield what is wrong with an answer."""
+    """Yield the faults of an answer."""
     if answer.hung:
         yield f"no answer within {_HANGING:g} s"
     elif answer.status is None and case.whole:
@@ -77,7 +80,7 @@ def faults(case: Case, answer: Answer) -> Iterator[str]:
 
 
 def _is_error_body(body: bytes) -> bool:
-    """Return whether an answer to an error has the documented shape; one to HEAD is empty."""
+    """Return True if the body of an error has the documented shape. An empty one, as after HEAD, has it, too."""
     try:
         if not body:
             return True

@@ -1,4 +1,4 @@
-"""Requests for every route, damaged as values, as bytes, in path, headers and method."""
+"""Requests to every route, damaged in their values, bytes, path, headers or method."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _WHOLE = "value"  # the kind of requests that a server must answer
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. Where it is `whole`, the server must answer it; other bytes it may also leave, or close."""
+    """One request. If it is `whole`, the server must answer it. Otherwise it may also ignore it or close."""
 
     number: int
     route: str
@@ -75,7 +75,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseMaker:
-    """Makes the cases of one seed: case `number` is the same in every run."""
+    """A maker of the cases of one seed. Case `number` is the same in every run."""
 
     routes: Sequence[Route]
     files: Mapping[str, bytes]  # states, by form, which uploads are made from
@@ -111,7 +111,7 @@ class CaseMaker:
         return mutate_bytes(request, random) if kind == "bytes" else request
 
     def _path(self, route: Route, random: Random) -> str:
-        """Return one of the route's paths with names put in, and often a query."""
+        """Return one of the route's paths with its parameters filled in, and often a query."""
         path = random.choice(route.paths).replace("{model:.+}", random.choice(("demo", "a/b")))
         name = random.choice(NAMES) if random.random() < 0.8 else str(random.choice(HOSTILE))
         path = path.replace("{name}", quote(name.encode(errors="replace"), safe=""))
@@ -132,7 +132,7 @@ class CaseMaker:
 
 
 def _lower(body: Any) -> Any:  # noqa: ANN401
-    """Return `body` with less to generate."""
+    """Return `body` with lower limits of generated tokens and choices."""
     if not isinstance(body, dict):
         return body
     lowered = {}

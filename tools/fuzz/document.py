@@ -1,7 +1,6 @@
-"""Requests that schemathesis makes of a server's own OpenAPI document: no answer is the server's fault or another than
-the document says.
+"""Requests that schemathesis makes from a server's own OpenAPI document. Every answer must be as the document says.
 
-`python -m tools.fuzz.document` sends many to a server that it starts; what follows `--` goes to `rnn-engine serve`.
+`python -m tools.fuzz.document` sends many to a server that it starts. Options after `--` go to `rnn-engine serve`.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _OPTIONS = ("--slots", "4", "--state-bytes", "64M", "--max-answer-tokens", "4096
 
 @dataclass
 class Breaches:
-    """What came of the requests."""
+    """The answers to the requests, and how they breached the document."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by route and class of status
     found: dict[tuple[str, str, str], str] = field(default_factory=dict)  # by route, check and title: the first of each
     errors: list[str] = field(default_factory=list)  # of schemathesis itself
 
     def add(self, recorder: ScenarioRecorder) -> None:
-        """Take what came of one scenario."""
+        """Add the answers and breaches of one scenario."""
         for number, interaction in recorder.interactions.items():
             response = interaction.response
             kind = "none" if response is None else f"{response.status_code // 100}xx"
@@ -98,7 +97,7 @@ def _settings(examples: int, seed: int, *, coverage: bool) -> dict[str, Any]:
         },
         "checks": {
             "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "501", "507"]},
-            "allow_header_conformance": {"enabled": False},  # /v1/responses/{id} is also what other paths there are
+            "allow_header_conformance": {"enabled": False},  # /v1/responses/{id} matches other paths, too
             "positive_data_acceptance": {"enabled": False},  # a name may be taken, two fields may contradict
         },
     }

@@ -1,12 +1,12 @@
-"""Run many random operations on a device that fails in every way, which the tests' model of a runner stands for.
+"""Run many random operations on a device that fails in every way. The tests' model of a runner is the device.
 
     python -m tools.fuzz.faults --operations 10000
 
-Clients of two API keys come, leave, stop to read and keep their states under names; steps are refused, fail, or give
-rows that are not numbers; states can't be read, written or copied; the device is lost and can't be opened at once; the
-clock jumps. Stops at the first request that ends twice, never, without a reason or with another answer than a sound
-device gives, and at the first slot, lock, lead, name or kept state that is lost, wrong or used by a request of the
-other API key.
+Clients of two API keys come, leave, stop reading and keep their states under names. Steps are refused, fail, or give
+rows that are not numbers. States can't be read, written or copied. The device is lost and can't be reopened at once.
+The clock jumps.
+The run stops at the first wrong request: one that ends twice, never, without a reason or with a wrong answer.
+It also stops at the first slot, lock, lead, name or kept state that is lost, wrong or used by the other API key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--check-every", type=int, default=10, help="operations between two checks of everything")
     parser.add_argument("--record", action="store_true", help="write the result into docs/reliability.md")
     options = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # each failure that is made on purpose would leave a traceback
+    logging.disable(logging.CRITICAL)  # each intended failure would leave a traceback
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("rnn_engine.scheduler.worker.RETRY_SECONDS", (0.0,) * 50)
         start = time.perf_counter()
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _row(model: FaultModel, operations: int) -> Row:
-    """Return the result for docs/reliability.md; a run that finds a fault does not come so far."""
+    """Return the result for docs/reliability.md. A run that finds a fault ends before this."""
     return Row(
         "random operations of two API keys on a device that fails",
         f"{operations:,} operations, {model.faults.struck.total():,} faults",

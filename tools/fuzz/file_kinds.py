@@ -1,4 +1,4 @@
-"""Every kind of file that is read: how a sound one is written, and what reads it."""
+"""Every kind of file that the project reads, with functions that write a sound one and read one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PEFT = {"r": 2, "lora_alpha": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. `read` raises what its reader does, and AssertionError where it gives what was never written."""
+    """A kind of file. `read` raises what its reader raises, and AssertionError if it reads what was not written."""
 
     name: str
     write: Callable[[Path], object]
@@ -65,7 +65,7 @@ def _write_full(path: Path) -> None:
 
 
 def _read_full(path: Path) -> None:
-    """A full state has a checksum for every byte: what is read is what was written."""
+    """Read a full state. It has a checksum for every byte, so it must be the state that was written."""
     loaded = read_state(path, SHAPE, FINGERPRINT)
     if loaded.form == "full":
         read_summary(path, None)
@@ -97,7 +97,7 @@ def _write_converted(path: Path, ending: str, weights: str) -> None:
 
 
 def _write_hf(path: Path, name: str) -> None:
-    """Write a Hugging Face folder of two shards, of which `path` is the file `name`."""
+    """Write a Hugging Face folder of two shards, and copy its file `name` to `path`."""
     folder = save_hf(_HF_MODEL, path.with_name("hf"), "fla", 2)
     path.write_bytes((folder / name).read_bytes())
 
@@ -114,7 +114,7 @@ def _write_lora(path: Path) -> None:
 
 
 def _write_peft(path: Path, name: str) -> None:
-    """Write a folder of PEFT's, of which `path` is the file `name`."""
+    """Write a PEFT folder, and copy its file `name` to `path`."""
     save_safetensors(_MODEL, path.with_name("base"))
     folder = save_peft({"model.layers.0.attn.k_proj": _PAIR}, path.with_name("peft"), _PEFT)
     path.write_bytes((folder / name).read_bytes())
@@ -153,7 +153,7 @@ def _write_persistent(path: Path) -> None:
 
 
 def _read_persistent(path: Path) -> None:
-    """A start skips a damaged file of the folder of states; what it takes is what was written."""
+    """Start with the file in the folder of states. A damaged file is skipped, a loaded one must be as written."""
     folder = _alone_in_a_folder(path, f"{uuid.UUID(int=7)}.state")
     found: list[FrozenState] = [entry.frozen for entry in make_states(folder).entries()]
     assert all(frozen.digest == some_initial().digest for frozen in found), "another state"
@@ -170,7 +170,7 @@ def _write_cached(path: Path) -> None:
 
 
 def _read_cached(path: Path) -> None:
-    """The cache skips a damaged file; what it goes on from is right."""
+    """Look a prompt up in a cache with the file. A damaged file is skipped; a restored state must be right."""
     folder = _alone_in_a_folder(path, path.with_name("cached name").read_text())
     cache, device = _cache(folder)
     with closing(cache):
@@ -189,7 +189,7 @@ def _cache(folder: Path) -> tuple[StateCache, ToyDevice]:
 
 
 def _alone_in_a_folder(path: Path, name: str) -> Path:
-    """Put a copy of the file into a folder of its own, under a name that its reader looks for."""
+    """Put a copy of the file into an otherwise empty folder, under the name that its reader looks for."""
     folder = path.with_name("folder")
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():

@@ -1,7 +1,7 @@
-"""`python -m tools.fuzz.files`: damaged files of every kind, each given to what reads it.
+"""`python -m tools.fuzz.files`: damaged files of every kind, each given to its reader.
 
-A reader takes a file or raises one of the project's own errors, in little memory and time, and never gives another
-state than the one that was written.
+A reader must accept a file or raise one of the project's own errors, in little memory and time. It must never return
+another state than the one that was written.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MOST_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one damaged file."""
+    """The outcome of reading one damaged file."""
 
     ending: str  # read, refused, or fault
     fault: str = ""
 
 
 def try_case(kind: Kind, sound: bytes, path: Path, seed: str) -> Outcome:
-    """Damage a sound file, read it at `path`, and return what came of it."""
+    """Damage a sound file, read it at `path`, and return the outcome."""
     path.write_bytes(mutate_file(sound, Random(seed)))
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
@@ -47,7 +47,7 @@ def try_case(kind: Kind, sound: bytes, path: Path, seed: str) -> Outcome:
         ending = "read"
     except RnnEngineError:
         ending = "refused"
-    except BaseException as error:  # also the panics of libraries, which are no Exception
+    except BaseException as error:  # also panics of libraries, which are not derived from Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         return Outcome("fault", f"{kind.name}, case {seed}: {type(error).__name__}: {str(error)[:300]}")
@@ -65,7 +65,7 @@ def try_case(kind: Kind, sound: bytes, path: Path, seed: str) -> Outcome:
 @record_option
 def main(cases: int, seed: int, save: bool) -> None:
     """Give damaged files of every kind to their readers."""
-    logging.disable()  # readers that skip a file say so
+    logging.disable()  # readers log each file that they skip
     warnings.simplefilter("error")
     tracemalloc.start()
     faults: list[str] = []

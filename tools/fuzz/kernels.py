@@ -1,7 +1,7 @@
-"""`python -m tools.fuzz.kernels`: random choices of kernels, by which the demo model has to draw the usual tokens.
+"""`python -m tools.fuzz.kernels`: random choices of kernels, with which the demo model must draw the usual tokens.
 
-What is promised: logits differ by rounding alone (`ROUNDING` of the greatest), and so a token is the same unless two
-greedy candidates, or a random number and the border between two tokens, are that near to each other.
+Logits may differ by rounding alone (`ROUNDING` of the greatest). So a token is the same, with two exceptions: two
+greedy candidates are that near to each other, or a random number is that near to the border between two tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNTS = (1, 8, 16, 32, 64)
 @click.option("--tokens", default=16, show_default=True, help="That a request generates.")
 @click.option("--seed", default=0, show_default=True)
 def main(requests: int, choices: int, tokens: int, seed: int) -> None:
-    """Compare the tokens of random requests; raise AssertionError where more than rounding makes them differ."""
+    """Compare the tokens of random requests; raise AssertionError if they differ by more than rounding explains."""
     began, chance = time.monotonic(), np.random.default_rng(seed)
     limits = kernel_limits(open_checked("software")[0])
     with closing(open_model(model_path())) as model:
@@ -49,7 +49,10 @@ def main(requests: int, choices: int, tokens: int, seed: int) -> None:
 
 
 def _choose(works: Works, limits: KernelLimits, chance: np.random.Generator) -> Choices:
-    """Choose two variants for each count of tokens, and for each class one of them: each takes seconds to compile."""
+    """Choose two variants for each count of tokens, and for each work one of the two.
+
+    There are no more than two since each takes seconds to compile.
+    """
     pairs: dict[int, list[MatMulVariant]] = {}
     for (_, count), work in works.items():
         every = possible(work, limits)

@@ -1,4 +1,4 @@
-"""Damage bytes and JSON-like values at random, the same way for the same `Random`."""
+"""Random damage to bytes and JSON-like values, the same for the same `Random`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, TypeAlias
 
-_BytesMutation: TypeAlias = Callable[[bytearray, int, Random], None]  # at a place of data that is not empty
+_BytesMutation: TypeAlias = Callable[[bytearray, int, Random], None]  # arguments: data that is not empty, a place in it
 
-_EDGE = 1024  # bytes of headers and directories, where damage says most
+_EDGE = 1024  # bytes at both ends, for headers and directories: damage to these tests most
 _LONGEST = 64  # bytes that one mutation moves
 _INTEGERS = (
     0,
@@ -86,7 +86,7 @@ def _write_integer(data: bytearray, place: int, random: Random) -> None:
 
 
 def _write_number(data: bytearray, place: int, random: Random) -> None:
-    """Write another number over the next one that stands there in ASCII digits."""
+    """Replace the next number in ASCII digits by another one."""
     found = re.search(rb"-?[0-9]+", data[place:])
     if found is not None:
         data[place + found.start() : place + found.end()] = random.choice(_NUMBERS)

@@ -1,7 +1,7 @@
-"""`python -m tools.fuzz.routes`: damaged requests to every route of a server that runs.
+"""`python -m tools.fuzz.routes`: damaged requests to every route of a running server.
 
-No answer may be a server's fault, or lack the documented form; the server must go on, answer its health at all times,
-and log no traceback. What follows `--` goes to `rnn-engine serve`: python -m tools.fuzz.routes -- --device cpu
+No answer may be a server's fault, or lack the documented form. The server must go on, answer its health at all times,
+and log no traceback. Options after `--` go to `rnn-engine serve`: python -m tools.fuzz.routes -- --device cpu
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPTIONS = ("--slots", "4", "--cache-device-bytes", "1M", "--cache-host-bytes", 
 
 @dataclass
 class Findings:
-    """What came of the cases."""
+    """The answers and faults of all cases."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by route and class of status
     faults: list[str] = field(default_factory=list)
@@ -71,14 +71,14 @@ class Findings:
 
 @dataclass
 class Fuzzer:
-    """Sends cases to one server, a few at a time, and looks after its health meanwhile."""
+    """A sender of cases to one server, a few at a time. It checks the server's health meanwhile."""
 
     url: str
     pid: int
     findings: Findings = field(default_factory=Findings)
 
     async def run(self, cases: Iterator[Case]) -> None:
-        """Send all cases. Raises RuntimeError where the server does not answer its health any more."""
+        """Send all cases. Raises RuntimeError if the server stops answering its health."""
         async with self._watching(), asyncio.TaskGroup() as group:
             for _ in range(_AT_ONCE):
                 group.create_task(self._send_all(cases))
@@ -142,7 +142,7 @@ async def exported_states(url: str) -> dict[str, bytes]:
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tuple[str, ...]) -> None:
-    """Send damaged requests to every route of a server that is started for that."""
+    """Start a server, and send damaged requests to each of its routes."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with ServerProcess(log, (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)) as server:

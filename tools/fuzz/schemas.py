@@ -1,4 +1,4 @@
-"""Bodies that fit a JSON schema, made at random."""
+"""Random bodies that fit a JSON schema."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TEXTS_OF = {
     "state": (*NAMES, "none", "pirate"),
     "save_as": NAMES,
 }
-_OPTIONAL = 2  # how many fields come, on average, that may be absent
+_OPTIONAL = 2  # the average number of optional fields in an object
 
 
 def make_value(schema: Schema, random: Random, definitions: Mapping[str, Schema], name: str = "") -> Any:  # noqa: ANN401
-    """Return a value that fits `schema`; `name` is the field that it is for."""
+    """Return a random value that fits `schema`. `name` is the field that holds it."""
     if "$ref" in schema:
         return make_value(definitions[schema["$ref"].rpartition("/")[2]], random, definitions, name)
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""Damage files inside their structure, so that what checks the outside does not refuse them first."""
+"""Damage to files inside their structure, which checks of the outer format do not detect first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.fuzz.mutations import mutate_bytes, mutate_value
 
 
 def mutate_file(data: bytes, random: Random) -> bytes:
-    """Return a file with some bytes damaged, or, as often, a well-formed one with another content."""
+    """Return the file with some bytes damaged or, equally often, well-formed with another content."""
     if random.random() < 0.5:
         return mutate_bytes(data, random)
     try:
@@ -31,14 +31,14 @@ def mutate_file(data: bytes, random: Random) -> bytes:
 
 
 def _mutate_safetensors(data: bytes, random: Random) -> bytes:
-    """Change the header and tell its new length."""
+    """Change the header, and write its new length before it."""
     length = int.from_bytes(data[:8], "little")
     header = _encode(mutate_value(json.loads(data[8 : 8 + length]), random))
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
 def _mutate_zip(data: bytes, random: Random) -> bytes:
-    """Change, leave out, double or rename a member; the checksums fit."""
+    """Change, leave out, double or rename a member, with checksums that fit."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [(name, archive.read(name)) for name in archive.namelist()]
     place = random.randrange(len(members))
@@ -53,7 +53,7 @@ def _mutate_zip(data: bytes, random: Random) -> bytes:
     made = io.BytesIO()
     compression = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with (
-        warnings.catch_warnings(action="ignore"),  # two members of one name are wanted
+        warnings.catch_warnings(action="ignore"),  # two members with the same name are intended
         zipfile.ZipFile(made, "w", compression) as archive,
     ):
         for member, content in members:

@@ -1,4 +1,4 @@
-"""Makes a checkout ready to run: the virtual environment, the packages, and a graphics driver where there is none.
+"""Set-up of a checkout: the virtual environment, the packages, and a graphics driver if there is none.
 
-Standard library only, since it runs before anything is installed.
+Imports the standard library only, since it runs before anything is installed.
 """

@@ -12,7 +12,7 @@ PACKAGE = "chromium"
 
 
 def find_browser() -> str:
-    """Return the path of Chromium. Raises FileNotFoundError where it is not installed."""
+    """Return the path of Chromium. Raises FileNotFoundError if it is not installed."""
     found = next((path for name in PROGRAMS if (path := shutil.which(name)) is not None), None)
     if found is None:
         raise FileNotFoundError(f"Chromium is not installed (as root: apt-get install {PACKAGE})")
@@ -20,7 +20,7 @@ def find_browser() -> str:
 
 
 def see_to_browser(shell: Shell) -> None:
-    """Install Chromium where there is none and apt may be used without a password; else say what to install."""
+    """Install Chromium if it is missing and apt may be used without a password; else print what to install."""
     if any(shell.has(program) for program in PROGRAMS):
         return
     if shell.has("apt-get") and shell.root_prefix is not None:

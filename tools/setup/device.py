@@ -1,4 +1,4 @@
-"""Find out whether WebGPU reaches a device here, and what to do where it reaches none."""
+"""Find a device for WebGPU; if there is none, install a driver or print how to."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Adapter:
 
     @property
     def is_slow_mesa(self) -> bool:
-        """Whether this is a software driver that is older than those that run compute kernels well."""
+        """True for Mesa's software driver in a version too old to run compute kernels well."""
         version = re.search(r"Mesa (\d+)", self.description)
         return self.kind == "CPU" and version is not None and int(version[1]) < mesa.FAST_VERSION
 
 
 def find_device(environment: Environment, shell: Shell, *, required: bool) -> str:
-    """Return the device to ask the engine for: "auto", or "cpu" where there is none and none is required.
+    """Return the device to ask the engine for: "auto", or "cpu" if there is no device and none is required.
 
-    Installs a software driver where that needs no password. Raises SetupError where a device is required
-    and can't be had.
+    If there is no device, installs a software driver, unless that needs a password.
+    Raises SetupError if a device is required and there is none even then.
     """
     record = environment.folder / "rnn-engine-device.json"
     if _recorded(record) == _fingerprint():
@@ -66,7 +66,7 @@ def find_device(environment: Environment, shell: Shell, *, required: bool) -> st
 
 
 def _probe(environment: Environment, shell: Shell) -> list[Adapter]:
-    """Return all adapters that can run compute shaders. Asks in another process, which a broken driver may crash."""
+    """Return all adapters that can run compute shaders. Asks in another process, since a broken driver may crash."""
     output = shell.read(str(environment.python), "-c", PROBE)
     adapters = [Adapter(*row) for row in json.loads(output)] if output else []
     return [adapter for adapter in adapters if adapter.backend != "OpenGL"]

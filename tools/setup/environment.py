@@ -1,6 +1,6 @@
 """The virtual environment `.venv` and the packages in it.
 
-A record in `.venv` says what was installed from which pyproject.toml, so that a second call has nothing to do.
+A record in `.venv` lists the installed extras with a hash of pyproject.toml, so that a second call has nothing to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Environment:
         self._shell = shell
 
     def ensure(self, extra: Extra) -> None:
-        """Make the environment hold the packages of `extra`; quick where it does already."""
+        """Install the packages of `extra`, unless the record says that they are installed."""
         key = self._key()
         record = self._read_record()
         if self.python.exists() and key in (record.get(holder) for holder in _HOLDS[extra]):
@@ -60,7 +60,7 @@ class Environment:
         return record if isinstance(record, dict) else {}
 
     def _works(self) -> bool:
-        """Whether the environment has this Python's version, and pip."""
+        """Return True if the environment has this Python's version, and pip."""
         return self._shell.read(str(self.python), "-c", "import pip, sys; print(sys.version)") == f"{sys.version}\n"
 
     def _create(self) -> None:

@@ -1,4 +1,4 @@
-"""Ray, on which the tests start replicas."""
+"""Ray, with which the tests start replicas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tools.setup.shell import SetupError, Shell
 
 
 def see_to_fleet(environment: Environment, shell: Shell) -> None:
-    """Install Ray where pip can, else say that its tests are skipped."""
+    """Install Ray; if pip can't, print that the tests with Ray are skipped."""
     try:
         environment.ensure("fleet")
     except SetupError:

@@ -1,6 +1,6 @@
-"""pip for a Python that came without it, as Debian's and Ubuntu's do unless python3-venv is installed.
+"""pip for a Python that came without it, as on Debian and Ubuntu unless python3-venv is installed.
 
-Those systems have pip's wheel as a package of its own, and apt can download a package without being root.
+Those systems have a package with pip's wheel, and apt can download a package without being root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ADVICE = "this Python can't make a virtual environment with pip in it; on Debian
 
 
 def fetch_pip_wheel(folder: Path, shell: Shell) -> Path:
-    """Download pip's wheel into `folder` with apt. Raises SetupError where that can't be done."""
+    """Download pip's wheel into `folder` with apt, and return its path. Raises SetupError if that fails."""
     if not shell.has("apt-get"):
         raise SetupError(ADVICE)
     folder.mkdir(parents=True)
@@ -30,7 +30,7 @@ def fetch_pip_wheel(folder: Path, shell: Shell) -> Path:
 
 
 def _download(folder: Path, shell: Shell) -> None:
-    """Download into `folder`, with the system's package lists or, where it has none, lists of our own."""
+    """Download the package into `folder`. If the system has no package lists, fetch lists into `folder`, too."""
     command = ("apt-get", "--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", PACKAGE)
     if shell.read("apt-cache", "show", PACKAGE):
         shell.run(*command, cwd=str(folder))

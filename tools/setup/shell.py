@@ -1,6 +1,6 @@
-"""Run commands, become root and tell the user, for the set-up.
+"""The commands, root rights and messages to the user that the set-up needs.
 
-Tests put a scripted one in its place.
+Tests use a scripted shell in its place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shell:
         return shutil.which(program) is not None
 
     def run(self, *command: str, cwd: str | None = None) -> None:
-        """Run a command; what it prints is shown only where it fails, and then SetupError is raised."""
+        """Run a command. If it fails, print its output and raise SetupError; otherwise its output is dropped."""
         done = subprocess.run(
             command,
             cwd=cwd,
@@ -42,7 +42,7 @@ class Shell:
             raise SetupError(f"this command failed with status {done.returncode}: {' '.join(command)}")
 
     def read(self, *command: str) -> str | None:
-        """Return what a command prints on stdout, or None where it fails; its stderr is dropped."""
+        """Return a command's stdout, or None if it fails. Its stderr is dropped."""
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         except OSError:
@@ -51,7 +51,7 @@ class Shell:
 
     @functools.cached_property
     def root_prefix(self) -> tuple[str, ...] | None:
-        """Return what to put before a command so that root runs it; None where that needs a password."""
+        """The words before a command that make root run it; None if that needs a password."""
         if os.geteuid() == 0:
             return ()
         if self.has("sudo") and self.read("sudo", "-n", "true") is not None:
@@ -59,7 +59,7 @@ class Shell:
         return None
 
     def run_as_root(self, *command: str) -> None:
-        """Run a command as root. Raises SetupError where it fails or nobody here may be root."""
+        """Run a command as root. Raises SetupError if it fails, or if becoming root needs a password."""
         if self.root_prefix is None:
             raise SetupError(f"root is needed to run: {' '.join(command)}")
         self.run(*self.root_prefix, *command)

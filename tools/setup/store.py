@@ -1,4 +1,4 @@
-"""The server in which the tests share states: the distribution's Valkey or Redis."""
+"""The server through which the tests share states: the distribution's Valkey or Redis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tools.setup.mesa import APT
 from tools.setup.shell import SetupError, Shell
 
 PROGRAMS = ("valkey-server", "redis-server")
-PACKAGES = PROGRAMS  # the first that there is
+PACKAGES = PROGRAMS  # the first that can be installed
 
 
 def find_store() -> str:
-    """Return the path of the server's program. Raises FileNotFoundError where there is none."""
+    """Return the path of the server's program. Raises FileNotFoundError if it is not installed."""
     found = next((path for name in PROGRAMS if (path := shutil.which(name)) is not None), None)
     if found is None:
         raise FileNotFoundError(f"no shared store is installed (as root: apt-get install {' or '.join(PACKAGES)})")
@@ -20,9 +20,9 @@ def find_store() -> str:
 
 
 def see_to_store(shell: Shell) -> None:
-    """Install a server where there is none and apt may be used without a password; else say what to install.
+    """Install a server if none is installed and apt may be used without a password; else print what to install.
 
-    It is not started: the tests start their own.
+    The server is not started: the tests start their own.
     """
     if any(shell.has(program) for program in PROGRAMS):
         return

@@ -77,7 +77,7 @@ def chat_command(
 
     Lines can be edited and are remembered; Alt+Enter begins a new line in a message. Ctrl-C ends an answer, Ctrl-D
     leaves. /help lists the commands: to take a message back, to put a copy of the conversation aside and return to it,
-    to choose the state that it begins from, to keep its state in a file.
+    to choose the state that it begins from, and to keep its state in a file.
     """
     if url is not None:
         _refuse_options(context, [field.name for field in fields(loading)])
@@ -108,7 +108,7 @@ def _remote_backend(url: str, api_key: str | None, model: str | None) -> Abstrac
 
 
 def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
-    """Raise UsageError where an option was given that only an engine in this process has."""
+    """Raise UsageError if an option was given that only applies to an engine in this process."""
     for parameter in context.command.params:
         given = parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
         if given:
@@ -116,7 +116,7 @@ def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
 
 
 def _begin_from(talk: Talk, state: str) -> None:
-    """Begin from a state in a file or of a name. A system text is kept."""
+    """Begin from a state in a file or with a name. A system text is kept."""
     system = talk.system
     if Path(state).exists():
         talk.load(Path(state))
@@ -126,7 +126,7 @@ def _begin_from(talk: Talk, state: str) -> None:
 
 
 def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
-    """Answer what is read, until it ends or a command says so."""
+    """Answer each line that is read, until the input ends or a command quits."""
     while (said := read_line()) is not None:
         try:
             if said.startswith("/"):
@@ -135,7 +135,7 @@ def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
                 show_answer(screen, partial(talk.say, said))
         except QuitError:
             return
-        except KeyboardInterrupt:  # of a command; that of an answer is part of the conversation
+        except KeyboardInterrupt:  # in a command; during an answer, `Talk` handles it
             screen.note("(ended)")
         except (RnnEngineError, OSError) as error:
             screen.complain(str(error))
@@ -145,7 +145,10 @@ _RETENTION: Final = Retention(ttl=MAX_TTL)
 
 
 class LocalBackend:
-    """A `Backend` over an engine. States of what was said are in its cache, so that going back to it runs nothing."""
+    """A `Backend` over an engine.
+
+    The engine's cache keeps the states of what was said, so that nothing is run again when the user goes back.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -214,7 +217,7 @@ class LocalBackend:
         return frozen, frozen.num_tokens or len(prompt.tokens)
 
     def _initial(self, start: str | None) -> FrozenState | None:
-        """Return a state by its name; None is the fill values."""
+        """Return a state by its name, or the default one for None. A result of None is the fill values."""
         if start is None:
             return self._session.initial
         return None if start == NO_INITIAL_STATE else self._session.run(self._engine.states.get(start)).frozen

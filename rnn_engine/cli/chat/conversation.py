@@ -1,4 +1,4 @@
-"""What a conversation in the terminal needs of whoever answers it: an engine in this process, or a server."""
+"""A conversation in the terminal, and the backend that answers it: an engine in this process, or a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from states.named.entry import check_new_name
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """Where a conversation stands: the name of the state that it began from, and what was said."""
+    """A point in a conversation: the name of the state that it began from, and what was said."""
 
     start: str | None  # None = the default state
     messages: Sequence[ChatMessage]
@@ -28,17 +28,17 @@ class KnownState:
     """A state that conversations may begin from."""
 
     name: str
-    num_tokens: int | None  # taken in; 0 for a tuned state, None where nobody told how many
+    num_tokens: int | None  # taken in; 0 for a tuned state, None if unknown
 
     @property
     def remembers_text(self) -> bool:
-        """Whether it has taken in some text."""
+        """Whether the state has taken in some text."""
         return self.num_tokens != 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStates:
-    """All of them."""
+    """All states that conversations may begin from."""
 
     states: Sequence[KnownState]
     default: str | None  # the name of the default state; None = an empty one
@@ -47,17 +47,17 @@ class KnownStates:
 class Backend(Protocol):
     """Answers conversations, and keeps the states that they begin from.
 
-    Ctrl-C in any method raises KeyboardInterrupt when what ran has been ended. Every method raises RnnEngineError
-    where it can't do what is asked.
+    Ctrl-C in any method ends what runs and then raises KeyboardInterrupt. Every method raises RnnEngineError if it
+    can't do what is asked.
     """
 
     @property
     def description(self) -> str:
-        """Which model answers, and where."""
+        """The model that answers, and the device or server that runs it."""
         ...
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
-        """Continue a conversation, and tell `reply` of the answer as it comes."""
+        """Continue a conversation, and pass the answer to `reply` as it comes."""
         ...
 
     def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
@@ -67,13 +67,13 @@ class Backend(Protocol):
     def states(self) -> KnownStates: ...
 
     def load(self, path: Path) -> KnownState:
-        """Bring the state in a file among those that can be begun from. Raises OSError where it can't be read."""
+        """Add the state in a file to those that conversations may begin from. Raises OSError if it can't be read."""
         ...
 
     def save(self, place: ChatPlace, path: Path) -> int:
         """Write the state after all that was said to a new file; return how many tokens it has taken in.
 
-        Raises OSError where it can't be written.
+        Raises OSError if it can't be written.
         """
         ...
 
@@ -84,7 +84,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """How an answer came about. Times in seconds."""
+    """The sizes and times of an answer. Times are in seconds."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -94,13 +94,13 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed after the first token; None where there are no two."""
+        """The speed after the first token; None if there is no second token."""
         spent = self.whole - self.first_token
         return (self.completion_tokens - 1) / spent if self.completion_tokens > 1 and spent > 0 else None
 
 
 class Reply:
-    """An answer on its way."""
+    """An answer while it comes."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self.text = ""
@@ -111,7 +111,7 @@ class Reply:
         self._tokens = 0
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Note the size of the prompt, and how much of it was not run since it was in the cache."""
+        """Note the size of the prompt, and how much of it was in the cache and so not run."""
         self._prompt = (prompt_tokens, cached_tokens)
 
     def add(self, text: str, num_tokens: int = 0) -> None:
@@ -127,7 +127,7 @@ class Reply:
         self._tokens = num_tokens
 
     def statistics(self) -> Statistics | None:
-        """Return what is known at this moment, if anything."""
+        """Return what is known at this moment; None before `begin`."""
         if self._prompt is None:
             return None
         now = time.monotonic()
@@ -136,7 +136,7 @@ class Reply:
 
 
 def free_name(path: Path, taken: Collection[str]) -> str:
-    """Return a name for the state in a file, after the file's own, that no other state has."""
+    """Return a name for the state in a file that no other state has: the file's own, or one made from it."""
     name = path.stem
     try:
         check_new_name(name, "FILE")
@@ -146,14 +146,14 @@ def free_name(path: Path, taken: Collection[str]) -> str:
     return next(each for each in names if each not in taken)
 
 
-# A conversation with a model: what was said, from which state it began, and the copies of it that were put aside.
+# A conversation with a model: its messages, the state that it begins from, and copies that were put aside.
 
 _EMPTY = KnownState(NO_INITIAL_STATE, 0)
 
 
 @dataclass
 class Talk:
-    """A conversation."""
+    """A conversation: its messages, the state that it begins from, and its copies."""
 
     backend: Backend
     sampling: SamplingParams
@@ -162,7 +162,7 @@ class Talk:
     start: str | None = None  # the name of the state that it begins from; None = the default one
     statistics: Statistics | None = None  # of the last answer
     forks: dict[str, ChatPlace] = field(default_factory=dict)
-    state_names: Sequence[str] = ()  # as `states` found them the last time
+    state_names: Sequence[str] = ()  # those that `states` found last
 
     def __post_init__(self) -> None:
         self.sampling = self.backend.check_sampling(self.sampling)
@@ -188,9 +188,9 @@ class Talk:
         return known
 
     def begin_from(self, name: str) -> bool:
-        """Let the conversation begin from the state of this name; return whether what was said is kept.
+        """Let the conversation begin from the state with this name; return True if what was said is kept.
 
-        It is not where the state has taken in a text itself. Raises InvalidRequestError for a name that is unknown.
+        It is dropped if the state has taken in a text itself. Raises InvalidRequestError for a name that is unknown.
         """
         known = {state.name: state for state in (_EMPTY, *self.states().states)}
         if name not in known:
@@ -203,7 +203,7 @@ class Talk:
     def load(self, path: Path) -> str:
         """Begin again from the state in a file, and return the name that it has now.
 
-        Raises StateError where it does not fit the model.
+        Raises StateError if it does not fit the model.
         """
         self.start = self.backend.load(path).name
         self.begin_with(None)
@@ -211,24 +211,23 @@ class Talk:
         return self.start
 
     def say(self, text: str, on_text: Callable[[str], None]) -> bool:
-        """Let the model answer; return whether it came to its end.
+        """Let the model answer `text`; return True if the answer came to its end.
 
         Ctrl-C ends the answer early, and so does a failure, which is raised; the conversation keeps what was shown
-        before. Where nothing was shown, a failure leaves the conversation as it was, and `retry` says the message
-        again.
+        before. If nothing was shown, a failure leaves the conversation unchanged, and `retry` says the message again.
         """
         self.messages.append(ChatMessage(Role.USER, text))
         self._unanswered = text
         return self._answer(on_text)
 
     def retry(self, on_text: Callable[[str], None]) -> bool:
-        """Let the model answer the last message anew. Raises InvalidRequestError where nothing was said yet."""
+        """Let the model answer the last message anew. Raises InvalidRequestError if nothing was said yet."""
         return self.say(self.undo(), on_text)
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message.
 
-        Raises InvalidRequestError where nothing was said yet.
+        Raises InvalidRequestError if nothing was said yet.
         """
         if self._unanswered is not None:
             text, self._unanswered = self._unanswered, None
@@ -245,7 +244,7 @@ class Talk:
         self.forks[name] = self._place
 
     def go(self, name: str) -> None:
-        """Go on from a copy that was put aside. Raises InvalidRequestError where there is none of that name."""
+        """Go on from a copy that was put aside. Raises InvalidRequestError if there is none with that name."""
         place = self.forks.get(name)
         if place is None:
             raise InvalidRequestError("NAME", name, f"one of {', '.join(self.forks) or 'those that /fork made: none'}")
@@ -255,7 +254,7 @@ class Talk:
     def save(self, path: Path) -> int:
         """Write the state after all that was said to a file, and return how many tokens it has taken in.
 
-        Raises InvalidRequestError where nothing was said yet, OSError where the file can't be written.
+        Raises InvalidRequestError if nothing was said yet, OSError if the file can't be written.
         """
         self._check_said()
         return self.backend.save(self._place, path)
@@ -263,7 +262,7 @@ class Talk:
     def name_state(self, name: str) -> int:
         """Give the state after all that was said a name, and return how many tokens it has taken in.
 
-        Raises InvalidRequestError where nothing was said yet, or for a name that can't be had.
+        Raises InvalidRequestError if nothing was said yet, or if the name can't be used.
         """
         self._check_said()
         num_tokens = self.backend.name_state(self._place, name)
@@ -271,7 +270,7 @@ class Talk:
         return num_tokens
 
     def change_sampling(self, changed: SamplingParams) -> None:
-        """Draw further tokens otherwise. Raises InvalidRequestError for what is not allowed."""
+        """Change how further tokens are drawn. Raises InvalidRequestError for a value that is not allowed."""
         self.sampling = self.backend.check_sampling(changed)
 
     @property
@@ -300,7 +299,7 @@ class Talk:
         return finished
 
     def _keep(self, answer: str) -> None:
-        """Take an answer, which may be empty, into the conversation."""
+        """Add an answer, which may be empty, to the conversation."""
         self._unanswered = None
         if answer:
             self.messages.append(ChatMessage(Role.ASSISTANT, answer))

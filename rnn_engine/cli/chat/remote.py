@@ -1,4 +1,4 @@
-"""Calls of a server's HTTP API, with failures that say what is wrong."""
+"""Talk with a server over its HTTP API, with errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _URLS: Final = "http://HOST:PORT or https://HOST"
 
 
 class HttpClient:
-    """A server's API. Each method raises ServerError where the server can't be reached or refuses.
+    """A client of a server's API. Each method raises ServerError if the server can't be reached or refuses.
 
     Ctrl-C raises KeyboardInterrupt and closes the connection, which ends the request in the server.
     """
@@ -62,7 +62,7 @@ class HttpClient:
         return self._call("PUT", path, content=file, params=dict(query), timeout=_WAITING)
 
     def download(self, path: str, to: Path) -> None:
-        """Write what is answered to a file, which is there as a whole or not at all."""
+        """Write the answer of a call to a file, either completely or not at all."""
         with self._failures(), self._client.stream("GET", path, timeout=_WAITING) as response:
             self._check(response)
             with atomic_file(to) as file:
@@ -70,7 +70,7 @@ class HttpClient:
                     file.write(part)
 
     def events(self, path: str, body: Json) -> Iterator[Json]:
-        """Yield the server-sent events of an answer. Raises ServerError for one that tells of a failure, too."""
+        """Yield the server-sent events of an answer. Raises ServerError also for an event that reports a failure."""
         with self._failures(), self._client.stream("POST", path, json=body, timeout=_WAITING) as response:
             self._check(response)
             for line in response.iter_lines():
@@ -109,7 +109,7 @@ class HttpClient:
             raise ServerError(f"{self.url} answered with something that is no JSON: {error}") from error
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise ServerError for an answer that is none."""
+        """Raise ServerError for a response that reports an error."""
         if response.is_success:
             return
         response.read()
@@ -117,7 +117,7 @@ class HttpClient:
 
 
 def _message(response: httpx.Response) -> str:
-    """Return what the server says of a failure."""
+    """Return the server's message about a failure."""
     try:
         message: str = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -140,9 +140,9 @@ _NUMBERS: Final = (float, int, Seed)
 
 @contextmanager
 def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator[RemoteBackend]:
-    """Give a `Backend` over a server; None is the server's own default model.
+    """Yield a `Backend` over a server. If `model` is None, the server's default model answers.
 
-    Raises ServerError where the server can't be reached, or does not have the model.
+    Raises ServerError if the server can't be reached, or does not have the model.
     """
     client = HttpClient(url, api_key, {} if model is None else {"model": model})
     try:
@@ -161,7 +161,7 @@ def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator
 
 
 class RemoteBackend:
-    """A `Backend` over a server. What it loads there belongs to a lease of its own, which `release` ends."""
+    """A `Backend` over a server. The states that it loads there belong to its own lease, which `release` ends."""
 
     def __init__(self, client: HttpClient, model: str | None, shown: str) -> None:
         self._client = client
@@ -211,7 +211,7 @@ class RemoteBackend:
         try:
             self._client.download(f"{_state_path(name)}/export", path)
         finally:
-            with suppress(ServerError):  # else it goes with its lease
+            with suppress(ServerError):  # if this fails, it goes with its lease
                 self._client.delete(_state_path(name))
         return num_tokens
 
@@ -234,7 +234,7 @@ class RemoteBackend:
 
 
 def _sampling_fields(sampling: SamplingParams) -> Json:
-    """Return the fields of a body for what is not as by default."""
+    """Return the fields of a request's body for parameters that differ from their defaults."""
     values = {parameter.name: getattr(sampling, parameter.name) for parameter in PARAMETERS}
     changed = {each.name: values[each.name] for each in PARAMETERS if values[each.name] != each.default}
     if "logit_bias" in changed:

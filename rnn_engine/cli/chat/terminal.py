@@ -1,4 +1,4 @@
-"""What a conversation shows: answers as they come, and notes."""
+"""The terminal of a conversation: it shows answers and notes, runs commands and reads lines."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PARSER: Final = MarkdownIt()
 
 
 class Screen(Protocol):
-    """Where a conversation is shown."""
+    """Shows a conversation."""
 
     def answer(self) -> AbstractContextManager[Callable[[str], None]]:
-        """Give a function that shows more of an answer, for as long as it comes."""
+        """Yield a function that shows more of an answer, for as long as the answer comes."""
         ...
 
     def end_answer(self, *, finished: bool) -> None:
@@ -45,19 +45,22 @@ class Screen(Protocol):
         ...
 
     def complain(self, text: str) -> None:
-        """Show what went wrong."""
+        """Show an error."""
         ...
 
 
 def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool]) -> None:
-    """Show what `answer` says to the function that it gets; it returns whether the answer came to its end."""
+    """Show an answer as it comes, and mark its end.
+
+    `answer` is called with a function that shows text; it returns whether the answer came to its end.
+    """
     with screen.answer() as show:
         finished = answer(show)
     screen.end_answer(finished=finished)
 
 
 class PlainScreen:
-    """Text as it comes, for outputs that are no terminal."""
+    """Shows text as it comes, for outputs that are no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -94,9 +97,9 @@ class PlainScreen:
 
 
 class MarkdownScreen:
-    """Markdown, drawn while it comes.
+    """Shows markdown while it comes.
 
-    MarkdownBlocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
+    Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
     """
 
     def __init__(self, console: Console) -> None:
@@ -105,7 +108,7 @@ class MarkdownScreen:
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
         blocks = MarkdownBlocks()
-        # No refreshing thread: what it writes could come between what is printed here and the lines that this counted.
+        # No thread refreshes: its output could come between the lines that are printed and counted here.
         with Live(console=self._console, auto_refresh=False, vertical_overflow="visible") as live:
 
             def show(text: str) -> None:
@@ -127,13 +130,13 @@ class MarkdownScreen:
 
 
 class MarkdownBlocks:
-    """A text in markdown that grows, cut at its blocks: paragraphs, lists, code."""
+    """A markdown text that grows, divided into its blocks: paragraphs, lists, code."""
 
     def __init__(self) -> None:
         self.last = ""
 
     def add(self, text: str) -> Iterator[str]:
-        """Take more text in, and yield the blocks that are complete now."""
+        """Take in more text, and yield the blocks that are complete now."""
         self.last = (self.last + text) if self.last else text.lstrip()
         starts = [token.map[0] for token in _PARSER.parse(self.last) if token.level == 0 and token.map]
         if len(starts) > 1:
@@ -142,24 +145,24 @@ class MarkdownBlocks:
             self.last = "".join(lines[starts[-1] :])
 
 
-# What may be typed in a conversation besides messages: commands that begin with a slash.
+# Besides messages, commands that begin with a slash may be typed in a conversation.
 
 _NUMBERS: Final = (float, int, Seed)
 
 
 class QuitError(Exception):
-    """The conversation is to end."""
+    """Raised to end the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: its arguments as the help writes them, what it does, and what runs it."""
+    """A command: its arguments and effect as the help writes them, and the function that runs it."""
 
     name: str
     arguments: str
     help: str
     run: Callable[[Talk, Screen, str], None]
-    names: Callable[[Talk], Iterable[str]] = lambda _: ()  # what its argument may be, to complete it
+    names: Callable[[Talk], Iterable[str]] = lambda _: ()  # values of its argument, to complete it
 
     @property
     def needs_argument(self) -> bool:
@@ -171,9 +174,9 @@ class Command:
 
 
 def run_command(talk: Talk, screen: Screen, line: str) -> None:
-    """Run a line that begins with a slash, and show where it is no command or lacks what it needs.
+    """Run a line that begins with a slash; show an error if it is no command or has the wrong argument.
 
-    Raises QuitError where it says to leave, and what the command raises.
+    Raises QuitError if the command ends the conversation, and what the command raises.
     """
     word, _, argument = line.removeprefix("/").partition(" ")
     command = COMMANDS.get(word)
@@ -276,7 +279,7 @@ def _sampling(talk: Talk, screen: Screen, argument: str) -> None:
 
 
 def _parse_change(word: str) -> tuple[str, Any]:
-    """Read NAME=NUMBER. Raises InvalidRequestError."""
+    """Parse NAME=NUMBER. Raises InvalidRequestError."""
     name, _, text = word.partition("=")
     parameter = _PARAMETERS.get(name)
     if parameter is None:
@@ -333,7 +336,7 @@ COMMANDS: Final = {
     )
 }
 
-# What a user types: a line with editing, history and completion on a terminal, or a line of standard input.
+# Lines from the user: with editing, history and completion on a terminal, or else from standard input.
 
 ReadLine: TypeAlias = Callable[[], str | None]
 """Returns what the user typed, without blanks around it; None at the end."""
@@ -353,7 +356,7 @@ def plain_lines() -> str | None:
 
 
 def edited_lines(talk: Talk) -> ReadLine:
-    """Return what reads lines with editing, and keeps them for the next time."""
+    """Return a function that reads lines with editing, and keeps them for the next time."""
     session: PromptSession[str] = PromptSession(
         _PROMPT,
         history=_history(),
@@ -378,7 +381,7 @@ def edited_lines(talk: Talk) -> ReadLine:
 
 
 def _history() -> History:
-    """Return the history on disk; one in memory where there can be no file."""
+    """Return the history on disk, or one in memory if there can be no file."""
     path = cache_folder() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -396,7 +399,7 @@ def _bindings() -> KeyBindings:
         event.current_buffer.validate_and_handle()
 
     @bindings.add("escape", "enter")
-    @bindings.add("escape", "c-j")  # as it comes where it was typed before the prompt was there
+    @bindings.add("escape", "c-j")  # what arrives if it was typed before the prompt was shown
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
@@ -404,7 +407,7 @@ def _bindings() -> KeyBindings:
 
 
 class _CommandCompleter(Completer):
-    """Completes the names of commands, and after them paths or names, as they take them."""
+    """Completes the names of commands, and then the paths or names that they take."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk

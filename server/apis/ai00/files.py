@@ -33,15 +33,15 @@ from states.named.entry import Retention
 
 
 class ExchangeRequest(RequestBody):
-    """An API key by its name."""
+    """An API key and its name."""
 
     app_id: str = Field(description="The key's name.")
     app_secret: str = Field(description="The key.")
 
 
 class Token(TypedDict):
-    """`token` is what to send as `Authorization: Bearer TOKEN`: the key itself, null where there is no such key. `code`
-    is the status."""
+    """The token of an API key. `token` is what to send as `Authorization: Bearer TOKEN`: the key itself, null if there
+    is no such key. `code` is the HTTP status."""
 
     token: str | None
     code: int
@@ -49,7 +49,7 @@ class Token(TypedDict):
 
 
 class SaveRequest(RequestBody):
-    """Where to write the model that is loaded."""
+    """The file that a loaded model is written to."""
 
     aliases: ClassVar = {"model_path": "path"}
 
@@ -63,7 +63,7 @@ class SaveRequest(RequestBody):
 
 
 class WrittenFile(TypedDict):
-    """`path` is a file, or a folder whose files have `size` bytes together."""
+    """What was written: `path` is a file, or a folder whose files have `size` bytes together."""
 
     path: str
     size: int
@@ -77,13 +77,13 @@ class ListRequest(RequestBody):
 
 
 class FileEntry(ModelFileEntry):
-    """The same for any file or folder; `sha` is empty unless it was asked for."""
+    """A file or a folder. `sha` is empty unless `is_sha` asks for it."""
 
     is_folder: bool
 
 
 class ConfigModel(RequestBody):
-    """Which model is served, and how."""
+    """The model to serve, and its settings."""
 
     aliases: ClassVar = {"model_path": "path", "model_name": "name"}
 
@@ -127,7 +127,7 @@ class AppKey(RequestBody):
 
 
 class ConfigListen(RequestBody):
-    """Where the server listens, and its keys."""
+    """The address that the server listens on, and its API keys."""
 
     ip: str = Field(default="0.0.0.0", description="The address.")
     port: int = Field(default=65530, ge=0, le=65535, description="The port.")
@@ -247,7 +247,7 @@ def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
 
 
 def _convert(order: LoadOrder, target: Path) -> int:
-    """Write a model, and return how many bytes that is."""
+    """Write a model to `target` and return the number of bytes. Raises StorageError."""
     weights = "f16" if target.suffix == _PREFAB else STORED
     with open_merged(order.path, order.loras) as model:
         try:
@@ -287,7 +287,10 @@ async def save_config(request: web.Request) -> web.Response:
 
 
 def _output(request: web.Request, text: str) -> Path:
-    """Return the folder to unpack into. Raises ForbiddenError, or NotFoundError where there is none for that."""
+    """Return the folder to unpack into.
+
+    Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
+    """
     folders = request.app[SETTINGS].unzip_folders
     if not folders:
         raise NotFoundError("the server has no folder for unpacked archives; see --unzip-folder")
@@ -316,7 +319,7 @@ def _no_config(name: str, error: Exception) -> InvalidRequestError:
 
 
 def _write(path: Path, text: bytes, name: str) -> None:
-    """Write settings; a file that is there is replaced if it has a table [model] and none that ai00 does not know."""
+    """Write settings. An existing file is replaced only if it has a table [model] and no table that ai00 lacks."""
     if os.path.lexists(path):
         content = _parse(path, name)
         if not isinstance(content.get("model"), dict) or not content.keys() <= Ai00Config.model_fields.keys():

@@ -57,7 +57,7 @@ class Ai00TextDelta(TypedDict):
 
 
 class Ai00CompletionChoice(CompletionChoice):
-    """`delta` has the text once more, in the place where ai00 has it."""
+    """A choice of a stream's event. `delta` repeats the text, as ai00 does."""
 
     delta: Ai00TextDelta
 
@@ -69,7 +69,7 @@ class Ai00CompletionChunk(Completion):
 
 
 class Ai00CompletionFormatter(CompletionFormatter):
-    """Formats completion choices, whose chunks have their text in `delta`, too."""
+    """Formats the choices of completions; each chunk repeats its text in `delta`."""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
         choice = super().opening(index, prompt)

@@ -78,13 +78,13 @@ class StateFileRef(RequestBody):
 
     @property
     def key(self) -> uuid.UUID | None:
-        """The id, where there is one."""
+        """The id; None if it is null or zeros."""
         key = None if self.id is None else parse_id(self.id)
         return None if key == uuid.UUID(int=0) else key
 
 
 class ReloadRequest(RequestBody):
-    """A model to load, as ai00 has it; `name`, `add` and `weights` are ours."""
+    """A model to load, in ai00's words. The fields `name`, `add` and `weights` are this server's own."""
 
     ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
 
@@ -130,7 +130,7 @@ class ReloadRequest(RequestBody):
 
     @property
     def chosen_weights(self) -> str | None:
-        """The weights as the command line has them; None is what the options say."""
+        """The weights in the words of `serve --weights`, None for those of the server's options."""
         if self.weights is not None or not {"quant", "quant_type"} & self.model_fields_set:
             return self.weights
         return f"{_FORMATS[self.quant_type]},layers={self.quant}" if self.quant else _FORMATS["None"]
@@ -153,7 +153,7 @@ class Ai00Bnf(TypedDict):
 
 
 class Ai00StateFile(TypedDict):
-    """`id` is null where the state's is not that of an order."""
+    """The file of a state. `id` is null unless the order to load the model gave one."""
 
     path: str
     name: str | None
@@ -166,9 +166,9 @@ class ManualAdapter(TypedDict):
 
 
 class Ai00Reload(TypedDict):
-    """How a model was loaded, as `POST /admin/models/load` takes it. `name`, `weights`, which says more than `quant`,
-    and `device`, the name of `adapter`, are ours. `tokenizer_path` is null where the options say it or the engine has
-    found it."""
+    """How a model was loaded, in the words of `POST /admin/models/load`. The fields `name`, `weights` (which says more
+    than `quant`) and `device` (the name of `adapter`) are this server's own. `tokenizer_path` is null if the options
+    name the tokenizer or the engine has found it."""
 
     model_path: str
     name: str
@@ -193,7 +193,7 @@ class Ai00State(TypedDict):
 
 
 class ModelsInfo(TypedDict):
-    """What is loaded."""
+    """The model that is loaded, and its named states."""
 
     reload: Ai00Reload
     model: Ai00ModelInfo
@@ -208,7 +208,7 @@ _CHUNK = 128  # ai00's default, which is no setting here
 
 
 def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
-    """Return how a model was loaded, so that it may be loaded so again."""
+    """Return how a model was loaded, so that the same request can load it again."""
     weights = WeightChoice.parse(info.weights)
     kind = _TYPES.get(weights.formats["att"], "None")
     layers = info.shape.num_layers if weights.num_layers is None else weights.num_layers
@@ -283,7 +283,7 @@ def _list(folder: ModelFolder) -> ModelFiles:
 
 _INFO = "The model that is loaded, how, and its states, as ai00 has it"
 
-# What an admin does while the server runs: load and unload models.
+# Load and unload models while the server runs, for admins.
 
 
 async def load(request: web.Request) -> web.Response:
@@ -315,7 +315,10 @@ async def _unload(request: web.Request, name: str | None) -> web.Response:
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
-    """Return what is to be loaded. Raises ForbiddenError or NotFoundError for a file that may not be, or is not."""
+    """Return the order to load a model.
+
+    Raises ForbiddenError for a file outside of the allowed folders, and NotFoundError for one that does not exist.
+    """
     path = folder.find(body.model_path)
     states = tuple(_state_file(state, folder.find(state.path)) for state in body.state)
     default = next((file.name for file, state in zip(states, body.state, strict=True) if state.default), None)
@@ -333,7 +336,7 @@ def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
 
 
 def _state_file(state: StateFileRef, path: Path) -> StateFile:
-    """Return the file of a state, whose name has to be known where it is the default."""
+    """Return the file of a state. The default state needs a name: if it is given none, it gets that of its file."""
     return StateFile(path, state.name or (path.stem if state.default else None), state.key)
 
 

@@ -51,7 +51,7 @@ _INPUT = (
 
 
 class StatesRequest(ModelBody):
-    """Texts whose states are wanted whole."""
+    """Texts whose whole states are returned."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -71,7 +71,7 @@ def _parse_layer(value: object) -> Layers | None:
 
 
 class Ai00EmbeddingsRequest(EmbeddingsRequest):
-    """Texts of whose states a row is wanted. The fields of embeddings mean the same here; some have ai00's
+    """Texts for which a row of the state is returned. The fields of embeddings mean the same here; some have ai00's
     defaults."""
 
     aliases: ClassVar = {"embed_layer": "layer"}
@@ -92,7 +92,8 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
 
 
 class WholeState(TypedDict):
-    """`shape` is the width, the head size + 2, the number of layers and 1: the fastest axis first."""
+    """The state after one input. `shape` is the width, the head size + 2, the number of layers and 1: the fastest axis
+    first."""
 
     object: Literal["states"]
     index: int
@@ -101,7 +102,7 @@ class WholeState(TypedDict):
 
 
 class StateList(TypedDict):
-    """One entry an input, in their order."""
+    """One entry for each input, in the order of the inputs."""
 
     object: Literal["list"]
     model: str
@@ -113,7 +114,7 @@ MOST_TOKENS = 510
 
 
 class EmbedsRequest(RequestBody):
-    """A text to be cut into pieces, each of which gets a vector."""
+    """A text that is cut into pieces. Each piece gets a vector."""
 
     ignored: ClassVar = frozenset({"metadata", "model", "user"})
 
@@ -143,7 +144,7 @@ class EmbeddedText(TypedDict):
 
 
 class Embeds(TypedDict):
-    """`data` has one entry; `model` is the embedding model."""
+    """Vectors of the pieces of a text. `data` has one entry; `model` is the embedding model."""
 
     object: Literal["embeds"]
     model: str
@@ -166,7 +167,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 async def _answer_whole(
     request: web.Request, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
 ) -> web.StreamResponse:
-    """Answer with whole states, in entries that have `fields`, too, and the numbers under `name`."""
+    """Answer with whole states. Each entry has `fields`, its index, and the numbers under `name`."""
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
     inputs = await tokens_of_inputs(request, engine, "input", body.input, math.prod(prefab_dims(shape)))

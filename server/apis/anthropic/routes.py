@@ -55,7 +55,10 @@ _ERROR_TYPES = {
 
 
 class AnthropicDialect:
-    """The `Dialect` of messages; `form` says what to look for in the one answer, `stops` are the client's own."""
+    """The `Dialect` of messages.
+
+    `form` says what to look for in the one answer. `stops` are the client's own stop strings.
+    """
 
     def __init__(self, info: EngineInfo, form: AnswerForm, stops: Sequence[str]) -> None:
         self._model = info.model
@@ -122,7 +125,7 @@ class AnthropicDialect:
         }
 
     def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
-        """Return why the answer ended, and the client's own text that ended it."""
+        """Return why the answer ended, and the client's own stop string that ended it, if any."""
         if finished.reason == "length":
             return "max_tokens", None
         if reader.num_calls:
@@ -132,7 +135,7 @@ class AnthropicDialect:
 
 
 class _BlockStream:
-    """Tells the pieces of an answer as blocks, which are opened and closed one after another."""
+    """Turns the pieces of an answer into events of blocks, which are opened and closed one after another."""
 
     def __init__(self) -> None:
         self._open: BlockType | None = None
@@ -198,7 +201,7 @@ def _delta(piece: Piece) -> Mapping[str, str]:
 
 
 def _parsed(arguments: str) -> Mapping[str, Any]:
-    """Return the arguments of a call; none where the answer was cut before their end."""
+    """Return the arguments of a call; an empty object if the answer was cut before their end."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -221,12 +224,12 @@ def _encode(event: Mapping[str, object]) -> bytes:
 
 
 def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
-    """Tell of a failure as Anthropic does."""
+    """Return the status and the body of a failure as Anthropic writes them."""
     return failure.status, error_body(failure)
 
 
 def error_body(failure: Failure) -> AnthropicError:
-    """Return the body that tells of a failure."""
+    """Return the body of a failure as Anthropic writes it."""
     kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     detail: AnthropicErrorDetail = {"type": kind, "message": failure.message}
     if failure.param == "thread":

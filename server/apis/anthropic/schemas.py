@@ -36,13 +36,13 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the blocks of a message say."""
+    """The contents of a message's blocks, by kind."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
     calls: tuple[ToolCallBody, ...] = ()
     results: tuple[tuple[str, str], ...] = ()  # the id of a call, and the result
-    cache: bool = False  # whether the state after it is to be kept
+    cache: bool = False  # whether to keep the state after the message
 
 
 def _parse_content(value: object) -> Content:
@@ -80,7 +80,7 @@ def _add(content: Content, block: object) -> Content:
 
 
 def _text(value: object) -> str:
-    """Return a string as it is, or blocks of text as lines."""
+    """Return a string unchanged, or join blocks of text with line breaks. Raises RefusedError."""
     content = _parse_content(value)
     if content.thoughts or content.calls or content.results:
         raise RefusedError(value, "a string or a list of blocks of text")
@@ -117,7 +117,7 @@ class AnthropicMessage(RequestBody):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages that chat templates know it as: results of tools are messages of their own, and come first."""
+        """The message as chat templates take it. Results of tools become messages of their own and come first."""
         content = self.content
         found = [
             Message.model_construct(role=Role.OBSERVATION, content=text, tool_call_id=call_id)
@@ -186,7 +186,7 @@ class ToolChoiceBody(RequestBody):
 
 
 class ThinkingBody(RequestBody):
-    """Whether the model thinks before it answers, where the chat template can say it."""
+    """Whether the model thinks before it answers, if the chat template can say it."""
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(description="`adaptive` is the same as `enabled`.")
     budget_tokens: int | None = Field(
@@ -257,7 +257,7 @@ class AnthropicConversation(GenerationBody):
         if self.output_config.format is not None and self.answer_grammar is not None:
             allowed = "null, since another field says what the answer is, too"
             raise InvalidRequestError("output_config.format", self.output_config.format.text, allowed)
-        _ = self.chat  # checks what contradicts itself
+        _ = self.chat  # raises if fields contradict each other
 
     def check(self, limits: Limits) -> None:
         self.chat.check(limits)
@@ -297,22 +297,22 @@ class AnthropicConversation(GenerationBody):
 
 
 class MessagesRequest(AnthropicConversation):
-    """A conversation to continue. Beside Anthropic's own fields it has those of this server."""
+    """A conversation to continue. It has Anthropic's own fields and those of this server."""
 
     max_tokens: int = Field(ge=0, description="The most tokens to generate. 0 runs the prompt alone.")
 
 
 class CountTokensRequest(AnthropicConversation):
-    """A conversation whose tokens are counted."""
+    """A conversation to count the tokens of."""
 
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class AnthropicBlock(TypedDict):
-    """A part of an answer. A `text` has `text`; `thinking`, what the model thought, has `thinking` and an empty
-    `signature`; `tool_use`, a call that the client is asked to make, has `id`, `name` and `input`, which is empty where
-    the answer was cut."""
+    """A part of an answer. A `text` block has `text`. A `thinking` block has the model's thoughts as `thinking`, and an
+    empty `signature`. A `tool_use` block is a call that the client is asked to make. It has `id`, `name` and `input`;
+    `input` is empty if the answer was cut."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: NotRequired[str]
@@ -325,8 +325,8 @@ class AnthropicBlock(TypedDict):
 
 
 class AnthropicUsage(TypedDict):
-    """Tokens. Those of the prompt that were known and not run are `cache_read_input_tokens`, and not counted in
-    `input_tokens`."""
+    """Numbers of tokens. `cache_read_input_tokens` of the prompt were known and not run; `input_tokens` counts the
+    others."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -335,7 +335,7 @@ class AnthropicUsage(TypedDict):
 
 
 class AnthropicAnswer(TypedDict):
-    """The answer. `stop_sequence` is the one of `stop_sequences` that ended it."""
+    """The answer. `stop_sequence` is the one of `stop_sequences` that ended the answer."""
 
     id: str
     type: Literal["message"]
@@ -361,7 +361,7 @@ class AnthropicDelta(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """What went wrong. `details` tells a client that it has to send whole conversations, without `thread`."""
+    """What went wrong. A client that sent `thread` learns from `details` that it has to send whole conversations."""
 
     type: str
     message: str
@@ -392,7 +392,7 @@ class AnthropicEvent(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """What every answer of Anthropic's routes that is not a success holds."""
+    """The body of every answer of Anthropic's routes that is not a success."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail

@@ -30,7 +30,7 @@ async def answer_in(
     *,
     stream_type: str = EVENT_STREAM,
 ) -> web.StreamResponse:
-    """Run `calls`, which have been checked and all start at `resolved`, and answer in the words of `dialect`.
+    """Run `calls`, which have been checked and all start at `resolved`, and answer in the form of `dialect`.
 
     `stream_type` is the content type of a stream.
     Raises InvalidRequestError or OverloadedError before any of them runs.
@@ -58,7 +58,7 @@ async def _prepare(
 
 
 class _End:
-    """Saves the state at the end of the one call, if `saver` is given, and tells what the answer says of it."""
+    """Saves the state at the end of the one call, if `saver` is given, and returns the answer's fields about it."""
 
     def __init__(self, saver: EndSaver | None) -> None:
         self.is_wanted = saver is not None
@@ -66,7 +66,7 @@ class _End:
         self._outcome = ChoiceOutcome()
 
     async def note(self, event: Event) -> Mapping[str, object]:
-        """Take the next event of the call; return the fields to be added to the answer, at its last event."""
+        """Take the next event of the call. At the last one, save the state and return the answer's fields about it."""
         if self._saver is None:
             return {}
         self._outcome.add(event)
@@ -74,7 +74,7 @@ class _End:
             return {}
         try:
             return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
-        except Exception as error:  # the answer is there: it is told without its state
+        except Exception as error:  # the answer is complete: send it without its state
             return {"saved_state": None, "save_error": describe(error).body["error"]}
 
 
@@ -105,7 +105,7 @@ async def answer_whole(
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
-    """The places of each prompt's `wanted` best copies, best first; where all are wanted, in their order."""
+    """Yield the indices of each prompt's `wanted` best copies, best first. All copies keep their order."""
     for first in range(0, len(outcomes), copies):
         places = range(first, first + copies)
         yield from (
@@ -141,7 +141,7 @@ class _Streaming:
         return await self._stream.close()
 
     async def _send(self, events: Sequence[Numbered]) -> None:
-        """Send events that are ready at the same time with one write, or two where a state is saved between them."""
+        """Send events that are ready at the same time with one write, or two if a state is saved between them."""
         parts: list[bytes] = []
         for index, event in events:
             self._tally.add(index, event)
@@ -156,6 +156,6 @@ class _Streaming:
         await self._stream.write(b"".join(parts))
 
     async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
-        """Return an event that is no text. It may repeat much of what was asked."""
+        """Encode an event that is no text, on another thread if it may repeat much of the request."""
         size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
         return await work(self._request, size, encode)

@@ -1,4 +1,4 @@
-"""The protocol by which an API words the answer of a generation: choices, token counts and times."""
+"""The protocols by which an API formats the answer of a generation: choices, token counts and times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.core.schema import Timings, Usage
 
 
 class Tally:
-    """Counts the usage of an answer of `copies` choices a prompt; the choices are numbered prompt by prompt."""
+    """Counts the usage of an answer with `copies` choices for each prompt; choices are numbered prompt by prompt."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
@@ -50,17 +50,17 @@ def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Us
 
 
 class AnswerClock:
-    """Tells how far one request has come, and the times that it took."""
+    """Reports how far one request has come, and the times that it took."""
 
     def __init__(self, *, with_each: bool = False) -> None:
-        """`with_each`: the times are told with each event, not only with the last one."""
+        """`with_each`: report the times with each event, not only with the last one."""
         self._with_each = with_each
         self._begun: float | None = None  # when the prompt began to run
         self.started: Started | None = None
-        self.predicted = 0  # tokens that were told
+        self.predicted = 0  # tokens that were sent
 
     def tell(self, event: Event) -> Mapping[str, object]:
-        """Return `prompt_progress` and `timings`, as far as they are to be told with `event`."""
+        """Return the fields `prompt_progress` and `timings` to send with `event`; either may be absent."""
         timings: Timings | None = None
         match event:
             case PromptProgress():
@@ -92,7 +92,7 @@ class AnswerClock:
 
 
 def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
-    """Return the times of a request that ended at `ended`, by `time.monotonic`, or now; None where none were taken."""
+    """Return the times of a request that ended at `ended`, by `time.monotonic`, or now; None if none were taken."""
     timings = _timings(started, finished.completion_tokens, time.monotonic() if ended is None else ended)
     if timings is not None and finished.draft_tokens > 0:
         timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
@@ -136,7 +136,7 @@ Choice: TypeAlias = Mapping[str, object]
 
 @dataclass(slots=True)
 class ChoiceOutcome:
-    """All that one engine request gave."""
+    """Everything that one engine request returned."""
 
     started: Started | None = None
     finished: Finished | None = None
@@ -165,7 +165,7 @@ class ChoiceOutcome:
 
     @property
     def times(self) -> Mapping[str, object]:
-        """The field that tells how long it took; none where no times were taken."""
+        """The field `timings` of the answer; no field if no times were taken."""
         timings = None if self.started is None else timings_of(self.started, self.end, self.ended)
         return {} if timings is None else {"timings": timings}
 
@@ -176,7 +176,7 @@ class ChoiceOutcome:
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of a token that was drawn; 0 where none was."""
+        """The mean log-probability of the drawn tokens; 0 if there are none."""
         drawn = self.drawn
         return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
 
@@ -200,7 +200,7 @@ class ChoiceFormatter(Protocol):
     def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
         """Return a chunk with more of a choice, None if there is nothing to send yet.
 
-        A string stands for `text_chunk` of it.
+        A string stands for the chunk that `text_chunk` makes of it.
         """
         ...
 
@@ -223,7 +223,7 @@ class WholeDialect(Protocol):
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
     ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        """Return the body of the answer from the requests `kept` of all, with the fields `extra`."""
+        """Return the body of the answer, with the fields `extra`. `kept` are the numbers of the requests to return."""
         ...
 
 
@@ -231,14 +231,14 @@ class Dialect(WholeDialect, Protocol):
     """Formats the answer of one call, whole or as the events of a stream."""
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        """Return what to send of an event of request `index`, with the fields `extra`; empty if there is nothing.
+        """Return the bytes to send for an event of request `index`, with the fields `extra`; perhaps none.
 
-        It is called for every event, in the order in which they come.
+        The method is called for every event, in the order of the events.
         """
         ...
 
     def ending(self, usage: Usage) -> bytes:
-        """Return what ends a stream."""
+        """Return the bytes that end a stream."""
         ...
 
     def failure(self, error: Exception) -> bytes:

@@ -1,4 +1,4 @@
-"""The fields that completions and chats share: the prompt, where a text ends, and how the answer comes."""
+"""The fields that completions and chats share: the prompt, what ends a text, and how the answer is sent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PROMPT_FORMS = (
 
 
 def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
-    """Return one prompt in any form or a list of them as a list. A list that has token ids is one prompt."""
+    """Return the prompts of a field: one prompt in any form, or a list of them. A list with token ids is one prompt."""
     if isinstance(value, list) and value and not any(type(item) is int for item in value):
         return tuple(_parse_prompt(item, value) for item in value)
     if value == []:
@@ -51,7 +51,7 @@ def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
 
 
 def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
-    """Return prompts as `parse_prompts` does, but texts in a list as one text, and nothing as an empty one."""
+    """Return prompts as `parse_prompts` does, but join a list of texts to one text. Null is an empty text."""
     if value is None:
         return ("",)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -97,7 +97,7 @@ Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchem
 
 
 def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt]) -> None:
-    """Raise InvalidRequestError where the prompts are more than a request may hold, as far as is known by now."""
+    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet."""
     texts = [part for prompt in prompts for part in _parts(prompt) if isinstance(part, str)]
     limits.check("max_text_bytes", field, sum(len(text.encode()) for text in texts))
     limits.check(
@@ -124,15 +124,15 @@ def tokens_of(engine: EngineLike, prompt: AnyPrompt) -> Sequence[int]:
 
 
 def text_of(engine: EngineLike, prompt: AnyPrompt) -> str:
-    """Return the text of a prompt, with U+FFFD where the bytes of tokens are no UTF-8."""
+    """Return the text of a prompt, with U+FFFD for bytes of tokens that are no UTF-8."""
     return prompt if isinstance(prompt, str) else engine.detokenize(tokens_of(engine, prompt)).decode(errors="replace")
 
 
-# The fields that completions and chats share: where a text ends, and how the answer comes.
+# The fields that completions and chats share: what ends a text, and how the answer is sent.
 
 
 def _parse_stop(value: object) -> tuple[str, ...]:
-    """One string or a list of them; null for none."""
+    """Return the stop strings of a field: one string, a list of them, or null for none."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
         raise RefusedError(value, "null, a string, or a list of strings, none of them empty")
@@ -239,7 +239,7 @@ class GenerationBody(GrammarBody):
             limits.check("max_request_seconds", "timeout", self.timeout)
         answers = self.num_prompts * self.copies
         limits.check("max_answers", "n" if self.num_prompts == 1 else "prompt", answers)
-        if not self.stream or self.save_as is not None:  # what is streamed is not kept, but to save its state
+        if not self.stream or self.save_as is not None:  # a stream is held only to save its state
             limits.check("max_answer_tokens", "max_tokens", answers * self.max_tokens)
             if self.alternatives is not None:
                 entries = answers * self.max_tokens * (1 + self.alternatives)
@@ -248,9 +248,9 @@ class GenerationBody(GrammarBody):
     def copies_of(
         self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
     ) -> list[GenerateRequest]:
-        """Return the requests of all answers to each prompt, one of which each call has.
+        """Return the requests of all answers: `copies` of each call. Each call has one prompt.
 
-        All calls have the same tokens that end a text.
+        All calls must have the same tokens that end a text.
         """
         samplings = self.samplings(self.copies, tokenize, calls[0].stop_tokens)
         return [
@@ -269,16 +269,16 @@ class GenerationBody(GrammarBody):
 
     @property
     def reports_progress(self) -> bool:
-        """Whether the stream tells how far the prompt has come."""
+        """Whether the stream reports how far the prompt has come."""
         return False
 
     @property
     def tells_times(self) -> bool:
-        """Whether each event of the stream tells the times."""
+        """Whether each event of the stream has the times."""
         return False
 
     def most_tokens(self, limits: Limits) -> int:
-        """Return how many tokens an answer has at most."""
+        """Return the most tokens that an answer may have."""
         if self.max_tokens != _NO_LIMIT:
             return self.max_tokens
         if self.stream and self.save_as is None:
@@ -296,11 +296,11 @@ class GenerationBody(GrammarBody):
     @property
     @abstractmethod
     def alternatives(self) -> int | None:
-        """How many alternatives of a token are wanted; None where no log-probabilities are."""
+        """How many alternatives of each token the client wants; None if it wants no log-probabilities."""
 
     @property
     def copies(self) -> int:
-        """How many answers to one prompt are made, of which the best `n` are returned."""
+        """How many answers to one prompt are made. The best `n` of them are returned."""
         return self.n
 
     @property
@@ -313,7 +313,7 @@ class GenerationBody(GrammarBody):
 
 
 class ProgressBody(GenerationBody):
-    """A generation whose stream may tell how far it has come, and how long that took."""
+    """A generation whose stream may report its progress and its times."""
 
     return_progress: bool = Field(
         default=False,
@@ -336,15 +336,15 @@ class ProgressBody(GenerationBody):
 async def note_slot(
     request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
 ) -> None:
-    """Note the prompt of a generation under the slot's number that it names, if any.
+    """Note the prompt of a generation under the slot number that the body names, if any.
 
-    One with a `cache_salt` is not noted, for others with the same API key may not go on from it.
+    A prompt with a `cache_salt` is not noted, since other requests of the same API key may not go on from it.
     """
     slot = body.id_slot
     if slot is None or slot < 0:
         return
     check_slot(engine, "id_slot", slot)
-    if calls[0].initial_state is None and body.cache_salt is None:  # a state's prompt does not lead to its end alone
+    if calls[0].initial_state is None and body.cache_salt is None:  # else the prompt alone does not lead there
         prompt = calls[0].prompt
         packed = await work(request, len(prompt), lambda: pack(prompt))
         request.app[SLOT_PROMPTS].put(slot_key(request, engine, slot), packed)

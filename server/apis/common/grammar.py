@@ -1,4 +1,4 @@
-"""The fields that say what an answer may be, as the clients of several servers send them."""
+"""The fields that restrict an answer to a grammar, in the forms that clients of several servers send."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ GRAMMAR_FIELDS = (
 
 
 class GrammarBody(SamplingBody):
-    """A body with the fields that say what an answer may be. At most one of them does."""
+    """A body with the fields that restrict an answer to a grammar. At most one such field may be set."""
 
     response_format: ResponseFormat = Field(
         default=None,
@@ -217,5 +217,5 @@ class GrammarBody(SamplingBody):
 
     @property
     def answer_grammar(self) -> Grammar | None:
-        """What the answer may be; None is any text."""
+        """The grammar that the answer follows; None allows any text."""
         return next((one for name in GRAMMAR_FIELDS if (one := getattr(self, name)) is not None), None)

@@ -17,7 +17,7 @@ _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "vi
 
 
 def parse_content(value: object) -> str | None:
-    """Return a string as it is, or text parts joined. Raises RefusedError."""
+    """Return a string or None unchanged, or join text parts. Raises RefusedError."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -120,7 +120,7 @@ class Message(RequestBody):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All calls that the message tells of."""
+        """All calls that the message has, in either form."""
         calls = [ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(self.function_call.name, self.function_call.arguments))
@@ -141,7 +141,10 @@ class Message(RequestBody):
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise InvalidRequestError for the first message that lacks a text, or has calls that are not its own."""
+    """Raise InvalidRequestError for the first message that lacks a text or has calls that it may not have.
+
+    Only messages of the assistant may have calls, and the arguments of a call may not be too large to parse.
+    """
     for number, message in enumerate(messages):
         if message.calls and message.role is not Role.ASSISTANT:
             allowed = "null, since only messages of the assistant have calls"
@@ -197,7 +200,10 @@ class FunctionBody(RequestBody):
 
 
 def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str, object]:
-    """Return the fields of a tool. Raises RefusedError for another type, whatever else such a tool has."""
+    """Return the fields of a tool unchanged. Raises RefusedError for a type that is not `allowed`.
+
+    The type is checked before the other fields, which tools of other types may have.
+    """
     if "type" in fields and fields["type"] not in allowed:
         words = " or ".join("null" if kind is None else repr(kind) for kind in allowed)
         reason = "since calls have JSON as their arguments and the server runs no tools of its own"
@@ -282,12 +288,12 @@ class ToolFields(RequestBody):
 
     @property
     def offered(self) -> Sequence[Tool]:
-        """All tools."""
+        """All tools, from `tools` or from `functions`."""
         return [body.function.tool for body in self.tools] + [body.tool for body in self.functions]
 
     @property
     def choice(self) -> ToolChoice:
-        """Which of them may or must be called."""
+        """Which tools may or must be called."""
         return self.tool_choice or ToolChoice("auto" if self.offered else "none")
 
 

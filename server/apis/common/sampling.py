@@ -34,7 +34,7 @@ _STRINGS = {"type": "array", "items": STRING}
 
 
 def _parse_bias(value: object) -> dict[int | str, float]:
-    """Return the biases of ids and texts; those of the same one are added up."""
+    """Return the biases by token id or text. Several biases of the same one are added up."""
     if isinstance(value, dict):
         pairs: Sequence[object] = [(_parse_key(key), bias) for key, bias in value.items()]
     elif isinstance(value, list):
@@ -95,7 +95,7 @@ def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
-    """Return a validator that calls `parse`, which raises InvalidRequestError for the field `of`."""
+    """Return a validator that calls `parse` and turns its InvalidRequestError for the field `of` into RefusedError."""
 
     def check(value: object) -> Any:  # noqa: ANN401
         if value is None:
@@ -108,7 +108,7 @@ def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
     return PlainValidator(check)
 
 
-# What is not told by the type alone: how it comes in JSON.
+# How values of some types are written in JSON, for types that do not imply it.
 _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
     {
         TokenBias: Annotated[
@@ -147,7 +147,7 @@ _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
 
 
 def _range(parameter: Parameter) -> dict[str, Any]:
-    """Return the JSON schema's words for the numbers that a parameter may be."""
+    """Return the keywords of a JSON schema for the least and the greatest number of a parameter."""
     if parameter.type not in (float, int):
         return {}
     return {"minimum": parameter.allowed.low, "maximum": parameter.allowed.high}
@@ -172,7 +172,7 @@ else:
 
 
 class SamplingBody(_SamplingFields):
-    """A body with a field for each of `SamplingParams`; the ranges are checked by `SamplingParams.check`."""
+    """A body with a field for each of `SamplingParams`. Their ranges are checked by `SamplingParams.check`."""
 
     neutral: ClassVar = {
         "adaptive_decay": (0.9,),
@@ -227,9 +227,9 @@ class SamplingBody(_SamplingFields):
     def samplings(
         self, count: int, tokenize: Callable[[str], Sequence[int]], end_tokens: Sequence[int]
     ) -> list[SamplingParams]:
-        """Return how `count` answers to a prompt draw their tokens: each has a seed of its own.
+        """Return the sampling parameters of `count` answers to a prompt; a given seed becomes a seed for each answer.
 
-        `end_tokens` are those that end a text.
+        `end_tokens` are the tokens that end a text.
         """
         params = self._params.resolved(tokenize)
         if self.ignore_eos:
@@ -243,12 +243,12 @@ class SamplingBody(_SamplingFields):
 
     @property
     def bias_characters(self) -> int:
-        """How many characters the texts of `logit_bias` have, which become tokens."""
+        """How many characters the texts of `logit_bias` have; they are turned into tokens later."""
         return sum(len(key) for key in self._params.logit_bias if isinstance(key, str))
 
     @property
     def penalises_occurrence(self) -> bool:
-        """Whether there is a penalty for tokens that have occurred, in earlier replies too."""
+        """Whether there is a penalty for tokens that have occurred; occurrences in earlier replies count, too."""
         return self._params.penalises_occurrence
 
     @property
@@ -257,5 +257,8 @@ class SamplingBody(_SamplingFields):
 
 
 def _derive_seed(seed: int, copy: int) -> int:
-    """Copy 0 has the seed itself; an odd step keeps the others apart, and far from neighbouring seeds."""
+    """Return the seed of one answer. Copy 0 has the seed itself.
+
+    An odd step between the copies keeps their seeds apart, and far from neighbouring seeds.
+    """
     return (seed + copy * 0x9E3779B97F4A7C15) % (MAX_SEED + 1)

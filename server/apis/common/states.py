@@ -1,4 +1,4 @@
-"""The state that a request starts from, mixes or saves: its fields, and the way to the engine's state."""
+"""The state that a request starts from, mixes or saves: its fields, and finding the engine's state for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MIX_FORM = (
     "with a prompt"
 )
 _MAX_NAME_BYTES = 255  # of a file or folder, on every usual file system
-_LABELS = {"name", "id"}  # ai00's clients send them; what a state is known by here is its values
+_LABELS = {"name", "id"}  # ai00's clients send them; here only the values of a state count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ def _parse_weighted(number: int, value: object) -> WeightedRef:
 
 
 def _parse_labelled(number: int, state: dict[str, object]) -> StateRef | None:
-    """Return what one object of a mix means, without its weight and prompt."""
+    """Return the state that one object of a mix means; `state` is the object without its weight and prompt."""
     try:
         if not state.keys() <= _LABELS:
             return _parse_state(state)
@@ -160,7 +160,7 @@ _STATE_FORMS = (
 
 
 class CacheBody(RequestBody):
-    """What a client may set on any request that runs the model."""
+    """The fields of any request that runs the model."""
 
     cache_salt: str | None = Field(
         default=None,
@@ -171,13 +171,13 @@ class CacheBody(RequestBody):
 
 
 class StateRefBody(CacheBody):
-    """The same where a request starts from one state."""
+    """The fields of a request that runs the model from one state."""
 
     state: State = Field(default=None, description=_STATE_FORMS)
 
 
 class ModelNameBody(RequestBody):
-    """A body in which clients say a model, too, as OpenAI's do."""
+    """A body that may name a model, as OpenAI's do."""
 
     model: str | None = Field(
         default=None, description="The name of a model as `/v1/models` lists it; null is the default one."
@@ -185,11 +185,11 @@ class ModelNameBody(RequestBody):
 
 
 class ModelBody(StateRefBody, ModelNameBody):
-    """What starts from one state, and says a model."""
+    """A body that starts from one state and may name a model."""
 
 
 class MixBody(CacheBody, ModelNameBody):
-    """What starts from one state or from several, and says a model."""
+    """A body that starts from one state or mixes several, and may name a model."""
 
     state: States = Field(
         default=None,
@@ -213,15 +213,15 @@ class MixBody(CacheBody, ModelNameBody):
 
     @property
     def weighted(self) -> tuple[WeightedRef, ...] | None:
-        """The states that are mixed; None where the request starts from one."""
+        """The states that are mixed; None if the request starts from one state."""
         return self.state if isinstance(self.state, tuple) else None
 
 
-# How a client wants a new state to be kept: under which name, for whom and for how long.
+# How to keep a new state: its name, its owner and its lifetime.
 
 
 class RetentionBody(RequestBody):
-    """To whom a new state belongs."""
+    """To whom a new state belongs, and how long it is kept."""
 
     owner: str | None = Field(
         default=None, description="Whose lease it belongs to. Null: a lease of its own, under the state's name."
@@ -247,7 +247,7 @@ class RetentionBody(RequestBody):
 
 
 class NewStateBody(RetentionBody):
-    """A state that is to have a name."""
+    """The name for a new state, and how to keep it."""
 
     name: str = Field(description="A name that is free.")
 
@@ -260,9 +260,9 @@ SaveAs: TypeAlias = Annotated[NewStateBody, BeforeValidator(_from_name)]
 
 
 class StateEntry(TypedDict):
-    """A named state. `num_tokens` is null where nobody told how many it has taken in.
+    """A named state. `num_tokens` is how many tokens it has taken in, null if that is unknown.
 
-    One that is `read_only` comes from the operator at every start: requests may start from it and copy it.
+    A `read_only` state comes from the operator at every start: requests may start from it and copy it.
     """
 
     object: Literal["state"]
@@ -283,7 +283,7 @@ class StateEntry(TypedDict):
 
 
 def state_entry(named: NamedState) -> StateEntry:
-    """Return what clients see of a state that a `StateStore` gave."""
+    """Return what clients see of a named state."""
     frozen = named.frozen
     return {
         "object": "state",
@@ -306,10 +306,10 @@ def state_entry(named: NamedState) -> StateEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedState:
-    """Where a request starts."""
+    """The state that a request starts from, as found in the engine."""
 
     frozen: FrozenState | None  # None = the fill values
-    named: NamedState | None = None  # where the request says its name or id
+    named: NamedState | None = None  # if the request says its name or id
 
     @property
     def initial_state(self) -> InitialState | None:
@@ -330,21 +330,21 @@ class WeightedState:
 
 
 async def resolve_starts(engine: EngineLike, body: MixBody) -> list[WeightedState]:
-    """The one state that a request starts from, or all that it mixes; see `resolve_state`."""
+    """Return the one state that a request starts from, or all that it mixes; see `resolve_state`."""
     refs = [WeightedRef(body.state, 1.0)] if not isinstance(body.state, tuple) else body.state
     return [WeightedState(await resolve_state(engine, one.ref), one.weight, one.prompt) for one in refs]
 
 
 async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> InitialState | None:
-    """What a `GenerateRequest` needs; see `resolve_state`."""
+    """Return the state that `ref` means, as a `GenerateRequest` takes it; see `resolve_state`."""
     return (await resolve_state(engine, ref)).initial_state
 
 
 async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedState:
-    """The state that `ref` means; None and ai00's id of zeros mean the default.
+    """Return the state that `ref` means; None and ai00's id of zeros mean the default.
 
-    Raises NotFoundError for a name, an id or a file that is not there, InvalidRequestError for a path that leaves the
-    folder, StateError for what does not fit the model.
+    Raises NotFoundError if there is no such name, id or file, InvalidRequestError for a path that leaves the folder,
+    and StateError for a state that does not fit the model.
     """
     states = engine.states
     match ref:
@@ -367,7 +367,10 @@ def _load(files: StateFiles, ref: InlineState | StatePath) -> FrozenState:
 
 
 def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[GenerateRequest]) -> GenerateRequest:
-    """Return the first of `calls`, which are alike but for their prompts, as the mix of `starts` that `body` wants."""
+    """Return the first of `calls`, as a mix of all of them if `body` mixes states.
+
+    There is a call for each of `starts`. They differ only in their states and prompts.
+    """
     if body.weighted is None:
         return calls[0]
     others = [
@@ -378,7 +381,10 @@ def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[Ge
 
 
 class EndSaver:
-    """Saves the end of the one call of a request. A name that the request itself starts from goes on with it."""
+    """Saves the state at the end of the one call of a request.
+
+    The name may be that of the state that the request starts from; the name then stands for the new state.
+    """
 
     def __init__(
         self, engine: EngineLike, wanted: NewStateBody, resolved: ResolvedState, call: GenerateRequest
@@ -392,7 +398,7 @@ class EndSaver:
     async def create(
         cls, engine: EngineLike, wanted: NewStateBody, resolved: ResolvedState, calls: Sequence[GenerateRequest]
     ) -> Self:
-        """Raises what keeping the state would raise now, before anything runs."""
+        """Return a saver. Before anything runs, raise the errors that keeping the state would raise now."""
         if len(calls) != 1:
             raise InvalidRequestError("save_as", wanted.name, f"null unless there is one answer; here are {len(calls)}")
         saver = cls(engine, wanted, resolved, calls[0])
@@ -412,7 +418,7 @@ class EndSaver:
         return saver
 
     async def save(self, tokens: Sequence[TokenInfo], finished: Finished) -> StateEntry:
-        """Keep the end of the call, which gave these tokens."""
+        """Keep the state at the end of the call. `tokens` are those that the call generated."""
         assert finished.end is not None  # it was asked for
         states, old = self._engine.states, self._continued
         text = _text_of(tokens, finished)
@@ -424,12 +430,12 @@ class EndSaver:
 
     @property
     def _continued(self) -> NamedState | None:
-        """The state that the request starts from, where the end is kept under its name."""
+        """The state that the request starts from, if the end is kept under its name; else None."""
         named = self._resolved.named
         return named if named is not None and named.name == self._wanted.name else None
 
 
 def _text_of(tokens: Sequence[TokenInfo], finished: Finished) -> bytes:
-    """Return what was generated, up to the stop."""
+    """Return the generated text up to the stop."""
     text = b"".join(info.data for info in tokens)
     return text.partition(finished.stop)[0] if isinstance(finished.stop, bytes) else text

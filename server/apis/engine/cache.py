@@ -1,4 +1,4 @@
-"""What is kept of prompts and answers: to be looked at, and to be dropped."""
+"""The cache of prompts and answers: look at it, and drop from it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MissName = Literal[
 
 
 class CacheTotals(TypedDict):
-    """Counts since the start. A look-up is one prompt; an exact hit ran nothing of it. `misses` are by reason.
+    """Counts since the start. Each prompt is looked up once; after an exact hit nothing of it was run.
 
-    `index_bytes` is what all that is known takes in host memory besides the states themselves, of `index_capacity`:
-    tokens, records, and the logits of states on the device (`device_logits_bytes`).
+    `misses` are counted by reason. `index_bytes` is the host memory that the index takes, at most `index_capacity`:
+    tokens, records, and the logits of states on the device (`device_logits_bytes`), but not the states themselves.
     """
 
     look_ups: int
@@ -47,10 +47,9 @@ class CacheTotals(TypedDict):
 
 
 class CacheTier(TypedDict):
-    """One place where states are kept (`device`, `host` or `disk`), what it holds and what came and went.
+    """One tier of the cache (`device`, `host` or `disk`): what it holds, and counts of what came and went.
 
-    `capacity` and `used` are bytes. A copy is promoted to a quicker tier by a hit and demoted to a slower one by
-    an eviction.
+    `capacity` and `used` are bytes. A hit promotes a copy to a quicker tier; an eviction demotes it to a slower one.
     """
 
     tier: str
@@ -67,11 +66,12 @@ class CacheTier(TypedDict):
 class CacheNode(TypedDict):
     """A position in the tree of kept prompts and answers.
 
-    `length` is how many tokens lie before it, `start` how many before its parent, which is an index in the same list.
-    `tokens` are the first ones after `start`, and `text` is theirs. `bytes` has the size of the copy in each tier that
-    has one; where it is empty, the state is gone and the position only marks a known path. `saves` is how many tokens a
-    hit here need not run beyond those that a shorter state saves. `root` is the digest of what the prompt started from,
-    or `none`, and after a slash the name of the key, and a hash of its `cache_salt`, that share the position.
+    `length` is how many tokens lie before it, `start` how many before its parent. `parent` is an index in the same
+    list. `tokens` are the first ones after `start`, and `text` is their text. `bytes` has the size of the copy in each
+    tier that has one. If it is empty, the state is gone and the position only marks a known path. `saves` is how many
+    tokens a hit here need not run beyond those that a shorter state saves. `root` is the digest of the state that the
+    prompt started from, or `none`. After a slash follow the name of the API key that may use the position, and a hash
+    of the `cache_salt`.
     """
 
     id: int
@@ -90,7 +90,7 @@ class CacheNode(TypedDict):
 
 
 class Cache(TypedDict):
-    """What is kept of prompts and answers. `enabled` is false, and `totals` null, where the server keeps nothing."""
+    """What is kept of prompts and answers. `enabled` is false, and `totals` null, if the server keeps nothing."""
 
     object: Literal["cache"]
     enabled: bool
@@ -102,13 +102,13 @@ class Cache(TypedDict):
 class CacheTreeNode(TypedDict):
     """A position in the tree of kept prompts and answers.
 
-    `id` stands for it as long as it is kept. `length` tokens lie before it; those from `start` on, which is the
-    length of its `parent`, begin with `text`, which is `whole` or the first of them. `root` is the digest of what the
-    prompt started from, or `none`, and after a slash the name of the key, and a hash of its `cache_salt`, that share
-    the position. `bytes` has the size of the copy in each tier that has one; where it is empty, the state is gone and
-    the position only marks a known path. `saves` is how many tokens a hit here need not run beyond those that a
-    shorter state saves; `idle_seconds` have passed since the last hit. `match` is false for what only lies above a
-    match of the filter. `children` counts all positions right below it, told or not.
+    `id` names it while it is kept. `length` tokens lie before it, and `start` before its `parent`. `text` is the text
+    of the tokens between the two; `whole` is false if it is only its beginning. `root` is the digest of the state that
+    the prompt started from, or `none`. After a slash follow the name of the API key that may use the position, and a
+    hash of the `cache_salt`. `bytes` has the size of the copy in each tier that has one. If it is empty, the state is
+    gone and the position only marks a known path. `saves` is how many tokens a hit here need not run beyond those that
+    a shorter state saves; `idle_seconds` have passed since the last hit. `match` is false if the position is listed
+    only because it lies above a match of the filter. `children` counts all positions directly below it, listed or not.
     """
 
     id: str
@@ -130,8 +130,9 @@ class CacheTreeNode(TypedDict):
 
 
 class CacheTreeList(TypedDict):
-    """`nodes` are told from the roots down, the last used first among siblings. `total` positions are kept or known;
-    `truncated` says that some of those that were asked for are not told, for there are too many or they lie too deep.
+    """Positions of the tree. `nodes` are listed from the roots down, the last used first among siblings. `total`
+    positions are kept or known. `truncated` is true if the list lacks some of the requested positions, because there
+    are too many or they lie too deep.
     """
 
     object: Literal["cache.tree"]
@@ -141,7 +142,7 @@ class CacheTreeList(TypedDict):
 
 
 class CachePosition(TypedDict):
-    """All that lies before a kept position: what a prompt has to begin with to go on from it."""
+    """All that lies before a kept position. A prompt goes on from the position if it begins with these tokens."""
 
     object: Literal["cache.position"]
     id: str
@@ -157,7 +158,7 @@ class CachePositionDropped(TypedDict):
 
 
 class CacheDropped(TypedDict):
-    """How many positions were forgotten."""
+    """How many positions were dropped."""
 
     object: Literal["cache.dropped"]
     dropped: int
@@ -185,7 +186,7 @@ def cache_totals(stats: CacheStats) -> CacheTotals:
 
 
 def cache_tier(stats: TierStats) -> CacheTier:
-    """Return what one tier holds, and what came and went."""
+    """Return what one tier holds, and the counts of what came and went."""
     return {
         "tier": stats.tier,
         "capacity": stats.capacity,
@@ -198,8 +199,6 @@ def cache_tier(stats: TierStats) -> CacheTier:
         "evictions": stats.evictions,
     }
 
-
-# What is kept of prompts and answers: to be looked at, and to be dropped.
 
 DEFAULT_NODES = 100
 MOST_NODES = 1000

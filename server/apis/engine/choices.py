@@ -52,7 +52,7 @@ _Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSc
 
 
 class ChoosesRequest(ModelBody):
-    """Continuations of a text that are to be ranked by how likely they are."""
+    """Continuations of a text to rank by how likely they are."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -75,7 +75,7 @@ class ChoosesRequest(ModelBody):
 
 
 class ChoicesRequest(ChoosesRequest):
-    """Continuations of a text that are to be scored."""
+    """Continuations of a text to score."""
 
     probability_of: Figure = Field(
         default="total", description="The figure of which `probability` is the softmax over the choices."
@@ -84,7 +84,7 @@ class ChoicesRequest(ChoosesRequest):
 
 
 class RankedChoice(TypedDict):
-    """`index` is the choice's place in the request, `rank` its place in the answer, both from 0."""
+    """A choice. `index` is its place in the request, `rank` its place in the answer, both from 0."""
 
     object: Literal["choice"]
     index: int
@@ -93,14 +93,14 @@ class RankedChoice(TypedDict):
 
 
 class ChoosesEntry(RankedChoice):
-    """`perplexity` is what ai00 calls so: -ln p a token, without the exponential that is usual elsewhere and that
-    `/v1/choices` takes."""
+    """A ranked choice. `perplexity` is what ai00 calls so: the mean -ln p of a token. Elsewhere, as in `/v1/choices`,
+    perplexity is the exponential of this number."""
 
     perplexity: float
 
 
 class Chooses(TypedDict):
-    """One entry a choice, the least perplexity first."""
+    """One entry for each choice, the least perplexity first."""
 
     object: Literal["list"]
     model: str
@@ -108,7 +108,8 @@ class Chooses(TypedDict):
 
 
 class ChoiceToken(TypedDict):
-    """`logprob` is not calibrated. Where the choices are, `alone` is the token's after token 0 alone."""
+    """A token of a choice. `logprob` is not calibrated. If the choices are calibrated, `alone` is the log-probability
+    of the token after token 0 alone."""
 
     id: int
     token: str
@@ -117,9 +118,9 @@ class ChoiceToken(TypedDict):
 
 
 class ChoiceEntry(RankedChoice):
-    """Log-probabilities of the choice: in all, a token, and a byte (null where its tokens stand for no text).
-    `perplexity` is exp(-`mean`), null where that is too large for a number. `tokens` is null unless `logprobs` is
-    asked for."""
+    """Log-probabilities of the choice: their `total`, their `mean` for a token, and `per_byte`, which is null if the
+    tokens stand for no text. `perplexity` is exp(-`mean`), null if that is too large for a number. `tokens` is null
+    unless the request sets `logprobs`."""
 
     perplexity: float | None
     total: float
@@ -130,7 +131,7 @@ class ChoiceEntry(RankedChoice):
 
 
 class Choices(TypedDict):
-    """One entry a choice, the least perplexity first. The usage counts the context once."""
+    """One entry for each choice, the least perplexity first. The usage counts the context once."""
 
     object: Literal["list"]
     model: str
@@ -183,7 +184,7 @@ def _context_and_options(
 ) -> tuple[Sequence[int], list[Sequence[int]]]:
     """Return the tokens of the context and of each choice.
 
-    Raises InvalidRequestError, also where they are more than `limits` allow.
+    Raises InvalidRequestError, also for more tokens than `limits` allow.
     """
     context = _tokens(engine, "input", body.input)
     options = [_tokens(engine, f"choices.{number}", choice) for number, choice in enumerate(body.choices)]

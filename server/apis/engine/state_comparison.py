@@ -1,4 +1,4 @@
-"""Two states side by side."""
+"""Comparison of two states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from states.frozen import NO_INITIAL_STATE
 
 
 class CompareStatesRequest(ModelNameBody):
-    """Two states, each in any form in which a request may start from one."""
+    """Two states to compare, each in any form that the `state` of a request may have."""
 
     state: State = Field(
         default=None,
@@ -30,7 +30,7 @@ class CompareStatesRequest(ModelNameBody):
 
 
 class ComparedState(TypedDict):
-    """`name` and `id` are null where the request does not say either; `digest` is equal for equal states."""
+    """A compared state. `name` and `id` are null if the request says neither; `digest` is equal for equal states."""
 
     name: str | None
     id: str | None
@@ -38,10 +38,10 @@ class ComparedState(TypedDict):
 
 
 class ComparedField(TypedDict):
-    """A field of the states: a list a layer of numbers, one a head of a `matrix`, else one.
+    """A field of the states. It has a list for each layer, with a number for each head of a `matrix`, else one number.
 
-    `norms` and `other_norms` are Euclidean. `differences` are the norms of the difference over the mean of both: 0
-    where the states are equal, 2 where one of them is zero or they are opposite.
+    `norms` and `other_norms` are Euclidean. `differences` are the norms of the difference over the mean of both norms:
+    0 if the states are equal, 2 if they are opposite or one state is zero.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ComparedField(TypedDict):
 
 
 class StateComparison(TypedDict):
-    """`fields` are in the order of the model's states."""
+    """How far two states are apart. `fields` are in the order of the model's states."""
 
     object: Literal["state.comparison"]
     state: ComparedState
@@ -60,7 +60,7 @@ class StateComparison(TypedDict):
     fields: list[ComparedField]
 
 
-_DIGITS = 6  # that are significant, of each number
+_DIGITS = 6  # significant digits of each number
 
 
 async def compare(request: web.Request) -> web.Response:

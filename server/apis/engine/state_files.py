@@ -1,4 +1,4 @@
-"""States as files: one named state to take away, and one to bring."""
+"""States as files: export a named state, or upload one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States under names: made, listed, copied, moved, advanced and removed."""
+"""Named states: make, list, copy, move, advance and remove them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Priority: TypeAlias = Annotated[
 
 
 class CreateStateRequest(NewStateBody, StateRefBody):
-    """A prompt whose state is to have a name."""
+    """A prompt to run, and the name for the state after it."""
 
     prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
     priority: Priority = 0
@@ -58,7 +58,7 @@ class CreateStateRequest(NewStateBody, StateRefBody):
 
 
 class ForkStateRequest(RetentionBody):
-    """Copies under several names, all of them or none."""
+    """Names to copy a state to. Either all copies are made or none."""
 
     names: Annotated[list[str], FailFast()] = Field(min_length=1, max_length=1024, description="Names that are free.")
 
@@ -91,7 +91,7 @@ GivenEmbeddings: TypeAlias = Annotated[
 
 
 class AdvanceStateRequest(RequestBody):
-    """Tokens to go on by, and what to read out."""
+    """Tokens for a state to take in, and what to read out."""
 
     input: Input = Field(default="", description="A text or token ids. None leave the state as it is.")
     logprobs: int | None = Field(
@@ -126,7 +126,7 @@ class AdvanceStateRequest(RequestBody):
 
 
 class LeaseEntry(TypedDict):
-    """What an owner has until it has not been used for `ttl` seconds."""
+    """The states of an owner. The lease ends when none of them was used for `ttl` seconds."""
 
     object: Literal["lease"]
     owner: str
@@ -137,14 +137,14 @@ class LeaseEntry(TypedDict):
 
 
 class LeaseEntries(TypedDict):
-    """Leases, the newest first: these give way where an older one needs room."""
+    """Leases, the newest first. If an older lease needs room, they give way in this order."""
 
     object: Literal["list"]
     data: list[LeaseEntry]
 
 
 class LeaseEnded(TypedDict):
-    """`states` are gone with it."""
+    """A lease that was ended. `states` are the names that were removed with it."""
 
     object: Literal["lease.ended"]
     owner: str
@@ -152,7 +152,7 @@ class LeaseEnded(TypedDict):
 
 
 class StateEntries(TypedDict):
-    """`bytes` of `capacity` are taken; copies share theirs. `default` is the name of the default state."""
+    """Named states. `bytes` of `capacity` are taken; copies share theirs. `default` names the default state."""
 
     object: Literal["list"]
     data: list[StateEntry]
@@ -175,7 +175,7 @@ class CreatedState(TypedDict):
 
 
 class StateToken(TypedDict):
-    """`logprob` is null for the first token of a state that does not know what comes next."""
+    """A token. `logprob` is null for the first token after a state without logits."""
 
     id: int
     token: str
@@ -187,15 +187,15 @@ class ScoredStateToken(StateToken):
 
 
 class StateOutput(TypedDict):
-    """`next` has the likeliest tokens after the one at `position`."""
+    """What was read out at a position. `next` has the likeliest tokens after the one at `position`."""
 
     position: int
     next: list[StateToken]
 
 
 class AdvancedState(TypedDict):
-    """`scored` is null unless `logprobs` was asked for; `next` has `top_k` tokens, likeliest first; `outputs` has an
-    entry for each of `output_positions`."""
+    """A state after more tokens. `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the
+    likeliest first. `outputs` has an entry for each of `output_positions`."""
 
     object: Literal["state.advanced"]
     state: StateEntry
@@ -203,9 +203,6 @@ class AdvancedState(TypedDict):
     next: list[StateToken]
     outputs: list[StateOutput]
     usage: Usage
-
-
-# States under names: made, listed, copied, moved, advanced and removed.
 
 
 async def list_states(request: web.Request) -> web.Response:
@@ -272,7 +269,7 @@ async def advance(request: web.Request) -> web.Response:
     given = body.input_embeddings
     tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
     if given is not None:
-        tokens = [0] * len(given)  # they stand for nothing
+        tokens = [0] * len(given)  # placeholders: only their number counts
     limits = request.app[SETTINGS].limits
     limits.check("max_prompt_tokens", "input", len(tokens))
     if body.logprobs is not None or body.output_positions:
@@ -332,7 +329,7 @@ def _name(request: web.Request) -> str:
 
 
 def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
-    """Some of the states, with what is said of all of them."""
+    """Return the entries of some states, with the facts about all states."""
     return {
         "object": "list",
         "data": [state_entry(entry) for entry in entries],

@@ -1,4 +1,4 @@
-"""How the server and its engines stand: health, slots, counts, times, memory, limits."""
+"""The status of the server and its engines: health, slots, counts, times, memory, limits."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ SlotPhase: TypeAlias = Literal["prompt", "decode", "paused"]
 
 
 class SlotStatus(TypedDict):
-    """A slot that a request holds. A mix holds several.
+    """A slot that a request holds. A request that mixes states holds several.
 
-    `request` is a number that no other request of the model has. `owner` is the name of the API key whose request it
-    is, null where that is not known or not for this key to see. `run_tokens` of the prompt and the answer are in the
-    state, `cached_tokens` of them without being run. `paused`: the client reads too slowly.
+    `request` is a number that no other request of the model has. `owner` is the name of the API key that sent the
+    request, null if it is unknown or this key may not see it. The state has taken in `run_tokens` of the prompt and the
+    answer; `cached_tokens` of these came from the cache and were not run. The phase is `paused` while the client reads
+    too slowly.
     """
 
     slot: int
@@ -54,7 +55,8 @@ class SlotStatus(TypedDict):
 
 
 class TokenCounts(TypedDict):
-    """Tokens of prompts, those of them that were not run, tokens that went through the model, and generated ones."""
+    """Numbers of tokens. `cached` of the `prompt` tokens were not run. The device has run `prefill` tokens of prompts
+    and `decode` tokens of answers. `generated` tokens were drawn."""
 
     prompt: int
     cached: int
@@ -64,7 +66,8 @@ class TokenCounts(TypedDict):
 
 
 class StepCounts(TypedDict):
-    """Steps, tokens in them, and their seconds: on the host while the device has nothing to do, and on the device."""
+    """Steps, their tokens and their seconds. `host_seconds` passed on the host while the device had nothing to do,
+    `device_seconds` on the device."""
 
     steps: int
     failed: int
@@ -74,7 +77,7 @@ class StepCounts(TypedDict):
 
 
 class MemoryPart(TypedDict):
-    """Bytes that a part takes, of those that it may take at most, where there is a bound.
+    """The bytes that a part takes, and the most that it may take, null if it has no bound.
 
     `place` is `device`, `host`, or another tier of the cache. On the device there are `weights` (with the buffers of a
     step), `slots` (the states of running requests) and `cache`; on the host `cache`, `cache_index`, `named_states`.
@@ -87,7 +90,7 @@ class MemoryPart(TypedDict):
 
 
 class EngineStatus(TypedDict):
-    """A model that is loaded. Counts are since it was loaded; `requests` has how many ended in which way."""
+    """A model that is loaded. Counts are since it was loaded; `requests` counts the ended ones by how they ended."""
 
     model: str
     health: Readiness
@@ -105,7 +108,7 @@ class EngineStatus(TypedDict):
 
 
 class LoadingStatus(TypedDict):
-    """What a load does, and how many parts of it are done."""
+    """What the load of a model is doing, and how many parts of that are done."""
 
     what: str
     done: int
@@ -113,12 +116,12 @@ class LoadingStatus(TypedDict):
 
 
 class ServerStatus(TypedDict):
-    """How a server stands at `time`, Unix seconds. `default` is the model of requests that name none, `loading` has
-    the models that are being loaded, with null for what has told nothing yet; `model_folder` says whether there is a
+    """The status of a server at `time`, Unix seconds. `default` is the model of requests that name none. `loading` has
+    the progress of models that are being loaded, null before the first report. `model_folder` is true if there is a
     folder from which admins may load.
 
-    `cpu_seconds` and `resident_bytes` are those of the process, null where the system does not tell. `body_bytes` is
-    what the bodies of running requests take, of `body_capacity`.
+    `cpu_seconds` and `resident_bytes` are those of the process, null if the system does not report them. `body_bytes`
+    is the memory that the bodies of running requests take, at most `body_capacity`.
     """
 
     object: Literal["engine.status"]
@@ -139,9 +142,9 @@ class ServerStatus(TypedDict):
 
 class Props(TypedDict):
     """What the server runs and how much it allows. `chat_template` is the text of a Jinja template, or the texts around
-    the messages (`record`, `prefix`, `sep`). `default_generation_settings` are the fields of requests with what they
-    mean where they are absent, and `n_ctx`, the most tokens of a prompt, since a state has no context of a fixed
-    length. `limits` and `connections` are options of `rnn-engine serve`."""
+    the messages (`record`, `prefix`, `sep`). `default_generation_settings` has the defaults of requests' fields. Its
+    `n_ctx` is the most tokens of a prompt, since a state has no context of a fixed length. `limits` and `connections`
+    are options of `rnn-engine serve`."""
 
     model_path: str
     model_alias: str
@@ -158,7 +161,7 @@ class Props(TypedDict):
 
 
 def engine_status(name: str, engine: EngineLike) -> EngineStatus:
-    """Return what `engine` tells at this moment."""
+    """Return the status of `engine` at this moment."""
     info, counters, cache = engine.info, engine.counters(), engine.cache_stats()
     return {
         "model": name,
@@ -178,7 +181,7 @@ def engine_status(name: str, engine: EngineLike) -> EngineStatus:
 
 
 def readiness(health: Health) -> Readiness:
-    """Return what is told of an engine's health."""
+    """Return what clients see of an engine's health."""
     return {"status": health.status, "reason": health.reason, "seconds": round(health.seconds, 1)}
 
 
@@ -218,7 +221,7 @@ def _steps(counters: EngineCounters) -> StepCounts:
 
 
 def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> Iterator[MemoryPart]:
-    """Yield the parts of memory. Slots and the cache's part of the device are set aside when the model is loaded."""
+    """Yield the parts of memory. Slots and the cache's part of the device are allocated when the model is loaded."""
     tiers = () if cache is None else cache.tiers
     if info.device_bytes is not None:
         slots = info.num_slots * info.shape.state_bytes
@@ -233,7 +236,7 @@ def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> I
     yield {"place": "host", "part": "named_states", "used": states.num_bytes, "capacity": states.capacity}
 
 
-# How the engines stand: what runs in their slots, what they have counted, and the memory that they take.
+# The status of the engines: their slots, counts and memory.
 
 _SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 1.0, 0.1, 60.0
 _PROCESS = ProcessCollector(registry=None)
@@ -277,7 +280,7 @@ def _progress(model: ServedModel) -> LoadingStatus | None:
 
 _STATUS = "How the engines stand: slots and who holds them, counts, times, memory"
 
-# Health of the server: whether it takes requests, and if not, why; and how busy it is.
+# Health of the server: whether it takes requests, why not, and how busy it is.
 
 
 async def health(request: web.Request) -> web.Response:
@@ -310,7 +313,7 @@ async def live(request: web.Request) -> web.Response:
 
 
 def _find_health(request: web.Request) -> Health:
-    """Return the health of the model in the query, or else of all."""
+    """Return the health of the model that the query names, else of all models together."""
     name, models = request.query.get("model"), request.app[MODELS]
     found = models.health() if name is None else models.find(name).health
     if request.app[LIFECYCLE].closing and found.status != "failed":
@@ -336,7 +339,7 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=await asyncio.to_thread(found.render), headers=headers)
 
 
-# Facts of the server: its limits, and what requests mean where they say nothing.
+# Facts of the server: its limits, and the defaults of requests.
 
 
 async def props(request: web.Request) -> web.Response:

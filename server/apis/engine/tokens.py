@@ -34,14 +34,14 @@ class TokenizeRequest(ModelNameBody):
 
 
 class TokenPiece(TypedDict):
-    """`piece` is the token's text, or its bytes where they are no UTF-8."""
+    """A token. `piece` is its text, or its bytes if they are no UTF-8."""
 
     id: int
     piece: str | list[int]
 
 
 class Tokens(TypedDict):
-    """`token_strs` have U+FFFD where the bytes of a token are no UTF-8."""
+    """The tokens of a text. `token_strs` have U+FFFD for bytes of a token that are no UTF-8."""
 
     tokens: list[int] | list[TokenPiece]
     count: int
@@ -57,8 +57,8 @@ class DetokenizeRequest(ModelNameBody):
 
 
 class Text(TypedDict):
-    """`content`, and `prompt` under vLLM's name, have U+FFFD where the tokens' bytes are no UTF-8; `bytes` are the
-    bytes themselves."""
+    """The text of tokens. `content`, and `prompt` as vLLM calls it, have U+FFFD for bytes that are no UTF-8. `bytes`
+    are the bytes themselves."""
 
     content: str
     prompt: str
@@ -66,8 +66,8 @@ class Text(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """What vLLM tells of a tokenizer, as lm-eval asks for it. `chat_template` is a template of Jinja; `eos_token` is
-    null where the token that ends a text has no text by which it can be written."""
+    """What vLLM reports of a tokenizer, for lm-eval. `chat_template` is a Jinja template. `eos_token` is null if no
+    text stands for the token that ends a text."""
 
     tokenizer_class: str
     vocab_size: int
@@ -136,7 +136,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
 
 
 def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> bytes:
-    """Return the bytes of `tokens`. Raises InvalidRequestError as soon as they are more than a text may have."""
+    """Return the bytes of `tokens`. Raises InvalidRequestError for an unknown token, or once a text gets too long."""
     check_token_ids("token", tokens, engine.info.shape.vocab_size)
     text = bytearray()
     for start in range(0, len(tokens), _PIECE_TOKENS):

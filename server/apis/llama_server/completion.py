@@ -1,4 +1,4 @@
-"""llama-server's own completions, and what it has beside them that a recurrent model can't do."""
+"""llama-server's own completions, and its infill, which a recurrent model can't do."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LlamaCompletionRequest(CompletionRequest):
 
 
 class TokenProbability(TypedDict):
-    """`bytes` are those of the token's text."""
+    """A token with its log-probability. `bytes` are those of its text."""
 
     id: int
     token: str
@@ -89,7 +89,7 @@ class DrawnProbability(TokenProbability):
 
 
 class PromptProbability(TypedDict):
-    """A token of the prompt. `logprob` is null where nothing precedes it."""
+    """A token of the prompt. `logprob` is null if nothing precedes the token."""
 
     id: int
     token: str
@@ -99,10 +99,10 @@ class PromptProbability(TypedDict):
 
 
 class LlamaCompletion(TypedDict):
-    """The answer to one prompt; several prompts or answers are a list of these. `tokens_evaluated` counts the prompt's
-    tokens, of which `tokens_cached` were known and not run. `stop_type` is `word` for a stop string, `limit` for
-    `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent where no times are taken.
-    `prompt_probabilities` has the prompt's tokens, where `echo` and `n_probs` ask for them."""
+    """The answer to one prompt. For several prompts or answers there is a list of these. `tokens_evaluated` counts the
+    prompt's tokens; `tokens_cached` of them were known and not run. `stop_type` is `word` for a stop string, `limit`
+    for `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent if no times are taken.
+    `prompt_probabilities` has the prompt's tokens, if `echo` and `n_probs` ask for them."""
 
     index: int
     content: str
@@ -126,7 +126,7 @@ class LlamaCompletion(TypedDict):
 
 
 class LlamaCompletionChunk(TypedDict):
-    """An event of a stream before the last one, which is a LlamaCompletion without text. `prompt_probabilities` come
+    """An event of a stream before the last one; the last is a LlamaCompletion without text. `prompt_probabilities` come
     in an event of their own, before the text."""
 
     prompt_progress: NotRequired[PromptProgressBody]
@@ -220,7 +220,7 @@ class LlamaDialect:
     def _last(
         self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool
     ) -> LlamaCompletion:
-        """Return what is told at the end of a request, without its text and its times."""
+        """Return the fields at the end of an answer, without its text and its times."""
         stop = finished.stop
         return {
             "index": index,
@@ -263,7 +263,7 @@ class LlamaDialect:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What the request means, field by field."""
+        """The settings that the request means, by field."""
         body = self._body
         values = {
             parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
@@ -286,7 +286,7 @@ class LlamaDialect:
         }
 
     def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the fields of an answer that the client wants, under the names by which it wants them."""
+        """Return the fields of an answer that `response_fields` lists, under the names in that list."""
         wanted = self._body.response_fields
         if not wanted:
             return answer
@@ -313,7 +313,7 @@ class LlamaDialect:
 
 
 def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
-    """Return an event of a stream that brings no text, since the prompt has not come to its end."""
+    """Return an event of a stream without text, for a prompt that has not ended yet."""
     return {
         "index": index,
         "content": "",

@@ -27,7 +27,7 @@ from server.core.settings import SETTINGS, Limits
 
 
 class LlamaEmbeddingRequest(EmbeddingsRequest):
-    """Texts whose vectors are wanted, in llama-server's words. The other fields are those of /v1/embeddings."""
+    """Texts to embed, in llama-server's words. The other fields are those of /v1/embeddings."""
 
     aliases: ClassVar = {**EmbeddingsRequest.aliases, "content": "input"}
 
@@ -49,7 +49,7 @@ class LlamaEmbeddingRequest(EmbeddingsRequest):
 
 
 class LlamaEmbedding(TypedDict):
-    """The vectors of one input: one, or with `per_token` one a token. The answer is a list of these."""
+    """The vectors of one input: one, or with `per_token` one for each token. The answer is a list of these."""
 
     index: int
     embedding: list[list[float]]
@@ -71,8 +71,8 @@ def _parse_document(document: object) -> str:
 
 
 class RerankRequest(ModelBody):
-    """Texts to be put in order by how well they answer a query. Their score is the geometric mean of the probabilities
-    that the model gives to the query's tokens after the text and a blank line: a text that makes the query likely comes
+    """Texts to rank by how well they answer a query. A text's score is the geometric mean of the probabilities that the
+    model gives to the query's tokens after the text and a blank line. So a text that makes the query likely comes
     first. The model was not trained to rerank."""
 
     ignored: ClassVar = frozenset({"metadata", "user", "raw_scores", "truncate", "truncation_direction"})
@@ -110,7 +110,7 @@ class RankedText(TypedDict):
 
 
 class RankedDocument(TypedDict):
-    """`index` is the text's place in the request, from 0."""
+    """A ranked text. `index` is its place in the request, from 0."""
 
     index: int
     relevance_score: float
@@ -126,7 +126,7 @@ class TeiRank(TypedDict):
 
 
 class Reranked(TypedDict):
-    """The best first."""
+    """The ranked texts, the best first."""
 
     object: Literal["list"]
     model: str
@@ -145,7 +145,7 @@ async def embedding(request: web.Request) -> web.Response:
 
 
 def _entries(embeddings: Sequence[Embedding], sizes: Sequence[int]) -> list[LlamaEmbedding]:
-    """Return an entry for each input, to which `sizes` of the embeddings belong, one input after the other."""
+    """Return an entry for each input. `sizes` are the numbers of embeddings of each input, which come in that order."""
     vectors = iter(embeddings)
     return [
         {"index": index, "embedding": [next(vectors).vector.tolist() for _ in range(size)]}
@@ -184,7 +184,7 @@ def _answer(
 
 
 def _tokens(engine: EngineLike, limits: Limits, body: RerankRequest) -> tuple[list[list[int]], list[int]]:
-    """Return the tokens of each text and of the query. Raises InvalidRequestError where they are too many."""
+    """Return the tokens of each text and of the query. Raises InvalidRequestError if they are too many."""
     query = engine.tokenize(body.query)
     contexts = [engine.tokenize(text + _GAP) for text in body.contexts]
     num_tokens = sum(map(len, contexts)) + len(query) * len(contexts)

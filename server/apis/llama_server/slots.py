@@ -1,4 +1,4 @@
-"""llama-server's slots and LoRAs: listed, and states saved and restored under a slot's number."""
+"""llama-server's slots and LoRAs: list them, and save and restore states under a slot's number."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from states.named.entry import Retention
 
 
 class SlotEntry(TypedDict):
-    """A slot of the device. `n_ctx` is the most tokens of a prompt: a state has none. `speculative` says whether the
-    server drafts."""
+    """A slot of the device. `n_ctx` is the most tokens of a prompt, since a state has no context of a fixed length.
+    `speculative` is true if the server drafts."""
 
     id: int
     n_ctx: int
@@ -37,7 +37,7 @@ class SlotEntry(TypedDict):
 
 
 class LoraAdapter(TypedDict):
-    """A LoRA that was merged into the weights when the model was loaded. `alpha` is null where its own counts."""
+    """A LoRA that was merged into the weights when the model was loaded. `alpha` is null if its own value counts."""
 
     id: int
     path: str
@@ -46,7 +46,7 @@ class LoraAdapter(TypedDict):
 
 
 class SlotActionRequest(ModelNameBody):
-    """What is to be saved or restored."""
+    """The name to save a state under, or to restore it from."""
 
     filename: str | None = Field(
         default=None, min_length=1, description="The name of the state; only `erase` does without one."
@@ -59,7 +59,7 @@ class SlotTimings(TypedDict):
 
 
 class SlotAction(TypedDict):
-    """What was done: tokens, and bytes of the state."""
+    """What was saved, restored or erased: numbers of tokens, and of the state's bytes."""
 
     id_slot: int
     filename: NotRequired[str]
@@ -71,7 +71,7 @@ class SlotAction(TypedDict):
     timings: NotRequired[SlotTimings]
 
 
-# Slots saved, restored and erased: the state after the last prompt that was sent with a slot's number, by name.
+# Save, restore and erase slots. A saved slot is the named state after the last prompt sent with the slot's number.
 
 _ACTIONS = ("save", "restore", "erase")
 
@@ -110,7 +110,7 @@ async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) 
 
 
 async def _restore(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
-    """See to it that prompts that begin as the saved one are continued and not run anew."""
+    """Bring the saved prompt's state into the cache, so that prompts that begin alike go on from it."""
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
     frozen = (await engine.states.get(name)).frozen
     tokens = prompts.get(_name_key(request, engine, frozen.digest))

@@ -57,7 +57,7 @@ AnswerKind: TypeAlias = Literal["message", "response"]
 class OllamaDialect:
     """The `Dialect` of chats, which have a `message`, and of generations, which have a `response`.
 
-    `form` says what to look for in the one answer; None is text alone.
+    `form` says what to look for in the one answer; None means that it is only text.
     """
 
     def __init__(self, info: EngineInfo, form: AnswerForm | None, kind: AnswerKind) -> None:
@@ -106,7 +106,7 @@ class OllamaDialect:
         return {**self._line({}), "done": True, "done_reason": "load"}
 
     def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
-        """Return what pieces tell, by the fields of a message; a call is told as soon as it is whole."""
+        """Return the fields of a message for pieces of the answer. A call is added once it is whole."""
         said: dict[str, Any] = {}
         for piece in pieces:
             match piece.part:
@@ -146,7 +146,7 @@ def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
 
 
 def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[str, object]:
-    """Return what the last line tells of a request that ended at `ended`, by `time.monotonic`."""
+    """Return the fields of the last line for a request that ended at `ended`, by `time.monotonic`."""
     timing = None if started is None else started.timing
     durations = {}
     if timing is not None:
@@ -184,7 +184,7 @@ def encode_line(body: Mapping[str, object]) -> bytes:
 
 
 def ollama_error(failure: Failure) -> tuple[int, OllamaError]:
-    """Tell of a failure as Ollama does."""
+    """Return the status and the body of a failure as Ollama writes them."""
     return failure.status, {"error": failure.message}
 
 
@@ -192,7 +192,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
-    """Return what a list says of a model. The digest is that of its facts, not of its file."""
+    """Return a model's entry in a list. The digest is that of the model's facts, not of its file."""
     facts = repr((info.model, info.shape, info.weights, info.loras))
     return {
         "name": model.name,
@@ -205,12 +205,12 @@ def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
 
 
 def running_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
-    """Return what is said of a model that is loaded."""
+    """Return the entry of a loaded model in the list of these."""
     return {**ollama_model(model, info), "size_vram": info.device_bytes or 0, "expires_at": _NEVER}
 
 
 def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
-    """Return all that is told of one model. Its context has no end; told is the longest prompt that is taken."""
+    """Return all facts of one model. Its context has no end, so `context_length` is the most tokens of a prompt."""
     family, source = _family(info), info.chat_template.source
     sizes = {f"{family}.{name}": size for name, size in info.shape.sizes.items()}
     return {
@@ -247,7 +247,7 @@ def _details(info: EngineInfo) -> OllamaDetails:
     }
 
 
-# Ollama's API: chats, generations and what is told of models.
+# The routes of Ollama's API.
 
 _VERSION = "0.12.0"
 
@@ -302,7 +302,7 @@ async def older_embed(request: web.Request) -> web.Response:
 
 
 def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
-    """Answer a request that only loads the model, which has been done."""
+    """Answer a request that only loads the model; it is loaded already."""
     answer = dialect.empty()
     return web.Response(body=encode_line(answer), content_type=LINES) if stream else json_response(answer)
 

@@ -27,7 +27,7 @@ ModelName: TypeAlias = Annotated[str, AfterValidator(lambda name: name.removesuf
 
 
 class OllamaOptions(GenerationBody):
-    """How an answer is made. Beside Ollama's own options it has the fields of this server."""
+    """How an answer is made. There are Ollama's own options and the fields of this server."""
 
     ignored: ClassVar = GenerationBody.ignored | {
         "draft_num_predict",
@@ -79,7 +79,7 @@ Images: TypeAlias = Annotated[list[Any], only([], because=_TEXT_ONLY)]
 
 
 class OllamaGeneration(RequestBody):
-    """What chats and generations share."""
+    """The fields that chats and generations share."""
 
     ignored: ClassVar = frozenset({"keep_alive", "truncate", "shift"})
 
@@ -100,7 +100,7 @@ class OllamaGeneration(RequestBody):
 
     def model_post_init(self, context: object) -> None:
         super().model_post_init(context)
-        _ = self.translated  # checks what contradicts itself
+        _ = self.translated  # raises if fields contradict each other
 
     def check(self, limits: Limits) -> None:
         if self.translated is not None:
@@ -112,14 +112,14 @@ class OllamaGeneration(RequestBody):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of every generation, as this server names them."""
+        """The fields of every generation, under this server's names."""
         found = {**shared_fields(self.options or OllamaOptions()), "model": self.model, "stream": self.stream}
         return found if self.format is None else {**found, "json_schema": self.format}
 
     @cached_property
     @abstractmethod
     def translated(self) -> TranslatedChat | CompletionRequest | None:
-        """The same in OpenAI's words; None where there is nothing to answer."""
+        """The same request in OpenAI's words; None if there is nothing to answer."""
 
     def chat_of(self, messages: list[Message], tools: list[ToolBody]) -> TranslatedChat:
         """Return a conversation in OpenAI's words."""
@@ -220,7 +220,7 @@ class OllamaGenerateRequest(OllamaGeneration):
 
 
 class ShowRequest(RequestBody):
-    """The model that is asked about."""
+    """The model to describe."""
 
     ignored: ClassVar = frozenset({"verbose"})
     aliases: ClassVar = {"name": "model"}
@@ -229,7 +229,7 @@ class ShowRequest(RequestBody):
 
 
 class EmbedRequest(EmbeddingsRequest):
-    """Texts whose vectors are wanted. Nothing is cut, so `truncate` has no effect, nor have `options`."""
+    """Texts to embed. No text is cut, so `truncate` has no effect, nor have `options`."""
 
     ignored: ClassVar = EmbeddingsRequest.ignored | {"keep_alive", "options", "truncate"}
 
@@ -238,13 +238,13 @@ class EmbedRequest(EmbeddingsRequest):
 
 
 class OlderEmbedRequest(EmbedRequest):
-    """One text whose vector is wanted."""
+    """One text to embed."""
 
     aliases: ClassVar = {**EmbedRequest.aliases, "prompt": "input"}
 
 
 class Embedded(TypedDict):
-    """A vector for each text, in their order; nanoseconds, and the tokens of all texts."""
+    """A vector for each text, in their order. Durations are in nanoseconds; `prompt_eval_count` counts all tokens."""
 
     model: str
     embeddings: list[list[float]]
@@ -263,7 +263,7 @@ class OllamaCalledFunction(TypedDict):
 
 
 class OllamaAnsweredCall(TypedDict):
-    """A call that the client is asked to make. `arguments` are empty where the answer was cut."""
+    """A call that the client is asked to make. `arguments` are empty if the answer was cut."""
 
     id: str
     function: OllamaCalledFunction
@@ -277,7 +277,8 @@ class OllamaAssistantMessage(TypedDict):
 
 
 class OllamaEnd(TypedDict):
-    """What every line of an answer has, and the last one: counts of tokens, and nanoseconds where times are taken."""
+    """The fields of every line of an answer. Only the last line has counts of tokens, and durations in nanoseconds if
+    times are taken."""
 
     model: str
     created_at: str
@@ -307,7 +308,7 @@ class OllamaText(OllamaEnd):
 
 
 class OllamaError(TypedDict):
-    """What every answer of Ollama's routes that is not a success holds, and the last line of a stream that fails."""
+    """The body of every answer of Ollama's routes that is not a success, and the last line of a stream that fails."""
 
     error: str
 
@@ -322,7 +323,7 @@ class OllamaDetails(TypedDict):
 
 
 class OllamaModel(TypedDict):
-    """A model; `size` is what it takes on the device, in bytes, 0 where that is not known."""
+    """A model. `size` is how many bytes it takes on the device, 0 if that is unknown."""
 
     name: str
     model: str
@@ -349,6 +350,6 @@ class OllamaModelFacts(TypedDict):
 
 
 class OllamaVersion(TypedDict):
-    """The version of Ollama whose API this is."""
+    """The version of Ollama's API that this server follows."""
 
     version: str

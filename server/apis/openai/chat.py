@@ -117,7 +117,7 @@ class ChatFormatter:
         return _chunk(index, delta) if delta else None
 
     def _delta_of(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
-        """Return pieces as a stream tells them: calls by number, each new one with an id."""
+        """Return pieces as a delta of a stream. Calls have numbers, and each new call has an id."""
         delta: ChatDelta = {}
         number = self._readers[index].num_calls - sum(piece.part is AnswerPart.CALL for piece in pieces) - 1
         for piece in pieces:
@@ -197,7 +197,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
-    """Go on with the conversation of `body` and answer."""
+    """Continue the conversation of `body` and answer."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
     await note_slot(request, engine, body, calls)
@@ -210,9 +210,9 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
 async def prepare_chat(
     request: web.Request, engine: EngineLike, body: ChatRequest
 ) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
-    """Return the requests of all answers, what to look for in these, and the state that they start from.
+    """Return the requests of all answers, what to look for in the answers, and the state that the requests start from.
 
-    Raises InvalidRequestError, also where they are more than the limits allow.
+    Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
@@ -233,7 +233,7 @@ async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Resp
 
 
 class AppliedTemplate(TypedDict):
-    """`prompt` is what the model reads for a chat."""
+    """A chat as the model reads it: `prompt` is the text."""
 
     prompt: str
 
@@ -251,7 +251,7 @@ async def apply_template(request: web.Request) -> web.Response:
 
 
 def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
-    """Return how much work rendering is; a program may take long for short texts, too."""
+    """Return how much work rendering is. A template that is a program may take long for short texts, too."""
     held = request[LEASE].num_bytes
     if held > SHORT_WORK:
         return held
@@ -265,9 +265,9 @@ def _prepare(
     template: ChatTemplate,
     starts: Sequence[WeightedState],
 ) -> tuple[list[GenerateRequest], AnswerForm]:
-    """Return the requests of all answers, and what to look for in these.
+    """Return the requests of all answers, and what to look for in the answers.
 
-    Raises InvalidRequestError where they are more than `limits` allow.
+    Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
     limits = settings.limits
     prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
@@ -295,7 +295,7 @@ def _prepare(
 def render_chat(
     engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
 ) -> ChatPrompt:
-    """Return the conversation as it goes on from a state."""
+    """Return the prompt of the conversation that goes on from the state `start`."""
     before = text_before_chat(engine, start.frozen, template)
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
@@ -306,7 +306,7 @@ def render_chat(
 def _call(
     engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: WeightedState, earlier: Sequence[int]
 ) -> GenerateRequest:
-    """Return the request from one state, with the conversation or the prompt of `start`."""
+    """Return the request from the state `start`, with its prompt if it has one, else with the conversation."""
     call = GenerateRequest(
         prompt=prompt.tokens,
         initial_state=start.initial_state,
@@ -326,7 +326,7 @@ def _call(
 
 
 def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
-    """Return what an answer may be that may call `tools`."""
+    """Return the grammar of an answer that may call `tools`."""
     required, schema = body.choice.mode == "required", body.answer_schema
     return tool_grammar(
         template.tool_format,
@@ -340,21 +340,24 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
 
 
 def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar: Grammar | None) -> Thinking | None:
-    """Return what is to be known of the thoughts with which an answer begins, where that makes a difference."""
+    """Return how the answer's reasoning part must be handled, or None if it needs no special handling."""
     if not prompt.thought or (grammar is None and body.thinking_budget_tokens is None):
         return None
     return Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"), body.thinking_budget_tokens)
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
-    """Where a client wants the state kept, and the end of a system text, with which other conversations begin, too."""
+    """Return the positions whose states are kept: those that the client marks, and the end of a long system text.
+
+    Other conversations may begin with the same system text.
+    """
     marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
     system = turns.get(body.conversation.num_leading_system, 0)
     return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
-    """Return the tokens of earlier replies, where there are penalties that count them."""
+    """Return the tokens of earlier replies, or none if no penalty counts them."""
     if not body.penalises_occurrence:
         return []
     replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]

@@ -22,7 +22,7 @@ from server.core.settings import SETTINGS, Limits
 
 
 class CompletionFormatter:
-    """Formats completion choices; choice number i answers `calls[i]`; those to prompt p begin with `echoes[p]`."""
+    """Formats completion choices. Choice i answers `calls[i]`, and the choices of prompt p begin with `echoes[p]`."""
 
     id_prefix = "cmpl"
     object = "text_completion"
@@ -109,7 +109,7 @@ async def prepare_completions(
 ) -> tuple[list[GenerateRequest], ResolvedState]:
     """Return the requests of all answers, and the state that they start from.
 
-    Raises InvalidRequestError, also where they are more than the limits allow.
+    Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
     starts = await resolve_starts(engine, body)
     size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies + body.bias_characters
@@ -118,7 +118,7 @@ async def prepare_completions(
 
 
 def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:
-    """Return with what the answers to each prompt begin."""
+    """Return the texts with which the answers to each prompt begin."""
     return [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
 
 
@@ -127,7 +127,7 @@ def _calls(
 ) -> list[GenerateRequest]:
     """Return the requests of all answers.
 
-    Raises InvalidRequestError, also where they are more than `limits` allow.
+    Raises InvalidRequestError, also for more tokens or answers than `limits` allow.
     """
     members = [[_call(engine, body, prompt, start) for start in starts] for prompt in body.prompt]
     num_tokens = sum(len(call.prompt) for calls in members for call in calls) * body.copies
@@ -142,7 +142,7 @@ def _calls(
 
 
 def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
-    """Return the request for a prompt, or for that of `start`, from one state."""
+    """Return the request from the state `start`, with its prompt if it has one, else with `prompt`."""
     tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
     marks = body.marks if start.prompt is None else []
     for position in marks:
@@ -162,7 +162,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
 
 
 def _tokens(engine: EngineLike, prompt: AnyPrompt, start: WeightedState) -> Sequence[int]:
-    """Return the tokens of a prompt; those of an empty text are `empty_prompt`. An empty list is refused later."""
+    """Return the tokens of a prompt. An empty text has those of `empty_prompt`; an empty list is refused later."""
     tokens = tokens_of(engine, prompt)
     return (tokens or empty_prompt(start.initial_state)) if isinstance(prompt, str) else tokens
 

@@ -1,4 +1,4 @@
-"""OpenAI's conversations: kept with their items, to which responses add."""
+"""OpenAI's conversations. They are kept with their items, and responses add to them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def token_text(token: int, data: bytes) -> str:
 
 
 class CompletionTokens:
-    """Formats the tokens of one text for completions; text offsets go on from call to call."""
+    """Formats the tokens of one text for completions. Text offsets continue from call to call."""
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
@@ -79,17 +79,17 @@ class CompletionTokens:
 
 
 class ContentTokens:
-    """Finds the tokens of an answer's content, so that their texts join to it."""
+    """Finds the tokens of an answer's content. Their texts joined are the content."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting: deque[tuple[TokenInfo, str]] = deque()  # tokens with the text that each one completes
 
     def divide(self, tokens: Iterable[TokenInfo], pieces: Iterable[Piece]) -> list[TokenInfo]:
-        """Return the tokens of the content in `pieces`, which come after the earlier ones as do `tokens`.
+        """Return the tokens of the content in `pieces`. Both `tokens` and `pieces` continue those of earlier calls.
 
-        A token that belongs to the content in part is cut to that part. One that ends inside a character belongs to
-        what the character belongs to.
+        A token that belongs to the content in part is cut to that part. A token that ends inside a character belongs
+        to the piece that has the character.
         """
         self._waiting.extend((info, self._decoder.decode(info.data)) for info in tokens)
         found: list[TokenInfo] = []
@@ -111,7 +111,7 @@ class ContentTokens:
 
 
 def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
-    """Return the entries of tokens for chats."""
+    """Return the log-probabilities of tokens as chats have them."""
     return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
 
 
@@ -151,16 +151,16 @@ class ResponseEnvelope:
 
 
 def _fingerprint(info: EngineInfo) -> str:
-    """Return a text that is the same as long as equal requests with equal seeds give equal answers."""
+    """Return a text that stays the same while equal requests with equal seeds give equal answers."""
     parts = (info.model, info.shape, info.weights, info.device, info.loras)
     return f"b{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 class ChunkEncoder:
-    """Turns the events of `calls`, one a choice, into server-sent events.
+    """Turns the events of `calls`, one for each choice, into server-sent events.
 
-    Most of them hold a few characters of text and are otherwise equal, so what surrounds the text is encoded once a
-    choice.
+    Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once
+    for each choice.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class ChunkEncoder:
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
 
     def encode(self, index: int, event: Event, extra: Mapping[str, object] = _NOTHING) -> bytes:
-        """Return what to send of an event of choice `index`, with the fields `extra`; empty if there is nothing."""
+        """Return the bytes to send for an event of choice `index`, with the fields `extra`; perhaps none."""
         if isinstance(event, PromptProgress):
             return encode_event(self._envelope.chunk([], extra))
         if isinstance(event, TextDelta):
@@ -194,7 +194,7 @@ class ChunkEncoder:
         return encode_event(self._envelope.chunk([choice], {**self._extra, **extra}))
 
     def encode_usage(self, usage: Usage, extra: Mapping[str, object]) -> bytes:
-        """Return the event that tells the usage, which has no choices."""
+        """Return the event with the usage, which has no choices."""
         return encode_event(self._envelope.chunk([], {"usage": usage, **extra}))
 
     def _encode_text(self, index: int, text: str) -> bytes:
@@ -235,7 +235,7 @@ class OpenAIDialect:
         times_each: bool,
         extra: Mapping[str, object],
     ) -> None:
-        """`times_each`: each event of a stream tells times, not only the last one of a choice.
+        """`times_each`: send the times with each event of a stream, not only with the last one of a choice.
 
         `extra` has further fields of an answer that is not streamed.
         """
@@ -280,7 +280,7 @@ async def answer(
     resolved: ResolvedState,
     extra: Mapping[str, object] | None = None,
 ) -> web.StreamResponse:
-    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`.
+    """Run `calls`, one for each choice, and answer as OpenAI does; see `answer_in`.
 
     `extra` has further fields of an answer that is not streamed.
     """

@@ -46,7 +46,7 @@ def parse_layer(value: object) -> Layers:
 
 
 def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
-    """Return inputs as `parse_prompts` does, with the texts of objects that have parts, as chats have them."""
+    """Return inputs as `parse_prompts` does. An object with text parts, as in chats, stands for its text."""
     if isinstance(value, list):
         return parse_prompts([_plain_input(item) for item in value])
     return parse_prompts(_plain_input(value))
@@ -69,7 +69,7 @@ LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"
 
 
 class EmbeddingsRequest(ModelBody):
-    """Texts whose vectors are wanted."""
+    """Texts to embed."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -121,7 +121,7 @@ class EmbeddingEntry(TypedDict):
 
 
 class EmbeddingList(TypedDict):
-    """One entry an input, in their order."""
+    """One entry for each input, in the order of the inputs."""
 
     object: Literal["list"]
     model: str
@@ -168,7 +168,7 @@ def _base64(vector: F32) -> Iterator[str]:
 
 
 def _numbers(vector: F32) -> Iterator[str]:
-    """Yield a JSON list in pieces. Nine digits are enough to tell any two f32 apart."""
+    """Yield a JSON list in pieces. Nine digits are enough to distinguish any two f32."""
     yield "["
     for start in range(0, len(vector), _NUMBERS_A_PIECE):
         piece = vector[start : start + _NUMBERS_A_PIECE].tolist()
@@ -182,16 +182,16 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 @dataclass(frozen=True, slots=True)
 class FoundVectors:
-    """The vectors of one call, input by input."""
+    """The vectors that one request asks for, input by input."""
 
     model: str
     embeddings: Sequence[Embedding]
-    sizes: Sequence[int]  # how many of them each input has
+    sizes: Sequence[int]  # how many embeddings each input has
     costs: Sequence[Cost]  # of all that was run
 
 
 async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
-    """Answer with the vectors that `body` wants."""
+    """Answer with the vectors that `body` asks for."""
     found = await find_vectors(request, body)
     entries = [
         VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
@@ -201,9 +201,10 @@ async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.S
 
 
 async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
-    """Return the vectors that `body` wants, those of the states after `each` token or after the last one.
+    """Return the vectors that `body` asks for, of the state after the last token of each input.
 
-    Raises InvalidRequestError, also where they are more than the limits allow.
+    With `each` there is a vector for the state after each token.
+    Raises InvalidRequestError, also for more inputs, tokens or numbers than the limits allow.
     """
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
@@ -226,7 +227,7 @@ async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: b
 
 
 def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
-    """Return the tokens of each input up to each of them. Raises InvalidRequestError where they are too many."""
+    """Return every beginning of each input, the whole one last. Raises InvalidRequestError for too many."""
     count = sum(map(len, inputs))
     limits.check("max_inputs", "input", count)
     limits.check("max_vector_numbers", "input", count * numbers_each)

@@ -26,7 +26,7 @@ _CONVERSATION_BYTES = 1024  # that a conversation takes beside its texts
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """A conversation as it is at one moment. Each item has an id of its own."""
+    """A conversation at one moment. Each item has an id of its own."""
 
     id: str
     created: int  # Unix time
@@ -35,7 +35,7 @@ class StoredConversation:
 
     @cached_property
     def num_bytes(self) -> int:
-        """How much memory it takes."""
+        """How many bytes of memory the conversation takes."""
         metadata = sum(map(getsizeof, (*self.metadata, *self.metadata.values())))
         return _CONVERSATION_BYTES + metadata + sum(item.num_bytes for item in self.items)
 
@@ -48,10 +48,10 @@ class StoredConversation:
 
 
 class ConversationStore:
-    """Keeps conversations in memory for each API key by itself, within the limits on their number and bytes.
+    """Keeps conversations in memory, separately for each API key, within the limits on their number and bytes.
 
-    Of a key's conversations the one that was unused for longest gives way. Of the model's work nothing is kept here:
-    the cache of states has one state for the end of a conversation, for as long as there is room, and goes on from it.
+    To make room, the key's conversation that was unused for longest is dropped. The model's work is not kept here: the
+    cache of states has one state for the end of a conversation while there is room, and requests go on from that state.
     May be called by any thread.
     """
 
@@ -64,19 +64,19 @@ class ConversationStore:
         return BoundedStore(self._limits.max_conversations, self._limits.max_conversation_bytes)
 
     def create(self, owner: str, items: Sequence[KeptItem], metadata: Mapping[str, str]) -> StoredConversation:
-        """Keep a new conversation. Raises InvalidRequestError for one that is beyond the limits."""
+        """Keep a new conversation. Raises InvalidRequestError if it is beyond the limits."""
         made = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
         made = replace(made, items=tuple(_with_own_ids(made, items)))
         with self._lock:
             return self._keep(owner, made)
 
     def get(self, owner: str, conversation_id: str) -> StoredConversation:
-        """Return a conversation. Raises NotFoundError for one that is not there or has another owner."""
+        """Return a conversation. Raises NotFoundError if it is not kept or has another owner."""
         with self._lock:
             return self._find(owner, conversation_id)
 
     def describe(self, owner: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
-        """Put `metadata` in place of what a conversation has. Raises NotFoundError or InvalidRequestError."""
+        """Replace the metadata of a conversation. Raises NotFoundError or InvalidRequestError."""
         with self._lock:
             return self._keep(owner, replace(self._find(owner, conversation_id), metadata=metadata))
 
@@ -89,9 +89,9 @@ class ConversationStore:
             return added
 
     def add_answer(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> None:
-        """Add what was asked of a response and what it said, unless the conversation was deleted meanwhile.
+        """Add the new items of a request and of its response, unless the conversation was deleted meanwhile.
 
-        A conversation that is beyond the limits by then gives way.
+        If the conversation then has more bytes than the limit, it is dropped.
         """
         with self._lock:
             found = self._kept[owner].get(conversation_id)
@@ -100,7 +100,7 @@ class ConversationStore:
                 self._put(owner, replace(found, items=(*found.items, *added)))
 
     def remove_item(self, owner: str, conversation_id: str, item_id: str) -> StoredConversation:
-        """Remove one item; return what is left. Raises NotFoundError."""
+        """Remove one item and return the conversation without it. Raises NotFoundError."""
         with self._lock:
             found = self._find(owner, conversation_id)
             removed = found.item(item_id)
@@ -108,7 +108,7 @@ class ConversationStore:
             return self._keep(owner, replace(found, items=left))
 
     def delete(self, owner: str, conversation_id: str) -> None:
-        """Keep a conversation no longer. Raises NotFoundError."""
+        """Drop a conversation. Raises NotFoundError."""
         with self._lock:
             self._find(owner, conversation_id)
             self._kept[owner].pop(conversation_id)
@@ -125,19 +125,19 @@ class ConversationStore:
         return found
 
     def _keep(self, owner: str, conversation: StoredConversation) -> StoredConversation:
-        """Keep a new or changed conversation. Raises InvalidRequestError for one that is beyond the limits."""
+        """Keep a new or changed conversation. Raises InvalidRequestError if it is beyond the limits."""
         self._limits.check("max_messages", "items", len(conversation.items))
         self._limits.check("max_conversation_bytes", "items", conversation.num_bytes)
         self._put(owner, conversation)
         return conversation
 
     def _put(self, owner: str, conversation: StoredConversation) -> None:
-        """Keep a new or changed conversation, for which others of its owner give way."""
+        """Keep a new or changed conversation. To make room, drop others of its owner."""
         self._kept[owner].put(conversation.id, conversation, conversation.num_bytes)
 
 
 def _with_own_ids(conversation: StoredConversation, items: Sequence[KeptItem]) -> Iterator[KeptItem]:
-    """Yield items with new ids in place of those that the conversation has already."""
+    """Yield items. An id that the conversation has already is replaced by a new one."""
     taken = {item.id for item in conversation.items}
     for item in items:
         yield replace(item, id=new_item_id(item.type)) if item.id in taken else item
@@ -149,14 +149,14 @@ _RESPONSE_BYTES = 1024  # that a kept response takes beside its texts
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response, with the items that were new in its request and those of the conversation before these."""
+    """A kept response, with the new items of its request and the items of the conversation before."""
 
     id: str
     body: bytes  # a JSON object of all but the output
     before: Sequence[KeptItem]
     input: Sequence[KeptItem]
     output: Sequence[KeptItem]
-    num_bytes: int  # that it takes where no other response shares its items
+    num_bytes: int  # that it takes if no other response shares its items
     expires: float  # by the clock
 
     @property
@@ -171,9 +171,9 @@ class KeptResponse:
 class ResponseStore:
     """Keeps responses in memory, each for the key that asked for it, within the limits on count, bytes and time.
 
-    Of the key that has the most the oldest give way, so that no key's responses drive out those of another that has
-    less. Of the model's work nothing is kept here: the cache of states has it, for as long as there is room, and a
-    conversation whose state has given way is run again. May be called by any thread.
+    To make room, the oldest responses of the key with the most are dropped. So no key's responses drive out those of a
+    key with fewer. The model's work is not kept here: the cache of states has it while there is room, and a
+    conversation whose state was evicted is run again. May be called by any thread.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -187,7 +187,7 @@ class ResponseStore:
         return BoundedStore(self._limits.max_responses, self._limits.max_response_bytes)
 
     def put(self, owner: str, body: Mapping[str, Any], given: Sequence[KeptItem], before: Sequence[KeptItem]) -> None:
-        """Keep a response; `given` are the new items of its request, and `before` those of the earlier conversation."""
+        """Keep a response. `given` are the new items of its request, `before` those of the earlier conversation."""
         told = to_json({name: value for name, value in body.items() if name != "output"})
         output = tuple(map(KeptItem.of, body["output"]))
         num_bytes = _RESPONSE_BYTES + len(told) + sum(item.num_bytes for item in (*before, *given, *output))
@@ -201,7 +201,7 @@ class ResponseStore:
             self._make_room()
 
     def get(self, owner: str, response_id: str) -> KeptResponse:
-        """Return a response. Raises NotFoundError for one that is not there or has another owner."""
+        """Return a response. Raises NotFoundError if it is not kept or has another owner."""
         with self._lock:
             self._drop_expired()
             kept = self._kept[owner].get(response_id)
@@ -210,13 +210,13 @@ class ResponseStore:
         return kept
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Keep a response no longer; those that go on from it stay. Raises NotFoundError."""
+        """Drop a response, but not those that go on from it. Raises NotFoundError."""
         with self._lock:
             self._forget_items(self.get(owner, response_id))
             self._kept[owner].pop(response_id)
 
     def resolve(self, owner: str, items: Sequence[Item]) -> list[KeptItem]:
-        """Return items as they are kept, with those of kept answers in place of references. Raises NotFoundError."""
+        """Return items in their kept form. A reference becomes the item of a kept answer. Raises NotFoundError."""
         return [
             self._find(owner, item["id"]) if item["type"] == "item_reference" else KeptItem.of(item) for item in items
         ]
@@ -240,7 +240,7 @@ class ResponseStore:
                 store.pop(oldest.id)
 
     def _make_room(self) -> None:
-        """Drop responses of whoever has the most, until all together are within the limits."""
+        """Drop the oldest responses of the key with the most, until all together are within the limits."""
         stores = self._kept.values()
         while sum(map(len, stores)) > self._limits.max_responses:
             self._forget_items(max(stores, key=len).evict())
@@ -252,7 +252,7 @@ class ResponseStore:
             del self._response_of[item.id]
 
 
-# What the application carries for its handlers: the engine, the settings and the count of running requests.
+# The keys under which the application holds the two stores.
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 CONVERSATIONS = web.AppKey("conversations", ConversationStore)
@@ -268,7 +268,7 @@ PAGE_QUERY = {
 
 
 def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
-    """Return the part of `items` that the query asks for, as JSON. Raises InvalidRequestError."""
+    """Return the page of `items` that the query asks for, as JSON. Raises InvalidRequestError."""
     ordered = items if request.query.get("order", "desc") == "asc" else items[::-1]
     ids = [item.id for item in ordered]
     after = request.query.get("after")

@@ -15,7 +15,7 @@ from server.models.registry import MODELS, ModelStatus, ServedModel
 
 
 class LoraEntry(TypedDict):
-    """A LoRA that is merged into the model. `alpha` is null where its own counts."""
+    """A LoRA that is merged into the model. `alpha` is null if its own value counts."""
 
     name: str
     alpha: float | None
@@ -24,8 +24,8 @@ class LoraEntry(TypedDict):
 class ModelMeta(TypedDict):
     """A model's sizes, which depend on its version, and what it runs on.
 
-    `state_bytes` are those of one sequence. One that is `unloaded` is loaded at the next request for it, unless an
-    admin has unloaded it.
+    `state_bytes` are those of one sequence. An `unloaded` model is loaded at the next request for it, unless an admin
+    has unloaded it.
     """
 
     version: str
@@ -61,8 +61,9 @@ class ModelList(TypedDict):
 
 
 class HealthBody(TypedDict):
-    """All but `ok` come with status 503; see Readiness. `model` is the default one. `requests` counts HTTP requests,
-    the next two what the engines run of them."""
+    """Whether the server takes requests, and how busy it is. Every `status` except `ok` comes with HTTP status 503; see
+    Readiness. `model` is the default one. `requests` counts HTTP requests, `active` and `queued` the engines' requests
+    that hold a slot or wait for one."""
 
     status: HealthStatus
     model: str
@@ -75,9 +76,9 @@ class HealthBody(TypedDict):
 
 
 class Readiness(TypedDict):
-    """`checking`: something failed, and a token is run to see whether the device answers. `recovering`: the device was
-    lost and the model is loaded again. `stalled`: the device has not answered for so many `seconds`. `closing`: the
-    server stops. `failed`: the engine has stopped by itself, for good."""
+    """The health of the server or of an engine. `checking`: something failed, and a token is run to see whether the
+    device answers. `recovering`: the device was lost and the model is loaded again. `stalled`: the device has not
+    answered for `seconds`. `closing`: the server stops. `failed`: the engine has stopped for good, by itself."""
 
     status: HealthStatus
     reason: str | None

@@ -1,4 +1,4 @@
-"""The items of OpenAI's responses and conversations: checked, given ids, and made into messages."""
+"""The items of OpenAI's responses and conversations: check them, give them ids, and make messages of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = "message, function_call, function_call_output, reasoning or item_refere
 
 
 def _parse_item(value: object) -> Item:
-    """Return an item with what is known of it, and with an id."""
+    """Return an item with its known fields and an id. Raises RefusedError."""
     if not isinstance(value, dict):
         raise RefusedError(value, f"an item with the type {_KINDS}")
     match value:
@@ -62,7 +62,7 @@ def _text(content: object) -> str:
 
 
 def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
-    """Return what the parts of a reasoning item say that say anything; its summary where there is no more."""
+    """Return the parts of a reasoning item that have text, or those of its summary if it has no content."""
     parts = value.get("content") or value.get("summary") or []
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return [{"type": "reasoning_text", "text": text} for text in texts if text]
@@ -75,13 +75,13 @@ def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:
 
 
 def new_item_id(kind: str) -> str:
-    """Return an id for an item of a type."""
+    """Return a new id for an item of the type `kind`."""
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex[:28]}"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """An item as it is kept: as JSON, so that its size is known."""
+    """An item in the form in which the server keeps it: JSON, so that its size is known."""
 
     id: str
     type: str
@@ -95,7 +95,7 @@ class KeptItem:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory it takes."""
+        """How many bytes of memory the kept item takes."""
         return _KEPT_BYTES + getsizeof(self.id) + getsizeof(self.fields)
 
     @property
@@ -103,7 +103,7 @@ class KeptItem:
         return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
 
     def load(self) -> Item:
-        """Return the item."""
+        """Parse the JSON and return the item."""
         return {"id": self.id, **from_json(self.fields)}
 
 
@@ -121,7 +121,7 @@ Items: TypeAlias = Annotated[
 
 @dataclass(slots=True)
 class _Turn:
-    """What the assistant said, thought and called before somebody else spoke."""
+    """What the assistant thought, said and called in one turn."""
 
     thoughts: list[str] = field(default_factory=list)
     content: str | None = None
@@ -129,7 +129,7 @@ class _Turn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are thoughts alone."""
+        """Whether the turn has neither content nor calls; it may have thoughts."""
         return self.content is None and not self.calls
 
     @property
@@ -143,7 +143,7 @@ class _Turn:
 
 
 def messages_of(items: Sequence[Item]) -> list[Message]:
-    """Return the messages that `items` are: what the assistant thinks, says and calls in one turn is one message."""
+    """Return `items` as messages. What the assistant thinks, says and calls in one turn is one message."""
     messages: list[Message] = []
     turn: _Turn | None = None
     for item in items:
@@ -170,7 +170,7 @@ def messages_of(items: Sequence[Item]) -> list[Message]:
 
 
 def _ends(turn: _Turn, item: Item) -> bool:
-    """Whether `item` is no part of the assistant's `turn`."""
+    """Return True if `item` is no part of the assistant's `turn`."""
     match item:
         case {"type": "message", "role": role} if find_role(role) is Role.ASSISTANT:
             return not turn.is_empty
@@ -231,7 +231,7 @@ METADATA_BOUNDS = f"At most {_MOST_PAIRS} pairs, names of {_MOST_NAME} character
 
 
 class CreateConversationRequest(RequestBody):
-    """A conversation to be kept."""
+    """A conversation to keep."""
 
     items: Items = Field(default=[], description=f"What it begins with. {_ITEMS}")
     metadata: Metadata = Field(default={}, description=f"Told with the conversation as it is. {METADATA_BOUNDS}")
@@ -255,7 +255,7 @@ class KeptConversation(TypedDict):
 
 
 class DeletedConversation(TypedDict):
-    """What became of a conversation."""
+    """A conversation that was deleted."""
 
     id: str
     object: Literal["conversation.deleted"]

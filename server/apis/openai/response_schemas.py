@@ -53,7 +53,7 @@ class ResponseTool(RequestBody):
 
     @property
     def body(self) -> ToolBody:
-        """The tool as chats have it."""
+        """The tool in the form that chats have."""
         function = FunctionBody.model_construct(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
@@ -81,7 +81,7 @@ TextFormat: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_format)]
 
 
 class TextBody(RequestBody):
-    """What the text of an answer is to be like."""
+    """The format of an answer's text."""
 
     ignored: ClassVar = frozenset({"verbosity"})
 
@@ -93,7 +93,7 @@ class TextBody(RequestBody):
 
 
 class ReasoningBody(RequestBody):
-    """How the model thinks. Its thoughts are told as they are, so a summary makes no difference."""
+    """How the model thinks. Its thoughts are returned unchanged, so a summary makes no difference."""
 
     ignored: ClassVar = frozenset({"generate_summary", "summary"})
 
@@ -103,7 +103,7 @@ class ReasoningBody(RequestBody):
 
 
 class ResponsesRequest(ProgressBody):
-    """A conversation to continue. Beside OpenAI's own fields it has those of this server."""
+    """A conversation to continue. It has OpenAI's own fields and those of this server."""
 
     ignored: ClassVar = (ProgressBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
     neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "moderation": (), "prompt": ()}
@@ -169,8 +169,8 @@ class ResponsesRequest(ProgressBody):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        limits.check("max_answer_tokens", "max_output_tokens", self.max_tokens)  # a stream tells the whole at its end
-        # What the response repeats of the request is kept with it.
+        limits.check("max_answer_tokens", "max_output_tokens", self.max_tokens)  # a stream ends with the whole
+        # The response repeats the following fields of the request, and they are kept with it.
         limits.check("max_text_bytes", "instructions", len((self.instructions or "").encode()))
         limits.check("max_text_bytes", "tools", sum(len(tool.model_dump_json().encode()) for tool in self.tools))
         limits.check("max_grammar_bytes", "text.format", len(to_json(self.text.format)))
@@ -184,7 +184,7 @@ class ResponsesRequest(ProgressBody):
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
     def chat(self, conversation: Sequence[Item]) -> TranslatedChat:
-        """Return what continues `conversation`, in which `input` comes last, as a chat.
+        """Return the chat that continues `conversation`, whose last items are those of `input`.
 
         Raises InvalidRequestError for fields that contradict each other.
         """
@@ -212,7 +212,7 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponsePart(TypedDict):
-    """A part of a message or of thoughts. `logprobs` has the tokens of an answer's text, where they are wanted."""
+    """A part of a message or of thoughts. `logprobs` has the tokens of an answer's text, if `include` asks for them."""
 
     type: Literal["input_text", "output_text", "reasoning_text"]
     text: str
@@ -221,9 +221,9 @@ class ResponsePart(TypedDict):
 
 
 class ResponseItem(TypedDict):
-    """An item of a conversation. A `message` has `role` and `content`; a `function_call`, which the client is asked to
-    make, `call_id`, `name` and `arguments`, which are JSON; its result `call_id` and `output`; `reasoning` has what the
-    model thought as `content`. The item that was cut is `incomplete`."""
+    """An item of a conversation. A `message` has `role` and `content`. A `function_call`, which the client is asked to
+    make, has `call_id`, `name` and `arguments` as JSON; its result has `call_id` and `output`. A `reasoning` item has
+    the model's thoughts as `content`. An item that was cut is `incomplete`."""
 
     id: str
     type: Literal["message", "function_call", "function_call_output", "reasoning"]
@@ -246,7 +246,7 @@ class OutputTokensDetails(TypedDict):
 
 
 class ResponseUsage(TypedDict):
-    """Tokens. The conversation before is in `input_tokens`, too; what was known of it and not run is cached."""
+    """Numbers of tokens. `input_tokens` counts the conversation before, too; `cached_tokens` of these were not run."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -271,7 +271,7 @@ class ConversationId(TypedDict):
 
 
 class Response(TypedDict):
-    """The answer. `incomplete` is one that was cut; the fields of the request are told as they were understood."""
+    """The answer, `incomplete` if it was cut. Fields of the request have the values that the server understood."""
 
     id: str
     object: Literal["response"]
@@ -304,11 +304,12 @@ class Response(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """An event of a stream, which is also named by its `type`: `response.created`, `response.in_progress`, then for
-    each item `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and `.done` (of
-    thoughts `response.reasoning_text`, of calls `response.function_call_arguments`), `response.content_part.done`,
-    `response.output_item.done`; at last `response.completed`, `response.incomplete` or `response.failed`. Where
-    progress is wanted, there are more of `response.in_progress`."""
+    """An event of a stream, which is also named by its `type`. First come `response.created` and
+    `response.in_progress`; with `return_progress` there are more of the latter. For each item follow
+    `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and `.done`,
+    `response.content_part.done` and `response.output_item.done`. Thoughts have `response.reasoning_text` in place of
+    `response.output_text`. Calls have `response.function_call_arguments` in its place, and no content part. The last
+    event is `response.completed`, `response.incomplete` or `response.failed`."""
 
     type: str
     sequence_number: int
@@ -338,7 +339,7 @@ class ResponseItemList(TypedDict):
 
 
 class DeletedResponse(TypedDict):
-    """What became of a response."""
+    """A response that was deleted."""
 
     id: str
     object: Literal["response"]

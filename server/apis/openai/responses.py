@@ -54,7 +54,7 @@ _TEXT_EVENT: Mapping[ItemType, str] = {"message": "response.output_text", "reaso
 
 
 class ItemWriter:
-    """Makes the pieces of one answer into items, one after another. `key` is a part of their ids."""
+    """Turns the pieces of one answer into items, one after another. `key` is a part of the items' ids."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -62,7 +62,7 @@ class ItemWriter:
         self.items: list[dict[str, Any]] = []
 
     def tell(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Mapping[str, Any]]:
-        """Add pieces, and yield the events that tell of them. `logprobs` are those of their content."""
+        """Add pieces, and yield the events to send for them. `logprobs` are those of their content."""
         waiting = list(logprobs)
         for piece in pieces:
             kind = _TYPE_OF.get(piece.part)
@@ -81,7 +81,10 @@ class ItemWriter:
                 yield self._event("response.function_call_arguments.delta", delta=piece.text)
 
     def finish(self, *, is_cut: bool) -> Iterator[Mapping[str, Any]]:
-        """End the last item, and yield the events that tell of it. An answer without any is an empty message."""
+        """End the last item, and yield the events to send for it.
+
+        An answer without text or calls gets an empty message, unless it was cut.
+        """
         if not any(item["type"] != "reasoning" for item in self.items) and not is_cut:
             yield from self._close("completed")
             yield from self._open("message", None)
@@ -148,7 +151,7 @@ def _empty_part(kind: ItemType) -> dict[str, Any]:
 
 
 def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an item without what is added to it later."""
+    """Return an item without the content that is added to it later."""
     return {**item, "content": []} if "content" in item else item
 
 
@@ -156,9 +159,10 @@ Keep: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
 class ResponsesDialect:
-    """The `Dialect` of responses. `form` says what to look for in the one answer, which is drawn by `sampling`.
+    """The `Dialect` of responses.
 
-    `keep` takes the response once it is whole.
+    `form` says what to look for in the one answer; `sampling` is how the answer is drawn. `keep` is called with the
+    response once it is whole.
     """
 
     def __init__(
@@ -239,7 +243,7 @@ class ResponsesDialect:
         return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
 
     def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return the whole response, which is kept if it is to be."""
+        """Return the whole response, after it was passed to `keep`."""
         is_cut = finished.reason == "length"
         response = {
             **self._response("incomplete" if is_cut else "completed"),
@@ -253,7 +257,7 @@ class ResponsesDialect:
         return response
 
     def _response(self, status: str) -> Mapping[str, Any]:
-        """Return a response that tells nothing of its answer."""
+        """Return a response without its output and its usage."""
         body = self._body
         return {
             "id": f"resp_{self._key}",
@@ -301,7 +305,7 @@ class ResponsesDialect:
 
 
 class _ThoughtTokens:
-    """Counts the tokens of the thoughts with which an answer begins, and of what stands around them."""
+    """Counts the tokens of an answer up to the end of its last thought."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # of all tokens in bytes
@@ -322,7 +326,7 @@ class _ThoughtTokens:
 
 
 def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
-    """Return which tools may be called in OpenAI's words."""
+    """Return `choice` in OpenAI's words: which tools may be called."""
     if choice.names is None:
         return choice.mode
     tools = [{"type": "function", "name": name} for name in choice.names]
@@ -378,7 +382,7 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
 
 
 def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[KeptItem]:
-    """Return the items of what the request goes on with. Raises NotFoundError."""
+    """Return the items of the conversation that the request continues, if any. Raises NotFoundError."""
     owner = request[PRINCIPAL].name
     if body.conversation is not None:
         return request.app[CONVERSATIONS].get(owner, body.conversation).items
@@ -394,7 +398,7 @@ def _keep(
     given: Sequence[KeptItem],
     response: Mapping[str, Any],
 ) -> None:
-    """Keep a response, and add it to its conversation, as far as the request wants it."""
+    """Add a response to its conversation, and keep it, as far as the request asks for that."""
     owner = request[PRINCIPAL].name
     if body.conversation is not None:
         said = map(KeptItem.of, response["output"])

@@ -80,7 +80,7 @@ class CompletionRequest(ProgressBody):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt's tokens are told with their log-probabilities."""
+        """Whether the prompt's tokens are returned with their log-probabilities."""
         return self.echo and self.logprobs is not None
 
     @property
@@ -115,7 +115,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The answer, and with `stream` each event (there `usage` comes only where it is asked for)."""
+    """The answer, and with `stream` each event. In a stream, `usage` is sent only if `stream_options` asks for it."""
 
     id: str
     object: Literal["text_completion"]
@@ -262,15 +262,15 @@ class ChatRequest(ProgressBody, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        """Return the texts before which the answer ends, where the chat template ends a turn with `of_template`."""
+        """Return the texts before which the answer ends. `of_template` are those that end a turn of the template."""
         says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
         return self.stop if says_end else of_template
 
     @property
     def answer_schema(self) -> Mapping[str, object] | bool | None:
-        """The JSON schema that an answer without calls of tools follows, where there is one.
+        """The JSON schema that an answer without calls of tools follows; None if there is none.
 
-        Raises InvalidRequestError for a grammar of another kind, which can't be told from calls.
+        Raises InvalidRequestError for a grammar of another kind: its texts can't be distinguished from calls.
         """
         grammar = self.answer_grammar
         if grammar is None:
@@ -298,7 +298,7 @@ class ChatRequest(ProgressBody, ToolFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is to be gone on with."""
+        """Whether the answer goes on with the last message."""
         if self.continue_final_message is not None:
             return self.continue_final_message
         return self._ends_with_assistant and not self.add_generation_prompt
@@ -308,7 +308,7 @@ class ChatRequest(ProgressBody, ToolFields):
         return self.messages[-1].role is Role.ASSISTANT and not self.messages[-1].calls
 
     def template_of(self, of_model: ChatTemplate) -> ChatTemplate:
-        """Return the template of the conversation: the model's, unless the request brings texts or names of its own."""
+        """Return the template of the conversation: the model's, unless the request has texts or names of its own."""
         if self.template is None and not self.names:
             return of_model
         base = of_model if isinstance(of_model, WorldTemplate) else _TEMPLATE
@@ -329,7 +329,7 @@ class ChatTokenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """`content` has the tokens of the message's content, of which the first and the last may be cut to it."""
+    """`content` has the tokens of the message's content. The first and the last token may be cut to the content."""
 
     content: list[ChatTokenLogprob]
     refusal: None
@@ -341,7 +341,8 @@ class AnsweredFunction(TypedDict):
 
 
 class AnsweredCall(TypedDict):
-    """A call that the client is asked to make. `arguments` are JSON by the tool's schema, unless the answer is cut."""
+    """A call that the client is asked to make. `arguments` are JSON that follows the tool's schema, unless the answer
+    is cut."""
 
     id: str
     type: Literal["function"]
@@ -349,7 +350,8 @@ class AnsweredCall(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """`content` is null where there are calls alone. `reasoning_content` is what the model thought before it."""
+    """The message of the answer. `content` is null if there are only calls. `reasoning_content` is what the model
+    thought before the content."""
 
     role: Literal["assistant"]
     content: str | None
@@ -370,7 +372,7 @@ class ChatChoice(TypedDict):
 
 
 class Verbose(TypedDict):
-    """What `verbose` asks for: the text that the model read."""
+    """What `verbose` adds to an answer: the text that the model read."""
 
     prompt: str
 
@@ -406,7 +408,7 @@ class FunctionDelta(TypedDict):
 
 
 class CallDelta(TypedDict):
-    """More of the call number `index`; its first piece has its id and the tool's name."""
+    """More of the call number `index`. The first piece has the call's id and the tool's name."""
 
     index: int
     id: NotRequired[str]
@@ -415,7 +417,7 @@ class CallDelta(TypedDict):
 
 
 class ChatDelta(TypedDict):
-    """More of the message. The first one has its role, and null as `content`."""
+    """More of the message. The first event has the role, and null as `content`."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
@@ -457,12 +459,14 @@ def shared_fields(body: GenerationBody) -> dict[str, Any]:
 
 
 class TranslatedChat(ChatRequest):
-    """A conversation of another API, in which `stop` adds to what ends a turn."""
+    """A conversation of another API. Its `stop` adds to the texts that end a turn."""
 
     @classmethod
     def of(cls, body: GenerationBody, **fields: Any) -> Self:  # noqa: ANN401
-        """Return what has the fields of every generation from `body`, and further ones, which are not checked one by
-        one. Raises InvalidRequestError for fields that contradict each other."""
+        """Return a chat with the fields that every generation has, from `body`, and with further `fields`.
+
+        The fields are not checked one by one. Raises InvalidRequestError for fields that contradict each other.
+        """
         return cls.model_construct(body.model_fields_set | fields.keys(), **{**shared_fields(body), **fields})
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:

@@ -8,7 +8,7 @@ import { notifyError } from "./notices.js";
 const SHOWN_MS = 1500;
 
 /**
- * Copy a text to the clipboard. Where the browser keeps that from pages without TLS, it goes by a selection.
+ * Copy a text to the clipboard, or by a selection if the browser denies pages without TLS the clipboard.
  * @param {string} text
  */
 export async function copyText(text) {

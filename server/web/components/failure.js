@@ -1,4 +1,4 @@
-// A call that failed, told where its result would stand.
+// The error of a failed call, shown in place of its result.
 
 import { ApiError } from "../api.js";
 import { t } from "../strings/index.js";

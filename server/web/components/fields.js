@@ -4,7 +4,7 @@ import { html, useRef, useState } from "../vendor/preact.js";
 
 let count = 0;
 
-/** Return an id of its own for a component, to tie a label to its field. */
+/** Return a unique id for a component, to tie a label to its field. */
 export function useFieldId() {
   const id = useRef("");
   id.current ||= `field-${++count}`;
@@ -70,7 +70,7 @@ export function Select({ label, value, options, hint, onChange, ...attributes })
 }
 
 /**
- * A field for text of several lines, with an error below it where there is one.
+ * A field for text of several lines, with its error below it, if any.
  * @param {{
  *   label: string, value: string, rows?: number, error?: string, onChange: (value: string) => void,
  *   [attribute: string]: any,

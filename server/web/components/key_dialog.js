@@ -1,4 +1,4 @@
-// Asks for the API key when a call is answered that it is missing or wrong.
+// A dialog that asks for the API key when the server answers that the key is missing or wrong.
 
 import { onKeyNeeded } from "../api.js";
 import { t } from "../strings/index.js";

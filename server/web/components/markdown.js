@@ -1,4 +1,4 @@
-// Markdown of a model or a person as elements. HTML in it is shown as text, and what comes out passes the sanitiser.
+// Markdown of a model or a person as elements. HTML in it is shown as text, and the result passes the sanitiser.
 
 import { language, t } from "../strings/index.js";
 import { useStore } from "../store.js";
@@ -8,7 +8,7 @@ import DOMPurify from "../vendor/purify.js";
 import { copyText } from "./copy_button.js";
 import { notifyError } from "./notices.js";
 
-const MOST_CHARACTERS = 100_000; // longer texts are shown as they are, since each new token renders all of it again
+const MOST_CHARACTERS = 100_000; // longer texts are shown plain, since each new token renders the whole text again
 
 /** @param {string} text */
 const escape = (text) =>

@@ -25,7 +25,7 @@ export function notify(text, kind = "info") {
 }
 
 /**
- * Show what went wrong; nothing where somebody stopped it.
+ * Show an error; do nothing if it says that the person stopped the call.
  * @param {unknown} error
  */
 export function notifyError(error) {

@@ -6,8 +6,8 @@ import { html, useLayoutEffect, useRef } from "../vendor/preact.js";
  * @param {{
  *   value: string, paint: (behind: HTMLElement) => void, onInput: (value: string) => void,
  *   field?: {current: HTMLTextAreaElement | null}, children?: any, [attribute: string]: any,
- * }} props `paint` is called after each drawing; it fills `behind` with the text, as spans or as it is. Further
- *   attributes go to the field, of which `field` tells. Children are laid over it.
+ * }} props `paint` is called after each drawing; it fills `behind` with the text, plain or in spans. Further
+ *   attributes go to the field, whose element `field` receives. Children are laid over it.
  */
 export function Overlay({ value, paint, onInput, field, children, ...attributes }) {
   const behind = useRef(/** @type {HTMLElement | null} */ (null));

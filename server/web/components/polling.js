@@ -1,10 +1,10 @@
-// What is loaded again and again while somebody sees the page.
+// Loading a value again and again while the page is visible.
 
 import { ApiError } from "../api.js";
 import { useCallback, useEffect, useState } from "../vendor/preact.js";
 
 /**
- * Whether asking again does not help, since the API key is missing or may not.
+ * Return true if asking again is useless, since the API key is missing or its scope is too small.
  * @param {unknown} error
  */
 export const isRefused = (error) => error instanceof ApiError && (error.status === 401 || error.status === 403);
@@ -14,7 +14,7 @@ export const isRefused = (error) => error instanceof ApiError && (error.status =
  * @template T
  * @param {(signal: AbortSignal) => Promise<T>} load
  * @param {number} seconds From the end of one call to the next.
- * @param {unknown[]} inputs What `load` depends on: where one changes, it is loaded at once.
+ * @param {unknown[]} inputs The values that `load` depends on: if one changes, it is called at once.
  * @returns {{value: T | undefined, error: Error | undefined, reload: () => void}}
  */
 export function usePolling(load, seconds, inputs) {

@@ -1,4 +1,4 @@
-// What depends on the width of the window.
+// Parts of the page that depend on the width of the window.
 
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { Dialog } from "./dialog.js";
@@ -20,7 +20,7 @@ export function useMedia(query) {
 }
 
 /**
- * A column beside the page where it is wide enough, else a drawer.
+ * A column beside the page if that is wide enough, else a drawer.
  * @param {{title: string, side: "left" | "right", wide: boolean, onClose: () => void, children?: any}} props
  */
 export function SidePanel({ title, side, wide, onClose, children }) {

@@ -1,4 +1,4 @@
-// How single tokens are shown: with white space to be seen, and their probabilities in per cent.
+// The display of single tokens: with visible white space, and their probabilities in per cent.
 
 import { formatNumber, t } from "../strings/index.js";
 
@@ -6,7 +6,7 @@ const END_OF_TEXT = 0;
 const SEEN = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
 
 /**
- * Return the name of a token: its text, its bytes where they are no whole characters, or what it stands for.
+ * Return the name of a token: its text, its bytes if they are no whole characters, or its meaning.
  * @param {{id: number, bytes: number[]}} token
  */
 export function nameOf({ id, bytes }) {
@@ -17,7 +17,7 @@ export function nameOf({ id, bytes }) {
 }
 
 /**
- * Return a text with white space to be seen.
+ * Return a text with visible characters for white space.
  * @param {string} text
  */
 export const seenText = (text) => text.replace(/[ \n\t\r]/g, (space) => SEEN[/** @type {" "} */ (space)]);

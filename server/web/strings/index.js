@@ -12,7 +12,7 @@ const TABLES = { en, zh };
 /** The names of the languages, each in its own words. */
 export const LANGUAGES = { en: "English", zh: "中文" };
 
-/** The language that is chosen; at first the browser's, where there are texts in it. */
+/** The language that is chosen; at first the browser's, if there are texts in it. */
 export const language = settingStore(
   "language",
   /** @type {Language} */ (navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en"),

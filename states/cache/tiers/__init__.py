@@ -1,1 +1,1 @@
-"""Where copies of states are kept: a pool on the device, host memory, disk. Each is bounded and counts exactly."""
+"""Tiers for copies of states: device pool, host memory, disk, shared store. Each counts its bytes and bounds them."""

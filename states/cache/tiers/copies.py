@@ -1,11 +1,11 @@
-"""The copies that the tiers have, and how they move: down if a tier is full, up if they are hit, and to disk with time.
+"""The copies in the tiers, and how they move: down if a tier is full, up if they are hit, and to disk with time.
 
-A checkpoint may have a copy in several tiers. A copy that gives way in one is first made in the next that takes it,
-unless a slower tier of this machine has one already. A hit copies it to a quicker tier and leaves what is below, so
-that the quick copy gives way without a transfer. Locked checkpoints keep all their copies.
+A checkpoint may have copies in several tiers. Before a copy is evicted, the next tier that accepts it gets a copy,
+unless a slower tier of this machine has one already. A hit copies the checkpoint to a quicker tier and keeps the slower
+copies, so that the quick copy can later be evicted without a transfer. Locked checkpoints keep all their copies.
 
-A copy that has to be read first, from the device or from a slow tier, moves in the background: from the start of the
-read it counts as the lower tier's, and is put there when it has arrived.
+A copy that must be read first, from the device or from a slow tier, moves in the background. From the start of the read
+the target tier's queue counts it, and it is put there when it has arrived.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from states.cache.tiers.disk import WriteBehind
 from states.cache.tiers.tier import CopySource, Move, PendingPayload, ReadyPayload, Tier
 from states.frozen import Payload
 
-# Bringing checkpoints to a slow tier before they have to give way in a quicker one: seconds later, and at the end.
+# Writing checkpoints to a slow tier before a quicker one evicts them: some seconds after an insert, and at the end.
 
 _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Brings copies to one slow tier. For the thread that owns the device; only `is_idle` may be asked on others."""
+    """Writes copies to one slow tier. For the thread that owns the device; `is_idle` may be read on any thread."""
 
     def __init__(self, tier: Tier, copies: Copies, clock: Callable[[], float]) -> None:
         self._tier = tier
@@ -36,20 +36,20 @@ class Keeper:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be written."""
+        """Whether no checkpoint waits to be written."""
         return self._behind.is_idle
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written when it is old enough, where the tier lacks it."""
+        """Have a checkpoint written when it is old enough, if the tier lacks it."""
         if self._lacks(checkpoint):
             self._behind.note(checkpoint)
 
     def run(self) -> None:
-        """Write what is old enough, as far as it fits. Does not wait."""
+        """Write the checkpoints that are old enough, as far as they fit. Does not wait."""
         self._behind.run(self._read, self._write)
 
     def flush(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Write the first of `checkpoints` that quick tiers alone have, as many as fit; wait until they are taken."""
+        """Write those of `checkpoints` that only quick tiers have, as many as fit. Wait until the tier accepts them."""
         tier, budget = self._tier, self._tier.queue.capacity
 
         def make_room(size: int) -> bool:
@@ -96,7 +96,7 @@ class Keeper:
             self._behind.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
-        """Make room in the tier, where only what is worth less than `checkpoint` gives way, if that loses a copy."""
+        """Make room in the tier. Unless the tier is shared, evict only checkpoints of less value than `checkpoint`."""
         queue = self._tier.queue
         if self._tier.shared:
             return self._copies.make_room(self._tier, size)
@@ -111,7 +111,7 @@ class Keeper:
 
 
 def value_of(checkpoint: Checkpoint) -> int:
-    """How much a checkpoint has saved and saves."""
+    """Return the value of a checkpoint: the tokens that it saves, times one more than its hits."""
     return (1 + checkpoint.hits) * checkpoint.saves
 
 
@@ -121,7 +121,7 @@ class Copies:
     def __init__(self, tiers: Sequence[Tier], stats: CacheStats, on_lost: Callable[[Checkpoint], None]) -> None:
         """`tiers` are ordered from the quickest to the slowest; `stats` is kept up to date.
 
-        `on_lost` is called with each checkpoint that has just lost its last copy, but not by `drop`.
+        `on_lost` is called with each checkpoint that has just lost its last copy, except by `drop`.
         """
         self.tiers = tuple(tiers)
         self.stats_of = {one.tier: one for one in stats.tiers}
@@ -129,21 +129,21 @@ class Copies:
         self._moves: dict[Checkpoint, Move] = {}
 
     def move_of(self, checkpoint: Checkpoint) -> Move | None:
-        """The copy on its way to a tier that counts it already, if there is one."""
+        """Return the move of a checkpoint that is on its way to a tier, or None."""
         return self._moves.get(checkpoint)
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
-        """The quickest tier that has a copy."""
+        """Return the quickest tier that has a copy."""
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Value a checkpoint anew in every tier that has a copy."""
+        """Compute the worth of a checkpoint again in every tier that has a copy."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
                 tier.queue.touch(checkpoint)
 
     def add(self, tier: Tier, checkpoint: Checkpoint, source: CopySource) -> bool:
-        """Copy a state into a tier that wants it and makes room for it; False where it does not."""
+        """Copy a state into a tier. Return False if the tier does not want it or can't make room for it."""
         if not tier.wants(checkpoint):
             return False
         make_room = partial(self.make_room, tier, for_waypoint=checkpoint.is_waypoint)
@@ -164,14 +164,14 @@ class Copies:
         return True
 
     def promote(self, checkpoint: Checkpoint, tier: Tier, source: CopySource) -> None:
-        """Copy a checkpoint to the quickest tier that takes it, of those that are quicker than `tier`."""
+        """Copy a checkpoint to the quickest tier that accepts it, among those quicker than `tier`."""
         for quicker in self.tiers[: self.tiers.index(tier)]:
             if self.add(quicker, checkpoint, source):
                 self.stats_of[quicker.name].promotions += 1
                 return
 
     def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
-        """Make room for so many bytes in a tier; whether there is now. `for_waypoint`: for one without logits."""
+        """Make room for `size` bytes in a tier, for a waypoint if `for_waypoint`. Return False if that fails."""
         queue = tier.queue
         if size > queue.capacity:
             return False
@@ -183,7 +183,7 @@ class Copies:
         return True
 
     def evict(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Drop a tier's copy, which is demoted unless a slower tier has one."""
+        """Drop a tier's copy, after demoting it unless a slower tier of this machine has one."""
         self.stats_of[tier.name].evictions += 1
         move = self._moves.get(checkpoint)
         arriving = move is not None and move.tier is tier
@@ -202,7 +202,7 @@ class Copies:
         self.tell_if_lost(checkpoint)
 
     def drop(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Drop a tier's copy, there or on its way, without demotion."""
+        """Drop a tier's copy without demotion, even if it is still on its way."""
         move = self._moves.get(checkpoint)
         if move is None or move.tier is not tier:
             tier.drop(checkpoint)
@@ -211,14 +211,15 @@ class Copies:
         tier.queue.remove(checkpoint)
 
     def finish_moves(self, *, wait: bool) -> None:
-        """Put what has arrived where it is to be; `wait` waits for all that moves."""
+        """Put the copies that have arrived into their tiers. With `wait`, wait for all moves."""
         for checkpoint, move in list(self._moves.items()):
             if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
                 self.arrive(checkpoint)
 
     def arrive(self, checkpoint: Checkpoint) -> Payload | None:
-        """Wait for a checkpoint that moves, put it where it is to be, and return it; None where the read failed, and
-        where it does not move.
+        """Wait for a checkpoint that moves, put its copy into its tier, and return the copy.
+
+        Returns None if the read failed or the checkpoint does not move.
         """
         move = self._moves.pop(checkpoint, None)
         if move is None:
@@ -239,7 +240,7 @@ class Copies:
         return payload
 
     def lose_device(self) -> None:
-        """Drop the copies on the device, and those on their way from it, without asking the device for anything."""
+        """Drop the copies on the device, and those being read from it, without any operation on the device."""
         for checkpoint, move in list(self._moves.items()):
             if not move.source.slow:
                 self.drop(move.tier, checkpoint)
@@ -250,7 +251,7 @@ class Copies:
                 self.tell_if_lost(checkpoint)
 
     def tell_if_lost(self, checkpoint: Checkpoint) -> None:
-        """Call `on_lost` where a checkpoint has no copy any more."""
+        """Call `on_lost` if a checkpoint has no copy any more."""
         if not checkpoint.resumable:
             self._on_lost(checkpoint)
 

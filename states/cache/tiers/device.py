@@ -1,6 +1,6 @@
 """The two quick tiers: slabs of a pool on the device, and host memory.
 
-The last logits of what it keeps wait on the host.
+The logits of the copies on the device are in host memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeviceTier(Tier):
     on_device = True
 
     def __init__(self, pool: DevicePool, max_logits_bytes: int) -> None:
-        """No more is kept when the logits take `max_logits_bytes`, until others have given way."""
+        """When the logits take `max_logits_bytes`, a new copy is kept only after others have been evicted."""
         self._pool = pool
         self._slabs: dict[Checkpoint, _Slab] = {}
         self.queue = EvictionQueue(self.name, pool.num_slabs * pool.slab_bytes)
@@ -67,7 +67,7 @@ class DeviceTier(Tier):
         self.logits_bytes -= 0 if slab.logits is None else slab.logits.nbytes
 
     def close(self) -> None:
-        """Give all slabs back."""
+        """Return all slabs to the pool."""
         for checkpoint in list(self._slabs):
             self.drop(checkpoint)
 

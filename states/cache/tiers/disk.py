@@ -1,7 +1,7 @@
-"""The tier on disk, which survives a restart: one full-state file for each checkpoint, written by a thread of its own.
+"""The tier on disk, which survives a restart: one full-state file for each checkpoint, written on a separate thread.
 
-A file that is damaged, of another model or not readable is skipped with a log line and never loaded. Files are
-written by a `Writer`; until it is done a checkpoint is served from the arrays that wait.
+A file that is damaged, of another model or not readable is skipped with a log line and never loaded. A `Writer` writes
+the files; until a file is written, its checkpoint is served from the arrays that wait for the writer.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from states.frozen import Payload, Precision
 
 
 class StateFileForm:
-    """What the files of one model's checkpoints hold."""
+    """The content and sizes of the files of one model's checkpoints."""
 
     def __init__(self, model: str, shape: ModelShape, precision: Precision) -> None:
-        """`model` is the fingerprint of whatever must be equal for a state to be continued."""
+        """`model` is the fingerprint of all that must be equal for a state to be continued."""
         self._model = model
         self._shape = shape
         self._precision: Precision = precision
         self._sample = _sample_payload(shape, precision)
 
     def saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
-        """What the file of a checkpoint holds."""
+        """Return the content of a checkpoint's file."""
         return self._saved(checkpoint, payload.stored_as(self._precision))
 
     def num_bytes(self, saved: SavedState) -> int:
-        """The exact size of a file."""
+        """Return the exact size of a file in bytes."""
         return full_state_bytes(saved, self._shape.version)
 
     def expected_bytes(self, checkpoint: Checkpoint) -> int:
-        """The usual size of a checkpoint's file."""
+        """Return the usual size of a checkpoint's file in bytes."""
         logits = self._sample.logits if checkpoint.has_logits else None
         return self.num_bytes(self._saved(checkpoint, Payload(self._sample.state, logits)))
 
@@ -67,42 +67,42 @@ class StateFileForm:
 
 
 def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
-    """A payload of the usual size, whose arrays take no memory."""
+    """Return a payload of the usual size whose arrays take no memory."""
     dtype = np.float16 if precision == "f16" else np.float32
     state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
     logits: F32 = np.broadcast_to(np.float32(0), (shape.vocab_size,))
     return Payload(state, logits)
 
 
-# Which checkpoints are to be written to a slow tier although they need not give way: those of a certain age.
+# Writing checkpoints to a slow tier when they have a certain age, before a quicker tier evicts them.
 #
-# So a crash loses what was kept in the last seconds, and not all that memory had room for.
+# So a crash loses only the checkpoints of the last seconds, and not all those in memory.
 
-MOST_READS = 4  # at a time: each holds a copy in host memory, and those of the device take its time
+MOST_READS = 4  # at a time: each has a copy in host memory, and reads from the device take device time
 
 _log = logging.getLogger(__name__)
 
 
 class WriteBehind:
-    """The checkpoints that no slow tier has, by age, and those that are being read to be written.
+    """The checkpoints that wait to be written to a slow tier, by age, and those that are being read for it.
 
-    For the thread that owns the device; only `is_idle` may be asked on others.
+    For the thread that owns the device; `is_idle` may be read on any thread.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """A checkpoint is old enough after so many `seconds` by the `clock`."""
+        """A checkpoint is old enough `seconds` after `note`, by the `clock`."""
         self._seconds = seconds
         self._clock = clock
-        self._since: dict[Checkpoint, float] = {}  # when it was noted; the earliest first
+        self._since: dict[Checkpoint, float] = {}  # when `note` was called; the earliest first
         self._reads: dict[Checkpoint, PendingPayload] = {}
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be written."""
+        """Whether no checkpoint waits to be written."""
         return not self._since and not self._reads
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written when it is old enough, unless a slow tier has it then."""
+        """Have a checkpoint written when it is old enough, unless the tier has it by then."""
         self._since.setdefault(checkpoint, self._clock())
 
     def run(
@@ -110,10 +110,10 @@ class WriteBehind:
         start_read: Callable[[Checkpoint], PendingPayload | None],
         write: Callable[[Checkpoint, Payload], None],
     ) -> None:
-        """Write what has been read, and begin to read what is old enough. Does not wait.
+        """Write the copies that have been read, and start to read the checkpoints that are old enough. Does not wait.
 
-        `start_read` gives a copy of a checkpoint, None where it need not be written any more; `write` takes what was
-        read. Both may call `note`.
+        `start_read` returns a copy of a checkpoint, or None if it need not be written any more. `write` writes the copy
+        that was read. Both may call `note`.
         """
         for checkpoint, pending in list(self._reads.items()):
             if pending.done():
@@ -145,16 +145,19 @@ class Writer(Protocol):
     """Runs jobs in the order in which they are submitted."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
-        """Run `job`, which holds `num_bytes`, now or later. False, without `wait`, where too many wait already."""
+        """Run `job`, which has `num_bytes` in memory, now or later.
+
+        If too many bytes wait already, wait if `wait` is true, else return False.
+        """
         ...
 
     def close(self) -> None:
-        """Wait until every job has run. Idempotent; nothing may be submitted afterwards."""
+        """Wait until every job has run. Idempotent. No job may be submitted afterwards."""
         ...
 
 
 class InlineWriter:
-    """Runs a job when it is submitted."""
+    """Runs each job when it is submitted, on the caller's thread."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:  # noqa: ARG002
         job()
@@ -165,7 +168,7 @@ class InlineWriter:
 
 
 class BackgroundWriter:
-    """Runs jobs on one thread. At most `max_bytes` wait, but one job is always taken."""
+    """Runs jobs on one thread. The jobs that wait have at most `max_bytes`, but one job is always accepted."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -218,7 +221,7 @@ _LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPOR
 
 
 class DiskTier(Tier):
-    """Copies in files. The writer's thread runs `_write`, the reader's `_read`; all else is the cache's thread."""
+    """Copies in files. `_write` runs on the writer's thread, `_read` and `_end_read` on the reader's thread."""
 
     name = "disk"
     slow = True
@@ -226,7 +229,7 @@ class DiskTier(Tier):
     def __init__(
         self, config: DiskConfig, model: str, shape: ModelShape, writer: Writer, reader: ThreadPoolExecutor
     ) -> None:
-        """`reader` has one thread. Both are closed with the tier."""
+        """`reader` must have one thread. `close` closes `writer` and `reader`."""
         config.folder.mkdir(parents=True, exist_ok=True)
         self.queue = EvictionQueue(self.name, config.capacity)
         self._folder = config.folder
@@ -237,18 +240,18 @@ class DiskTier(Tier):
         self._writer = writer
         self._reader = reader
         self._names: dict[Checkpoint, str] = {}  # of files
-        self._lock = threading.Lock()  # guards those below, which several threads use
+        self._lock = threading.Lock()  # guards the attributes below, which several threads use
         self._waiting: dict[str, SavedState] = {}
         self._failed: list[tuple[str, SavedState]] = []
         self._failing = False  # the last write failed
         self._reads: Counter[str] = Counter()  # under way, by file
-        self._doomed: set[str] = set()  # files to be deleted when the last read of them has ended
+        self._doomed: set[str] = set()  # files to delete after the last read of each has ended
 
     def find_copies(self) -> Sequence[FoundCopy]:
         for leftover in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             if _LEFTOVER.fullmatch(leftover.name):
                 with suppress(OSError):
-                    leftover.unlink()  # a write that a crash cut short
+                    leftover.unlink()  # of a write that a crash interrupted
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=modified)
         return [found for found in map(self._inspect, paths) if found is not None]
 
@@ -284,7 +287,7 @@ class DiskTier(Tier):
         return True
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """The copy while its file is not written yet."""
+        """Return the copy while its file is not written yet, else None."""
         with self._lock:
             waiting = self._waiting.get(self._names[checkpoint])
         return None if waiting is None else waiting.payload
@@ -294,7 +297,7 @@ class DiskTier(Tier):
         return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Have the file read on the reader's thread. The result raises StateError where it can't be used."""
+        """Start to read the file on the reader's thread. The result raises StateError if the file can't be used."""
         name = self._names[checkpoint]
         with self._lock:
             self._reads[name] += 1
@@ -316,7 +319,7 @@ class DiskTier(Tier):
         return [checkpoint for checkpoint, name in self._names.items() if name in lost] if lost else []
 
     def close(self) -> None:
-        """Return when every file is written and none is being read."""
+        """Wait until every file is written and none is being read."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.close()
 
@@ -342,14 +345,14 @@ class DiskTier(Tier):
                 self._delete(name)
 
     def _delete(self, name: str) -> None:
-        """Delete a file, or have that done when the last read of it has ended. The lock is held."""
+        """Delete a file, now or after the last read of it has ended. The caller must hold the lock."""
         if name in self._reads:
             self._doomed.add(name)
         else:
             self._unlink(name)
 
     def _unlink(self, name: str) -> None:
-        """Delete a file, or leave it to the next start, which finds it and its checksums again."""
+        """Delete a file. If that fails, leave it: the next start finds the file and checks it again."""
         try:
             (self._folder / name).unlink(missing_ok=True)
         except OSError as error:
@@ -364,7 +367,7 @@ class DiskTier(Tier):
                     return  # dropped, or replaced by a later one
             save_full_state(path, saved, self._shape.version)
         except OSError as error:
-            if not self._failing:  # a full disk is told once, until it takes files again
+            if not self._failing:  # a full disk is logged once, until it takes files again
                 _log.warning("a checkpoint can't be written: %s: %s", name, error)
             with self._lock:
                 self._failing = True

@@ -1,8 +1,9 @@
 """The tier in a store that several servers share: full-state files under the hashes of their tokens.
 
-What one server keeps there all others find. So before a prompt is looked up, an inquiry asks the store for the longest
-beginning that it has; what it names is known from then on like a file on disk. The store bounds its bytes itself and
-drops what was not used for longest. A store that is slow, full or gone costs the time of a few operations.
+A state that one server keeps there can be used by all others. So before a prompt is looked up, an inquiry asks the
+store for the longest prefix that it has. The cache then treats that copy like a file on disk. The store bounds its
+bytes itself and drops the least recently used copies. A store that is slow, full or gone costs the time of a few
+operations.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
     from states.shared.checkpoints import CheckpointStore
     from states.shared.client import StoreClient
 
-CLOSE_SECONDS = 10.0  # for what waits to be written at the end
+CLOSE_SECONDS = 10.0  # to wait at the end for copies that are being written
 
-_RECORD_BYTES = 1600  # an estimate of what the records of one copy take on the host, besides its tokens
-_UNBOUNDED = 1 << 40  # bytes; what is counted here where the store tells no bound of its own
+_RECORD_BYTES = 1600  # an estimate of the host memory of the records of one copy, besides its tokens
+_UNBOUNDED = 1 << 40  # bytes; the capacity if the store reports no bound
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """What the store has of a prompt."""
+    """What the store has for a prompt."""
 
     root: str
-    known: bytes  # packed; the beginning of the prompt along which another server's path leads, in whole blocks
+    known: bytes  # packed; the prefix of the prompt, in whole blocks, that another server's path shares
     found: FoundCopy | None  # the longest copy from which the prompt can go on
 
 
 class Inquiry:
-    """A question to the store that is on its way. For the cache's thread, but for `done`."""
+    """A question to the store. For the cache's thread; `done` may be read on any thread."""
 
     def __init__(self, future: Future[StoreAnswer]) -> None:
         self._future = future
@@ -58,11 +59,11 @@ class Inquiry:
 
     @property
     def done(self) -> bool:
-        """Whether there is an answer, or will never be one."""
+        """Whether the store has answered, or can't answer any more."""
         return self._future.done()
 
     def take(self) -> StoreAnswer | None:
-        """Return the answer, once; None where the store did not answer."""
+        """Return the answer the first time, and None afterwards or if the store did not answer."""
         if self._taken or not self._future.done() or self._future.cancelled():
             return None
         self._taken = True
@@ -72,7 +73,7 @@ class Inquiry:
         return None if error is not None else self._future.result()
 
     def cancel(self) -> None:
-        """Ask no more. Does nothing where it is done."""
+        """Cancel the question. Does nothing if it is done."""
         self._future.cancel()
 
 
@@ -85,7 +86,7 @@ class _Write:
 
 
 class SharedTier(Tier):
-    """Copies in a store. What takes long happens on the client's thread, all else on the cache's."""
+    """Copies in a store. Operations of the store run on the client's thread, all else on the cache's thread."""
 
     name = "shared"
     slow = True
@@ -101,9 +102,9 @@ class SharedTier(Tier):
         shape: ModelShape,
         max_record_bytes: int,
     ) -> None:
-        """`store` uses `client`; `capacity` are the bytes that it may take in all, where that is known.
+        """`store` uses `client`. `capacity` is the bound in bytes of the whole store, if it is known.
 
-        No more is known of it when the records here take `max_record_bytes`, until others have given way.
+        When the records here take `max_record_bytes`, a new copy is recorded only after others have been evicted.
         """
         self.queue = EvictionQueue(self.name, capacity or _UNBOUNDED)
         self.write_after = config.write_after
@@ -118,18 +119,18 @@ class SharedTier(Tier):
         self._max_record_bytes = max_record_bytes
         self._record_bytes = 0
         self._writes: dict[Checkpoint, _Write] = {}
-        self._held: dict[Future[None], int] = {}  # bytes that wait to be written, those of forgotten copies too
+        self._held: dict[Future[None], int] = {}  # bytes that wait to be written, including those of forgotten copies
 
     def counters(self) -> StoreCounters:
-        """What was counted of the store."""
+        """Return the counters of the store's client."""
         return self._client.counters()
 
     def inquire(
         self, root: str, tokens: bytes, shortest: int, longest: int, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Begin to ask for the longest checkpoint along packed `tokens`, of so many tokens; see `StateCache.inquire`.
+        """Start to ask for the longest checkpoint along packed `tokens`, of `shortest` to `longest` tokens.
 
-        None while the store is left alone because it has failed.
+        See `StateCache.inquire`. Returns None while the store is not used because it has failed.
         """
         if self._client.refuses_reading:
             return None
@@ -172,7 +173,7 @@ class SharedTier(Tier):
         return True
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """The copy while it is not written yet."""
+        """Return the copy while it is not written yet, else None."""
         write = self._writes.get(checkpoint)
         return None if write is None else write.payload
 
@@ -181,12 +182,12 @@ class SharedTier(Tier):
         return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Have the copy read. The result raises StateError or UnavailableError where it can't be used."""
+        """Start to read the copy. The result raises StateError or UnavailableError if the copy can't be used."""
         tokens = checkpoint.known_place().tokens()
         return self._client.submit(self._read(checkpoint.root, tokens, checkpoint.has_logits))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a copy, which stays in the store for the others until it expires."""
+        """Forget a copy. It stays in the store for other servers until it expires."""
         self.queue.remove(checkpoint)
         self._record_bytes -= _record_bytes(checkpoint)
         self._writes.pop(checkpoint, None)
@@ -201,7 +202,7 @@ class SharedTier(Tier):
         self._enter(checkpoint, found.num_bytes)
 
     def close(self) -> None:
-        """Return when everything is written, or after some seconds."""
+        """Wait until everything is written, but at most `CLOSE_SECONDS`."""
         wait_for(self._held, CLOSE_SECONDS)
 
     def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
@@ -209,7 +210,7 @@ class SharedTier(Tier):
         self._record_bytes += _record_bytes(checkpoint)
 
     def _has_room(self, num_bytes: int, patience: float) -> bool:
-        """Whether so much more may wait to be written now, or in so many seconds."""
+        """Return True if `num_bytes` more may wait to be written, now or within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             self._held = {future: size for future, size in self._held.items() if not future.done()}

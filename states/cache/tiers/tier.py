@@ -1,4 +1,4 @@
-"""What the cache asks of a tier, a place where copies of states are kept, and of the device's pool of slabs."""
+"""The interfaces that the cache uses: tiers, which keep copies of states, and the device's pool of slabs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from states.frozen import Payload
 
 # How the cache reaches live states and the pool of checkpoint slabs on the device.
 #
-# Every method is called on the one thread that owns the runner. `SlotPool` is the pool for a runner that has slots to
-# spare.
+# Every method is called on the one thread that owns the runner. `SlotPool` is the pool for a runner with spare slots.
 
 
 class LiveStates(Protocol):
     """The slots in which sequences run. Every `Runner` has these two methods."""
 
     def start_read(self, slot: int) -> PendingState:
-        """Start to copy the state that `slot` holds to the host; the slot may go on right after the call."""
+        """Start to copy the state of `slot` to the host. The slot may be used again right after the call."""
         ...
 
     def write_state(self, slot: int, state: State | None) -> None:
-        """Put `state` into `slot`; None is the state before the first token."""
+        """Write `state` into `slot`. None is the state before the first token."""
         ...
 
 
@@ -42,7 +41,7 @@ class DevicePool(Protocol):
     def slab_bytes(self) -> int: ...
 
     def save(self, slot: int) -> int:
-        """Copy the live state of `slot` into an unused slab and return its handle. The caller keeps to `num_slabs`."""
+        """Copy the live state of `slot` into an unused slab and return its handle. There must be an unused slab."""
         ...
 
     def load(self, handle: int, slot: int) -> None:
@@ -50,16 +49,16 @@ class DevicePool(Protocol):
         ...
 
     def start_read(self, handle: int) -> PendingState:
-        """Start to copy a slab to the host; it may be freed right after the call."""
+        """Start to copy a slab to the host. The slab may be freed right after the call."""
         ...
 
     def free(self, handle: int) -> None:
-        """Give a slab back; its handle may come again from a later `save`."""
+        """Return a slab to the pool. A later `save` may return the same handle."""
         ...
 
 
 class SlotPool:
-    """A pool made of the runner's slots from `first_slot` on, in which no sequence runs."""
+    """A pool made of `num_slabs` slots of the runner, from `first_slot` on. No sequence runs in these slots."""
 
     def __init__(self, runner: Runner, first_slot: int, num_slabs: int) -> None:
         self._runner = runner
@@ -92,24 +91,24 @@ class SlotPool:
 class Access(Enum):
     """How a sequence gets at a checkpoint."""
 
-    AT_HAND = "at_hand"  # it can go on from it now
-    SLOW = "slow"  # it has to be fetched first
-    MOVING = "moving"  # between two slow tiers
+    AT_HAND = "at_hand"  # a sequence can go on from it now
+    SLOW = "slow"  # it must be fetched first
+    MOVING = "moving"  # it is on its way from one slow tier to another
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """Where a tier gets a copy from: a live slot, for tiers on the device, or a copy on the host, read when needed."""
+    """The source of a copy: a live slot, for a tier on the device, or a copy on the host that is read when needed."""
 
     start_read: Callable[[], PendingPayload]
-    logits: F32 | None = None  # [V] where they are known before the copy has arrived
+    logits: F32 | None = None  # [V] if they are known before the copy has arrived
     slot: int | None = None
     slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A copy on its way to a tier, whose queue counts it already."""
+    """A copy on its way to a tier. The tier's queue counts it already."""
 
     tier: Tier
     source: CopySource
@@ -121,20 +120,20 @@ MakeRoom: TypeAlias = Callable[[int], bool]
 
 
 class PendingPayload(Protocol):
-    """A copy that is on its way; a `Future` is one, too."""
+    """A copy that is being read. A `Future` is one, too."""
 
     def done(self) -> bool:
-        """Whether `result` returns or raises without waiting."""
+        """Return True if `result` returns or raises without waiting."""
         ...
 
     def result(self) -> Payload:
-        """Wait for the copy. Raises what went wrong. Called once."""
+        """Wait for the copy and return it. Raises the exception that ended the read. Called once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyPayload:
-    """A copy that is there."""
+    """A copy that has been read."""
 
     payload: Payload
 
@@ -147,7 +146,7 @@ class ReadyPayload:
 
 @dataclass(frozen=True, slots=True)
 class DevicePayload:
-    """A state on its way from the device, with logits that are on the host."""
+    """A state that is being read from the device, with its logits, which are on the host already."""
 
     state: PendingState
     logits: F32 | None  # [V]
@@ -172,12 +171,12 @@ class FoundCopy:
 
 
 class Tier(ABC):
-    """A place where copies of states are kept, bounded in bytes by its queue. A new kind of place subclasses this.
+    """Base class of the tiers. A tier keeps copies of states, and its queue bounds their bytes.
 
-    All methods are called on the cache's thread and return at once; what takes long happens on threads of the tier's
-    own. A tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and
-    `get`. The copies of a `slow` tier outlive the process, and have to be read before a sequence can go on from them.
-    Those of a `shared` one are other servers' too: to drop one is to forget it here.
+    All methods are called on the cache's thread and return at once; slow operations run on the tier's own threads.
+    A tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and `get`.
+    The copies of a `slow` tier outlive the process, and must be read before a sequence can go on from them.
+    The copies of a `shared` tier are used by other servers too: `drop` only forgets them here.
     """
 
     name: str
@@ -185,68 +184,69 @@ class Tier(ABC):
     on_device: bool = False
     slow: bool = False
     shared: bool = False
-    write_after: float = 0.0  # seconds after which a slow tier gets a copy of what quicker ones have
+    write_after: float = 0.0  # seconds after which a slow tier gets a copy of a checkpoint of a quicker one
     writes_refused: int = 0  # copies that were not made because the tier was too busy
-    failed_writes: int = 0  # files that the disk did not take
-    logits_bytes: int = 0  # host memory that the tier takes besides what its queue counts
+    failed_writes: int = 0  # copies that could not be written
+    logits_bytes: int = 0  # host memory for logits, which its queue does not count
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a copy has to give way for another although the queue has room."""
+        """Whether a copy must be evicted for a new one even if the queue has room."""
         return False
 
     @property
     def is_ready(self) -> bool:
-        """Whether `put` is worth a try now."""
+        """Whether `put` can succeed now, as far as is known."""
         return True
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that was put is on its way. May be asked on any thread."""
+        """Whether some `put` is not finished yet. May be read on any thread."""
         return False
 
     def wants(self, checkpoint: Checkpoint) -> bool:
-        """Whether a copy would be of use in the tier. Waypoints are not worth being written to a slow one."""
+        """Return True if the tier should have a copy. Slow tiers do not get waypoints."""
         return not (self.slow and checkpoint.is_waypoint)
 
     @abstractmethod
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
-        """How many bytes a copy is expected to take, before it is there."""
+        """Return how many bytes a copy is expected to take."""
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> None:
-        """Copy the live state of `slot`; the queue has room for `copy_bytes`."""
+        """Keep a copy of the live state of `slot`. The queue must have room for `copy_bytes`."""
         raise NotImplementedError
 
     def load(self, checkpoint: Checkpoint, slot: int) -> None:
-        """Copy into the live state of `slot`."""
+        """Load the copy into `slot` as its live state."""
         raise NotImplementedError
 
     def use_pool(self, pool: DevicePool) -> None:
-        """Keep copies in another pool from now on; there are none."""
+        """Keep copies in another pool from now on. The tier must be empty."""
         raise NotImplementedError
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
-        """Keep a copy, whose exact size is asked of `make_room`. False without room, or where the tier is too busy.
+        """Keep a copy. Return False if there is no room or the tier is too busy.
 
-        `wait` waits until it is not. Reading and dropping the copy work from now on, written out or not.
+        Calls `make_room` with the exact size of the copy. With `wait`, waits while the tier is too busy.
+        The copy can be read and dropped from now on, even before it is written.
         """
         raise NotImplementedError
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """The copy where it is in host memory; None where it has to be read."""
+        """Return the copy if it is in host memory; None if it must be read."""
         raise NotImplementedError
 
     def logits(self, checkpoint: Checkpoint) -> F32 | None:
-        """The last logits of a copy that need not be read."""
+        """Return the last logits of a copy that need not be read."""
         payload = self.get(checkpoint)
         return None if payload is None else payload.logits
 
     @abstractmethod
     def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
-        """Begin to read a copy, which may be dropped right after the call."""
+        """Start to read a copy. The copy may be dropped right after the call."""
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Begin to read a copy that `get` does not have. The result raises an exception where it is damaged.
+        """Start to read a copy that `get` does not have. The result raises an exception if the copy is damaged.
 
         Only for slow tiers. The copy stays until the future is done or cancelled.
         """
@@ -254,24 +254,24 @@ class Tier(ABC):
 
     @abstractmethod
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a copy, and take it out of the queue."""
+        """Forget a copy, and remove it from the queue."""
 
     def take_failed(self) -> Sequence[Checkpoint]:
-        """The checkpoints whose copies could not be written since the last call; they are to be dropped."""
+        """Return the checkpoints whose copies could not be written since the last call. The caller must drop them."""
         return ()
 
     def find_copies(self) -> Sequence[FoundCopy]:
-        """What earlier processes left, the longest unused first. Called once, before anything is put."""
+        """Return the copies that earlier processes left, least recently used first. Called once, before any `put`."""
         return ()
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Take over what an earlier process left as the copy of `checkpoint`; the queue has room for it."""
+        """Use a copy that was found as the copy of `checkpoint`. The queue must have room for it."""
         raise NotImplementedError
 
     def discard(self, found: FoundCopy) -> None:
-        """Delete what an earlier process left."""
+        """Delete a copy that an earlier process left."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the tier holds, once all that was put is written. Nothing may be called afterwards."""
+        """Wait for the copies that are being written, and free all resources. No method may be called afterwards."""

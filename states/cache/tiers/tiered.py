@@ -1,6 +1,6 @@
-"""The tiers as one store of states: keep them, go on from them, read slow copies ahead, write copies behind.
+"""The tiers as one store of states: save and load them, read copies ahead from slow tiers, write copies behind to them.
 
-How copies move between the tiers is in `copies.py`.
+`copies.py` moves copies between the tiers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from states.cache.tiers.tier import (
 )
 from states.frozen import Payload
 
-# Reading checkpoints from slow tiers while the requests that want them still wait in the queue.
+# Reading checkpoints from slow tiers while the requests that need them still wait in the queue.
 #
-# Requests that want the same checkpoint share one read, and all reads together keep a bounded number of bytes.
+# Requests for the same checkpoint share one read. The bytes of all reads together are bounded.
 # Everything but the reads themselves and the calls of `on_done` happens on the cache's thread.
 
 
@@ -44,23 +44,23 @@ class Fetch:
 
     @property
     def done(self) -> bool:
-        """Whether the read has ended, well or badly. May be asked on any thread."""
+        """Whether the read has ended, with or without an error. May be read on any thread."""
         return self._read.future is not None and self._read.future.done()
 
     @property
     def failed(self) -> bool:
-        """Whether a read that is done brought nothing: prefetch again, for the next best may have to be read, too."""
+        """Whether the read has ended without a result. Then prefetch again: the next best may have to be read, too."""
         return self.done and self.payload_of(self._read.checkpoint) is None
 
     def payload_of(self, checkpoint: Checkpoint) -> Payload | None:
-        """What was read of `checkpoint`; None where another one is fetched, or where it is not there yet or damaged."""
+        """Return the copy that was read. None if this is not done, failed, released or of another checkpoint."""
         future = self._read.future
         if self._released or checkpoint is not self._read.checkpoint or future is None or not future.done():
             return None
         return None if future.cancelled() or self._read.error is not None else future.result()
 
     def release(self) -> None:
-        """Unlock the checkpoint and let go of what was read, if no other fetch has it. Idempotent."""
+        """Unlock the checkpoint, and drop the copy if no other fetch shares the read. Idempotent."""
         if not self._released:
             self._released = True
             self._fetches.leave(self._read)
@@ -74,19 +74,19 @@ class _Read:
         self.size = size  # bytes
         self.start = start
         self.num_fetches = 0
-        self.waiting: list[Callable[[], None]] = []  # to be called when it is done; empty from the start of the read on
-        self.future: Future[Payload] | None = None  # None until there is room for it
+        self.waiting: list[Callable[[], None]] = []  # called when the read is done; empty after it has started
+        self.future: Future[Payload] | None = None  # None until there is room for the read
 
     @property
     def error(self) -> BaseException | None:
-        """Why the read failed; None where it has not ended, or ended well."""
+        """Why the read failed; None if it has not ended, or without an error."""
         if self.future is None or not self.future.done() or self.future.cancelled():
             return None
         return self.future.exception()
 
 
 class Fetches:
-    """The reads that requests wait for, in the order in which they were asked for."""
+    """The reads that requests wait for, in the order of their `begin`."""
 
     def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
         """At most `max_bytes` are read ahead, but one read is always allowed.
@@ -97,13 +97,13 @@ class Fetches:
         self._on_unlock = on_unlock
         self._reads: dict[Checkpoint, _Read] = {}
         self._queued: deque[_Read] = deque()
-        self._failed: list[tuple[Checkpoint, BaseException]] = []  # of reads that nobody claims any more
-        self.num_bytes = 0  # of the reads that have begun and are claimed
+        self._failed: list[tuple[Checkpoint, BaseException]] = []  # of reads that no fetch shares any more
+        self.num_bytes = 0  # of the reads that were started and are still claimed
 
     def begin(
         self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
     ) -> Fetch:
-        """Claim `checkpoint`, whose copy has `size` bytes and is read by `start` unless a read is under way.
+        """Claim `checkpoint`, whose copy has `size` bytes. Unless it is being read already, `start` starts the read.
 
         `on_done` is called at the end of the read, mostly on the thread that reads, unless the read has ended already.
         """
@@ -121,7 +121,7 @@ class Fetches:
         return Fetch(self, read)
 
     def leave(self, read: _Read) -> None:
-        """Used by `Fetch.release`."""
+        """Release one fetch of a read. Only for `Fetch.release`."""
         read.checkpoint.locks -= 1
         read.num_fetches -= 1
         if read.num_fetches > 0:
@@ -139,7 +139,7 @@ class Fetches:
         self._start_queued()
 
     def take_failed(self) -> list[tuple[Checkpoint, BaseException]]:
-        """The checkpoints whose reads have failed since the last call, and why."""
+        """Return the checkpoints whose reads have failed since the last call, and the errors."""
         failed, self._failed = self._failed, []
         for read in list(self._reads.values()):
             if (error := read.error) is not None:
@@ -165,7 +165,7 @@ _log = logging.getLogger(__name__)
 
 
 class TieredStore:
-    """The states of checkpoints, whatever tiers have copies. For the thread that owns the device."""
+    """The states of checkpoints in all tiers. For the thread that owns the device."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class TieredStore:
         self.any_slow = bool(self._keepers)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
-        """Keep the live state of `slot` in the quickest tier that has or makes room. False where none does."""
+        """Keep the live state of `slot` in the quickest tier that has or makes room. Return False if none does."""
         checkpoint.has_logits = logits is not None
         source = CopySource(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
         for tier in self.tiers:
@@ -201,7 +201,7 @@ class TieredStore:
         return False
 
     def upgrade(self, checkpoint: Checkpoint, kind: CheckpointKind) -> None:
-        """Keep a waypoint as a checkpoint of another `kind` from now on. Does nothing for one that is no waypoint."""
+        """Turn a waypoint into a checkpoint of another `kind`. Does nothing for a checkpoint that is no waypoint."""
         if not checkpoint.is_waypoint:
             return
         checkpoint.kind = kind
@@ -210,7 +210,7 @@ class TieredStore:
         self._note_unwritten(checkpoint)
 
     def access(self, checkpoint: Checkpoint) -> Access:
-        """Tell how a sequence gets at a checkpoint that has a copy."""
+        """Return how a sequence gets at a checkpoint that has a copy."""
         move = self._copies.move_of(checkpoint)
         if move is not None:
             return Access.MOVING if move.source.slow else Access.AT_HAND
@@ -219,20 +219,20 @@ class TieredStore:
         return Access.AT_HAND if at_hand else Access.SLOW
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
-        """The quickest tier that has a copy."""
+        """Return the quickest tier that has a copy."""
         return self._copies.quickest(checkpoint)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
-        """Begin to read a checkpoint whose access is slow. Where its copy is damaged, `settle` drops that."""
+        """Start to read a checkpoint whose access is slow. If its copy is damaged, `settle` drops it."""
         tier = self.quickest(checkpoint)
         return self._fetches.begin(
             checkpoint, checkpoint.sizes[tier.name], lambda: tier.start_fetch(checkpoint), on_done
         )
 
     def payload(self, checkpoint: Checkpoint) -> Payload | None:
-        """The copy of a checkpoint at hand where no quick tier keeps it, so that it has to be held on to.
+        """Return the copy of a checkpoint at hand if no quick tier has it; the caller must keep it. Else return None.
 
-        Where the device can't be read, the checkpoint is lost.
+        If the copy is on its way from the device and can't be read, the checkpoint is lost.
         """
         move = self._copies.move_of(checkpoint)
         tier = self.quickest(checkpoint)
@@ -243,16 +243,16 @@ class TieredStore:
         return self._copies.arrive(checkpoint)
 
     def logits(self, checkpoint: Checkpoint, fetched: Payload | None) -> F32 | None:
-        """The last logits of a checkpoint that is at hand or `fetched`."""
+        """Return the last logits of a checkpoint that is at hand or `fetched`."""
         if fetched is not None:
             return fetched.logits
         move = self._copies.move_of(checkpoint)
         return self.quickest(checkpoint).logits(checkpoint) if move is None else move.source.logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
-        """Make the state of a checkpoint that is at hand or `fetched` live in `slot`, and promote it.
+        """Load the state of a checkpoint that is at hand or `fetched` into `slot`, and promote it.
 
-        Raises StateError where its copy has been lost.
+        Raises StateError if its copy has been lost.
         """
         payload = fetched or self._copies.arrive(checkpoint)
         tier = self.quickest(checkpoint) if checkpoint.resumable else None
@@ -268,7 +268,7 @@ class TieredStore:
             self._copies.promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Value a checkpoint anew in every tier that has a copy."""
+        """Compute the worth of a checkpoint again in every tier that has a copy."""
         self._copies.touch(checkpoint)
 
     def drop(self, checkpoint: Checkpoint) -> None:
@@ -279,26 +279,26 @@ class TieredStore:
 
     @property
     def num_copies(self) -> int:
-        """How many copies there are in all tiers."""
+        """The number of copies in all tiers."""
         return sum(len(tier.queue) for tier in self.tiers)
 
     @property
     def num_waypoints(self) -> int:
-        """How many of them are of waypoints."""
+        """The number of copies of waypoints in all tiers."""
         return sum(tier.queue.num_waypoints for tier in self.tiers)
 
     def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
-        """Take over a copy that was found in a tier; False where that makes no room for it."""
+        """Use a copy that was found in a tier. Return False if the tier can't make room for it."""
         if not self._copies.make_room(tier, found.num_bytes):
             return False
         tier.adopt(checkpoint, found)
         return True
 
     def evict(self, *, waypoints: bool) -> Checkpoint | None:
-        """Drop all copies of the weakest checkpoint in the slowest tier, without demotion or `on_lost`; return it.
+        """Drop and return the weakest checkpoint of the slowest tier that has one. None if all are locked.
 
-        Of `waypoints` alone, or of all others. A copy that is shared is dropped alone: to forget it costs another
-        question to the store, to lose the others a forward pass. None where all are locked.
+        Considers only waypoints, or only other checkpoints. Drops all its copies without demotion or `on_lost`.
+        If that tier is shared, drops only its copy there: asking the store again is cheaper than a forward pass.
         """
         for tier in reversed(self.tiers):
             weakest = tier.queue.weakest(waypoints_only=True) if waypoints else tier.queue.weakest_other()
@@ -312,11 +312,11 @@ class TieredStore:
         return None
 
     def settle(self) -> None:
-        """Put what has arrived where it belongs, and drop the copies that could not be read or written."""
+        """Put the copies that have arrived into their tiers, and drop those that could not be read or written."""
         for checkpoint, error in self._fetches.take_failed():
             lost = checkpoint.resumable and self.access(checkpoint) is Access.SLOW
             tier = self.quickest(checkpoint) if lost else None
-            # What others share may give way at any time, and whether their store answers is told once.
+            # A shared store may drop copies at any time, and the client logs once that the store does not answer.
             level = logging.INFO if tier is not None and tier.shared else logging.WARNING
             _log.log(level, "a checkpoint is lost: %s", error)
             if tier is not None:
@@ -327,18 +327,18 @@ class TieredStore:
         self._copies.finish_moves(wait=False)
 
     def lose_device(self) -> None:
-        """Drop the copies on the device, and those on their way from it, without asking the device for anything."""
+        """Drop the copies on the device, and those being read from it, without any operation on the device."""
         self._copies.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
-        """Use other slots, and another pool for the tier on the device, which is empty."""
+        """Use other slots, and another pool for the tier on the device. That tier must be empty."""
         self._live = live
         for tier in self.tiers:
             if tier.on_device:
                 tier.use_pool(pool)
 
     def flush(self) -> None:
-        """Write the most valuable checkpoints that a slow tier has not yet to it, as many as fit."""
+        """Write to each slow tier the most valuable checkpoints that it lacks, as many as fit."""
         self._copies.finish_moves(wait=True)
         by_value = sorted({one for tier in self.tiers for one in tier.queue}, key=value_of, reverse=True)
         for keeper in self._keepers:
@@ -353,11 +353,11 @@ class TieredStore:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether `write_behind` is to be called now and then. May be asked on any thread."""
+        """Whether `write_behind` has something to do, now or later. May be read on any thread."""
         return any(not keeper.is_idle for keeper in self._keepers) or any(tier.is_busy for tier in self.tiers)
 
     def close(self) -> None:
-        """Close every tier; what was put is written then."""
+        """Close every tier, which waits for the copies that are being written."""
         for tier in self.tiers:
             tier.close()
 

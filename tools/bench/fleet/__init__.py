@@ -1,1 +1,1 @@
-"""Measures a fleet on real Ray, with runners whose steps take a modelled time: two cores carry many replicas."""
+"""Measurements of a fleet on real Ray. Steps take a modelled time, so that two cores can carry many replicas."""

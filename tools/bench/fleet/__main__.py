@@ -1,4 +1,4 @@
-"""`python -m tools.bench.fleet`: what a fleet on Ray Serve costs and saves, with modelled steps."""
+"""`python -m tools.bench.fleet`: the cost and the savings of a fleet on Ray Serve, with modelled steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
 @click.option("--slots", default=8, show_default=True, help="Of each replica, all busy.")
 @click.option("--seconds", default=10.0, show_default=True)
 def throughput(replicas: str, step: float, slots: int, seconds: float) -> None:
-    """Tokens a second of N replicas against N times one engine, and what they cost the front's processor."""
+    """Compare the tokens a second of N replicas with N times one engine's, and show their processor time in front."""
     hardware = Hardware(slots=slots, step=step, token=0.0)
     asyncio.run(_throughput([int(number) for number in replicas.split(",")], hardware, seconds))
 
@@ -57,7 +57,7 @@ async def _throughput(replicas: Sequence[int], hardware: Hardware, seconds: floa
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--tokens", default=8, show_default=True, help="Of an answer.")
 def latency(step: float, requests: int, rounds: int, tokens: int) -> None:
-    """What the fleet adds to one engine: requests one after the other, in turns."""
+    """Measure the time that the fleet adds to one engine's, with requests one after the other, in turns."""
     asyncio.run(_latency(Hardware(slots=8, step=step, token=0.0), requests, rounds, tokens))
 
 
@@ -87,7 +87,7 @@ async def _latency(hardware: Hardware, requests: int, rounds: int, tokens: int) 
 @click.option("--slots", default=16, show_default=True, help="Of each replica.")
 @click.option("--spread", default=0.0, show_default=True, help="Seconds in which the prompts come; 0 = at once.")
 def prefix(replicas: int, prompts: int, slots: int, spread: float) -> None:
-    """Prompts that share 1,000 tokens, with routing and without."""
+    """Measure prompts that share 1,000 tokens, with routing and without."""
     asyncio.run(_prefix(replicas, prompts, Hardware(slots=slots, step=0.02, token=0.0005), spread))
 
 

@@ -1,7 +1,7 @@
-"""HTTP clients that ask a plan of questions and time the answers, in a process of their own.
+"""HTTP clients that ask the questions of a plan and time the answers, in a process of their own.
 
-Run as a script, which imports nothing of the project: reads a plan as JSON from its input, and prints what `ask_all`
-returns as JSON.
+Runs as a script, which imports nothing of the project. It reads a plan as JSON from stdin, and prints the result of
+`ask_all` as JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MARK = b"~"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    after: float  # seconds after the answer before, or after the beginning
+    after: float  # seconds after the previous answer, or after the beginning
     body: dict[str, Any]  # of the route for completions
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer, in seconds from the beginning of the plan."""
+    """One answer. Its moments are in seconds from the beginning of the plan."""
 
     asked: float
     first: float  # its first token
@@ -40,7 +40,7 @@ class Answered:
 
 
 async def ask_all(port: int, chains: list[list[Question]], seconds: float) -> list[Answered]:
-    """Ask the questions of each chain one after the other, and none after `seconds`."""
+    """Ask the questions of each chain one after the other, but none later than `seconds`."""
     answers: list[Answered] = []
     url = f"http://127.0.0.1:{port}/v1/completions"
     timeout = aiohttp.ClientTimeout(total=600)
@@ -59,7 +59,7 @@ async def ask_all(port: int, chains: list[list[Question]], seconds: float) -> li
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], begun: float) -> Answered:
-    """Stream an answer. Raises where the server refuses it or breaks off."""
+    """Stream an answer. Raises RuntimeError if the server refuses the request or the answer breaks off."""
     asked, moments, usage = time.perf_counter() - begun, list[float](), None
     full = {**body, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
     async with session.post(url, json=full) as answer:

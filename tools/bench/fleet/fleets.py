@@ -1,4 +1,4 @@
-"""What is measured: one engine, or a fleet of replicas on Ray Serve, behind the server in this process."""
+"""The systems to measure: one engine, or a fleet of replicas on Ray Serve, behind the server in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CPUS = 0.01  # a replica: its steps take time and no processor
 
 
 class LeastBusyRouter(PrefixRouter):
-    """Knows nothing of prompts."""
+    """A router that ignores prompts and chooses the replica with the fewest requests."""
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:  # noqa: ARG002
         return min(candidates, key=lambda candidate: candidate.outstanding)
@@ -37,14 +37,14 @@ class LeastBusyRouter(PrefixRouter):
 
 @asynccontextmanager
 async def one_engine(hardware: Hardware) -> AsyncIterator[int]:
-    """Serve one engine, without a fleet; gives the port."""
+    """Serve one engine, without a fleet. Yields the port."""
     async with served(make_engine(hardware), _CLIENTS) as port:
         yield port
 
 
 @asynccontextmanager
 async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> AsyncIterator[int]:
-    """Serve a fleet; gives the port. Without `routed` requests go where the fewest are."""
+    """Serve a fleet. Yields the port. Without `routed`, requests go to the replica with the fewest."""
     from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
     from rnn_engine.fleet.deployment import make_application
     from rnn_engine.fleet.settings import Resources
@@ -74,7 +74,7 @@ def _make_front() -> Front:
 
 
 async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answered]:
-    """Have a process ask all questions of a plan; see `asking.ask_all`."""
+    """Ask all questions of a plan from another process; see `asking.ask_all`."""
     plan = {"port": port, "chains": [list(map(asdict, chain)) for chain in chains], "seconds": seconds}
     process = await asyncio.create_subprocess_exec(
         sys.executable, asking.__file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

@@ -1,1 +1,1 @@
-"""Measures what a token costs on the host, with a runner that answers at once in place of a model."""
+"""Measurements of the host's time for a token, with a runner that answers at once in place of a model."""

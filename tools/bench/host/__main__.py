@@ -20,10 +20,10 @@ from tools.bench.turns import Figures, compared
 @click.option("--steps", default="0", show_default=True, help="Milliseconds that the runner takes for a step.")
 @compared("tools.bench.host")
 def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, answers: str, steps: str) -> Figures:
-    """Measure scheduler, engine and HTTP streaming with a runner that answers at once, or takes its time.
+    """Measure scheduler, engine and HTTP streaming, with a runner that answers at once or after a modelled time.
 
-    It has a vocabulary of 65,536 tokens and gives 128 candidates a row. Where steps take time, the share of the
-    device's time in which it runs tokens is told too: tokens a second times seconds a step by slots.
+    It has a vocabulary of 65,536 tokens and gives 128 candidates a row. If steps take time, the table also shows the
+    share of that time in which the device runs tokens: tokens a second times seconds a step, divided by slots.
     """
     from tools.bench.host.modes import MODES, Load
 

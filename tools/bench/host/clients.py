@@ -1,6 +1,6 @@
-"""HTTP clients that stream completions, in a process of their own and with as little work a token as can be.
+"""HTTP clients that stream completions, in a process of their own and with as little work per token as possible.
 
-Run as a script, which imports nothing of the project. Prints what `measure` returns as JSON.
+Runs as a script, which imports nothing of the project. Prints the result of `measure` as JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ END = b"\r\n0\r\n\r\n"  # of a body in chunks
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What all clients got together."""
+    """The tokens that all clients together received."""
 
     tokens: int  # the warm-up's too
     per_second: float  # after the warm-up
 
 
 class Client(asyncio.Protocol):
-    """Sends the same request again whenever an answer has ended, over one connection."""
+    """A client that sends the same request again whenever an answer has ended, over one connection."""
 
     def __init__(self, request: bytes) -> None:
         self.tokens = 0
@@ -58,7 +58,7 @@ class Client(asyncio.Protocol):
 
 
 async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: bytes) -> Counted:
-    """Have clients ask again and again for the time of the warm-up and `seconds`."""
+    """Run clients that ask again and again, for the warm-up and then for `seconds`."""
     fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
     request = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", "")).encode() + body
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The time of a host and its device, of which the device's part is modelled and not waited for."""
+"""The time of a host and its device. The device's part is modelled, without real waiting."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class DeviceClock:
-    """The seconds in which one thread worked, and those in which it waited for a device.
+    """A clock of the seconds in which one thread worked, plus those in which it waited for a device.
 
-    Time in which others had the processor does not count, so a busy machine gives the figures of one at rest. For one
-    thread.
+    Time in which other threads had the processor does not count, so a busy machine gives the figures of an idle one.
+    For one thread.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class DeviceClock:
 
 
 class RealClock:
-    """The seconds that go by."""
+    """A clock of real seconds."""
 
     def now(self) -> float:
         return time.perf_counter()

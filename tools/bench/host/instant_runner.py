@@ -1,8 +1,8 @@
-"""A runner that computes nothing: every row of its read-outs was prepared beforehand.
+"""A runner that computes nothing: every row of its read-outs is prepared beforehand.
 
-The rows look like a language model's: sorted candidates out of a whole vocabulary with the log-sum-exp of the whole
-row, whose probabilities fall with their rank as those of words do. It fits the `Runner` protocol of this commit and
-the earlier one, in which a step blocked.
+The rows look like a language model's: sorted candidates out of a whole vocabulary, with the log-sum-exp of the whole
+row. Their probabilities fall with their rank as those of words do. The runner fits the `Runner` protocol of this
+commit and the earlier one, in which a step blocked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUM_DRAWS = 16
 
 
 class InstantRunner:
-    """Answers with the prepared rows in turn. Token 0 never is a candidate. Its states hold nothing."""
+    """A runner that returns prepared rows in turn. Token 0 is never a candidate. Its states are empty."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class InstantRunner:
         max_draws: int = 16,
         clock: DeviceClock | RealClock | None = None,
     ) -> None:
-        """Without `step_seconds` it answers at once; else it is a device that does one step after the other, each of
-        which takes so long, and one for each token that is drawn after a run. `max_draws` is how many that may be.
-        `clock` is that of the host too; None is the real one.
+        """Without `step_seconds` it answers at once; else it models a device that runs one step after the other.
+
+        Each step takes `step_seconds`, once for each token that it draws. `max_draws` is the most tokens that a step
+        draws for one run. `clock` must be the host's clock, too; None = real time.
         """
         self.shape = shape
         self.num_slots = num_slots
@@ -58,7 +59,7 @@ class InstantRunner:
         self._first = 0
         _prepare(shape.vocab_size, self.max_rows)  # now, since it takes longer than most measurements
         self._tickets: Iterator[Any] | None = None
-        self._in_flight: dict[Any, tuple[Readout, float]] = {}  # with when it is done
+        self._in_flight: dict[Any, tuple[Readout, float]] = {}  # with the time at which it is done
         self._step_seconds = step_seconds
         self._busy_until = 0.0
         self._clock = clock or RealClock()
@@ -81,7 +82,7 @@ class InstantRunner:
         return readout
 
     def step(self, batch: Batch) -> Readout:
-        """The earlier protocol."""
+        """Return a step's read-out at once, as the earlier protocol has it."""
         num_rows = sum(run.rows for run in batch)
         first = self._first = (self._first + _STRIDE) % _NUM_ROWS
         rows = _prepare(self.shape.vocab_size, self.max_rows)
@@ -138,7 +139,7 @@ class InstantRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Prepared rows; candidates are repeated so that any beginning has as many rows after it as a step may ask for."""
+    """Prepared rows. The candidates are repeated, so that a step may read `max_rows` rows from any first row on."""
 
     full: F32  # [_NUM_ROWS, V]
     ids: I32  # [_NUM_ROWS + max_rows, K]
@@ -167,7 +168,7 @@ def _prepare(vocab_size: int, max_rows: int) -> _Rows:
 
 @cache
 def _tell(vocab_size: int, max_rows: int, row: int, count: int) -> Any:  # noqa: ANN401
-    """Return the log-probabilities that are told with the likeliest token of a row, and with `count` tokens."""
+    """Return the log-probability of a row's likeliest token, with the `count` likeliest as alternatives."""
     from rnn_engine.types import TokenLogprobs
 
     rows = _prepare(vocab_size, max_rows)

@@ -1,7 +1,7 @@
 """Tokens a second through the scheduler, through the engine and through HTTP, each with an `InstantRunner`.
 
-A second of the processor is that of all threads of this process. On a machine that does other work too it tells more
-than a second of the clock.
+Seconds of the processor are those of all threads of this process. On a machine that also does other work they are a
+better measure than seconds of the clock.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ANSWERS = ("words", "json", "schema", "object")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many requests of so many tokens at any time, for so long; what the answers are, and how long a step takes."""
+    """A load of `slots` parallel requests of `tokens` tokens each, for `seconds`."""
 
     slots: int
     sampler: str
@@ -70,7 +70,7 @@ class Rate:
 
 
 class WordTokenizer:
-    """Stands for any tokenizer: each token is one short word, with the one `clients.MARK` in it."""
+    """A tokenizer whose tokens are short words, each with `clients.MARK` in it once."""
 
     name = "words"
 
@@ -87,9 +87,9 @@ class WordTokenizer:
 
 
 def run_scheduler(load: Load) -> Rate:
-    """Steps in a loop on this thread; every free slot is filled before the next step.
+    """Run the scheduler's steps in a loop on this thread. Every free slot is filled before the next step.
 
-    Where steps take time, it is that of a `DeviceClock`.
+    If steps take time, a `DeviceClock` counts it.
     """
     clock = DeviceClock() if load.step_seconds else RealClock()
     runner, tokenizer = _make_runner(load, clock), _make_tokenizer(load)
@@ -112,12 +112,12 @@ def run_scheduler(load: Load) -> Rate:
 
 
 def run_engine(load: Load) -> Rate:
-    """One event loop consumes all requests."""
+    """Run the engine, with all requests consumed on one event loop."""
     return asyncio.run(_run_engine(load))
 
 
 def run_http(load: Load) -> Rate:
-    """Streamed completions, served by this process and consumed by another one."""
+    """Stream completions over HTTP, served by this process and consumed by another one."""
     return asyncio.run(_run_http(load))
 
 
@@ -143,7 +143,7 @@ async def _run_engine(load: Load) -> Rate:
 
 
 async def consume(engine: Engine, request: GenerateRequest, load: Load) -> Rate:
-    """Ask for `request` again and again, as many times at once as `load` has slots; return how fast tokens come."""
+    """Ask for `request` again and again, in parallel for each slot of `load`; return the rate of tokens."""
     counted = 0
 
     async def ask() -> None:
@@ -175,7 +175,7 @@ async def _run_http(load: Load) -> Rate:
 
 
 async def count_tokens(port: int, num_clients: int, seconds: float, body: Mapping[str, object]) -> clients.Counted:
-    """Have clients in another process ask the same again and again, after a warm-up."""
+    """Run clients in another process that send the same request again and again; return the tokens after a warm-up."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         clients.__file__,
@@ -194,7 +194,7 @@ def _make_tokenizer(load: Load) -> Tokenizer:
 
 
 def _length(load: Load, number: int) -> int:
-    """Return how many tokens a request has: with a modelled device not all the same, so that they end one by one."""
+    """Return the number of a request's tokens. With a modelled device it varies, so that requests end one by one."""
     return load.tokens // 2 + 37 * number % load.tokens if load.step_seconds else load.tokens
 
 

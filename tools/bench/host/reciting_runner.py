@@ -47,7 +47,10 @@ class _Row:
 
 
 class RecitingRunner(InstantRunner):
-    """The likeliest token is always the next of `DOCUMENT`, and token 0 after its end. Prompts are token 0."""
+    """A runner whose likeliest token is always the next of `DOCUMENT`, and token 0 after its end.
+
+    Prompts consist of token 0.
+    """
 
     def __init__(
         self,

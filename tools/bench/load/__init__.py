@@ -1,1 +1,1 @@
-"""A load of chats over HTTP: what a client waits for, and how many tokens a server makes."""
+"""A load of chats over HTTP: the clients' waiting times, and the server's tokens a second."""

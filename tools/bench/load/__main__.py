@@ -1,8 +1,8 @@
 """`python -m tools.bench.load`: chat with a server as many people do, with its cache and without.
 
-Clients of a closed load ask again when they have been answered and have thought; conversations of an open load begin
-at random moments, whether the server keeps up or not. The server runs in a process of its own, anew for each load, so
-that loads do not find each other's prefixes in the cache. With --modelled its steps take modelled time.
+Clients of a closed load ask again when they have been answered and have thought. Conversations of an open load begin
+at random moments, even if the server can't keep up. The server runs in a process of its own, started anew for each
+load, so that loads do not find each other's prefixes in the cache. With --modelled its steps take modelled time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TRAFFIC = Traffic()
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What is served: a module with its first arguments, options, and those by which it has no cache."""
+    """The server's command: a module with its first arguments, its options, and those that switch its cache off."""
 
     command: Sequence[str]
     options: Sequence[str]
@@ -67,7 +67,7 @@ def main(
     plot: Path | None,
     title: str,
 ) -> None:
-    """Measure what clients wait for."""
+    """Measure the waiting times of clients."""
     if modelled:
         options = ["--slots", str(slots), "--step", str(step), "--token", str(token)]
         server = _Server(("tools.bench.load.modelled",), options, ("--states", "0"))

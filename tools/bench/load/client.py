@@ -1,4 +1,4 @@
-"""People who chat: each answer is streamed, timed, and part of what is sent next."""
+"""Clients that chat: each answer is streamed, timed, and sent again in the next prompt."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What came of a load: the answers, in the order of their ends, and how many questions were refused."""
+    """The outcome of a load: the answers, in the order of their ends, and the number of refused questions."""
 
     answers: Sequence[Answered]
     refused: int
 
 
 class Clients:
-    """Chats with one server."""
+    """Clients of one server, with the answers that they got."""
 
     def __init__(self, session: ClientSession, url: str, traffic: Traffic) -> None:
         self.answers: list[Answered] = []
@@ -49,7 +49,7 @@ class Clients:
         return time.perf_counter() - self._begun
 
     async def chat(self, conversation: Conversation, until: float = float("inf")) -> None:
-        """Have one conversation, in which nothing is asked after `until`."""
+        """Hold one conversation, without a question after `until`."""
         messages = [{"role": "system", "content": conversation.system}]
         for turn in conversation.turns:
             await asyncio.sleep(turn.pause)
@@ -59,7 +59,7 @@ class Clients:
             messages.append({"role": "assistant", "content": text})
 
     async def _ask(self, messages: Sequence[dict[str, str]]) -> str | None:
-        """Return the answer's text, or None where the server has no room."""
+        """Return the answer's text, or None if the server has no room."""
         body = {
             "messages": messages,
             "max_tokens": self._traffic.answer_tokens,
@@ -88,9 +88,9 @@ class Clients:
 
 
 async def run_closed(url: str, traffic: Traffic, clients: int, seconds: float) -> Asked:
-    """Have as many people chat at the same time, one conversation after another, who ask nothing after `seconds`.
+    """Run `clients` clients, each with one conversation after another and no question after `seconds`.
 
-    All that was asked is waited for: answers that take long would be missing otherwise.
+    All answers are awaited, since long ones would be missing otherwise.
     """
     async with _session() as session:
         together = Clients(session, url, traffic)
@@ -106,7 +106,7 @@ async def run_closed(url: str, traffic: Traffic, clients: int, seconds: float) -
 
 
 async def run_open(url: str, traffic: Traffic, per_second: float, seconds: float) -> Asked:
-    """Have conversations begin at random moments, `per_second` in the mean, and wait until all have ended."""
+    """Start conversations at random moments, `per_second` on average, and wait until all have ended."""
     async with _session() as session:
         together = Clients(session, url, traffic)
 

@@ -1,4 +1,4 @@
-"""What a load comes to: times to the first token and between tokens, tokens per second, what the cache saved."""
+"""The figures of a load: times to the first token and between tokens, tokens per second, savings of the cache."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Figures:
     between_median: float  # of the answers' means, so that a piece of several tokens counts as these
     gap_99: float  # between two pieces of one answer
     tokens_per_second: float  # while questions were asked
-    saved: float  # the share of the prompts' tokens that the cache had
+    saved: float  # the cached share of the prompts' tokens
 
 
 def summarise(asked: Asked, *, cache: bool, load: str, size: float, seconds: float) -> Figures:
-    """Summarise a load of so many seconds with at least one answer."""
+    """Return the figures of a load that lasted `seconds` and has at least one answer."""
     answers = asked.answers
     firsts = [1e3 * (answer.moments[0] - answer.asked) for answer in answers]
     between = [
         1e3 * (answer.moments[-1] - answer.moments[0]) / (answer.tokens - 1) for answer in answers if answer.tokens > 1
     ]
     gaps = [1e3 * (later - earlier) for answer in answers for earlier, later in pairwise(answer.moments)]
-    # A piece may hold several tokens; those of an answer are taken to be spread evenly over its pieces.
+    # A piece may hold several tokens; an answer's tokens are taken to be spread evenly over its pieces.
     in_time = (
         answer.tokens * sum(moment < seconds for moment in answer.moments) / len(answer.moments) for answer in answers
     )

@@ -1,6 +1,6 @@
-"""`python -m tools.bench.load.modelled`: serve an engine whose steps take modelled time; its answers are one word.
+"""`python -m tools.bench.load.modelled`: serve an engine whose steps take modelled time. It repeats one word.
 
-Everything but the model is real: HTTP, chat template, scheduler, cache. It prints its address as `rnn-engine serve`
+Everything except the model is real: HTTP, chat template, scheduler, cache. It prints its address as `rnn-engine serve`
 does.
 """
 
@@ -19,7 +19,7 @@ _CLIENTS = 1000
 
 
 class ChatTokenizer(WordTokenizer):
-    """Reads the words that it writes as their tokens, so that an answer that is asked about is what was said."""
+    """A tokenizer that encodes its own words as their tokens, so that an answer sent back has the same tokens."""
 
     def encode(self, text: str, /) -> list[int]:
         return [self._token(word.encode()) for word in text.split()]

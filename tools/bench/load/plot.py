@@ -1,4 +1,4 @@
-"""Draws the figures of loads as one SVG, which follows the reader's light or dark scheme. Zeros are left out."""
+"""Draw the figures of loads as one SVG, which follows the reader's light or dark scheme. Zeros are left out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Scale:
 
 
 def draw(lines: Sequence[Figures], title: str) -> str:
-    """Return a row of panels for closed loads and one for open loads, those that there are."""
+    """Return an SVG with a row of panels for closed loads and one for open loads, if there are any."""
     loads = [load for load in _LOADS if any(line.load == load for line in lines)]
     panels = [
         {"left": _LEFT + column * _STEP_X, "top": _TOP + row * _STEP_Y}
@@ -72,7 +72,7 @@ def draw(lines: Sequence[Figures], title: str) -> str:
 
 
 def _panel(lines: Sequence[Figures], title: str, field: str, high: str | None) -> dict[str, object]:
-    """Return what the template wants of a panel: its ticks, and its curves in places of the panel."""
+    """Return the template's values for a panel: its ticks, and its curves in coordinates of the panel."""
     values = [value for line in lines for name in (field, high) if name is not None and (value := getattr(line, name))]
     sizes = sorted({line.size for line in lines})
     least, greatest = _decades(values)
@@ -95,7 +95,10 @@ def _panel(lines: Sequence[Figures], title: str, field: str, high: str | None) -
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Return the greatest 1, 2 or 5 times a power of ten below all values, and the least above; 1 and 10 for none."""
+    """Return the nearest 1, 2 or 5 times a power of ten below all values, and the nearest above them.
+
+    Without values, return 1 and 10.
+    """
     return (_round(min(values), up=False), _round(max(values), up=True)) if values else (1.0, 10.0)
 
 

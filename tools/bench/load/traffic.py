@@ -1,4 +1,4 @@
-"""What the clients say: conversations of several turns, each after one of a few long system texts."""
+"""The clients' conversations: several turns each, after one of a few long system texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The sizes of a load; words are about tokens."""
+    """The sizes of a load. A word is about a token."""
 
     systems: int = 4  # texts that conversations begin with; text n is chosen in proportion to 1 / n
     system_words: int = 300
@@ -27,7 +27,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question, and for how many seconds the person thinks before asking it."""
+    """A question, and the seconds that the person thinks before asking it."""
 
     question: str
     pause: float
@@ -40,7 +40,7 @@ class Conversation:
 
 
 def conversations(traffic: Traffic, seed: int) -> Iterator[Conversation]:
-    """Yield conversations without end, the same ones for the same seed. Those of all seeds share the system texts."""
+    """Yield conversations without end, the same for the same seed. All seeds share the system texts."""
     systems = [_text(Random(number), traffic.system_words) for number in range(traffic.systems)]
     shares = [1 / (1 + number) for number in range(traffic.systems)]
     random = Random(f"conversations {seed}")
@@ -51,7 +51,7 @@ def conversations(traffic: Traffic, seed: int) -> Iterator[Conversation]:
 
 
 def arrivals(per_second: float, seconds: float, seed: int) -> list[float]:
-    """Return the moments, in seconds from the beginning, at which a Poisson process has something arrive."""
+    """Return the arrivals of a Poisson process, in seconds from the beginning."""
     random, moments, now = Random(f"arrivals {seed}"), list[float](), 0.0
     while (now := now + random.expovariate(per_second)) < seconds:
         moments.append(now)

@@ -1,1 +1,1 @@
-"""This engine beside others on the same machine: same shapes, same lengths, in turns."""
+"""Comparisons of this engine with others on the same machine: same shapes, same lengths, in turns."""

@@ -1,10 +1,10 @@
-"""`python -m tools.bench.peers`: this engine beside others, in turns on the same machine.
+"""`python -m tools.bench.peers`: this engine compared with others, in turns on the same machine.
 
-Each peer is a module of this package, which a Python that has the peer runs: `--python NAME=PATH` for each that is to
-take part. Each module says how its environment is made. All run random weights of one shape and seed, RWKV-6 and
-RWKV-7 of 12 layers and width 768 with the World vocabulary, which `rnn_engine.convert` writes in each one's format.
-A turn is a process of its own, which loads the model, warms up, and takes medians. Peers hand over whole rows of
-logits, this engine the candidates that its samplers take.
+Each peer is a module of this package. `--python NAME=PATH` adds a peer, with a Python that has the peer installed;
+the module says how to make that environment. All run random weights of one shape and seed: RWKV-6 and RWKV-7 of 12
+layers and width 768 with the World vocabulary. `rnn_engine.convert` writes them in each peer's format.
+A turn is a process of its own, which loads the model, warms up, and takes medians. Peers return whole rows of logits,
+this engine only the candidates that its samplers need.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SHAPES: Final[Mapping[str, ModelShape]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a side is run."""
+    """The way to run a side of the comparison."""
 
     python: str  # empty until the command line says it
     module: str  # of this package
@@ -115,7 +115,7 @@ def main(
 
 
 class _Turn:
-    """A side of the comparison, with the tokens that it chose when it last ran."""
+    """A side of the comparison, with the tokens that it chose in its last run."""
 
     def __init__(self, name: str, kind: _Kind, folder: Path, arguments: Sequence[str]) -> None:
         self.side = Side(name, self._measure)
@@ -125,7 +125,7 @@ class _Turn:
         self._command += ["--setting", kind.setting, *arguments]
 
     def _measure(self) -> Figures:
-        # A thread that spins for others, which wait for a core that other work has, would count as one that works.
+        # Without this, threads that spin while they wait for others would count as working.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         done = subprocess.run(self._command, cwd=HERE, env=environment, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
@@ -144,15 +144,15 @@ def _write_files(version: str, kinds: Iterable[_Kind], folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What one side gave in all rounds."""
+    """The results of one side in all rounds."""
 
     name: str
     figures: Mapping[str, Sequence[float]]  # tokens per second of each round
-    choices: Mapping[str, int]  # after which prompt -> the likeliest token
+    choices: Mapping[str, int]  # the prompt's name -> the likeliest token after it
 
 
 def show_comparison(version: str, own: Sequence[Runs], peers: Sequence[Runs]) -> None:
-    """Print a line for each figure of each peer, and who finds other tokens likeliest than the first side."""
+    """Print a line for each figure of each peer, and the sides whose likeliest tokens differ from the first side's."""
     for peer in peers:
         for name, values in peer.figures.items():
             cells = [version, name, peer.name, show(statistics.median(values))]

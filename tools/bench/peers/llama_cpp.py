@@ -1,9 +1,9 @@
-"""llama.cpp, by the functions of its C library that `llama-cpp-python` passes on, built from PyPI's source.
+"""llama.cpp, through the C functions that `llama-cpp-python` exposes, built from PyPI's source.
 
 On the processor: `pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36`. On Vulkan (Debian: glslc,
-libvulkan-dev, spirv-headers): the same with CMAKE_ARGS=-DGGML_VULKAN=on; the setting is then the number of the device,
-which llama.cpp asks to be named where it is a software device. One build serves for both. LLAMA_CPP_LIB_PATH names the
-folder of libraries that CMake has built by itself.
+libvulkan-dev, spirv-headers): the same with CMAKE_ARGS=-DGGML_VULKAN=on. The setting is then the number of the device;
+llama.cpp uses a software device only if it is named. One build serves for both. LLAMA_CPP_LIB_PATH names a folder with
+libraries that CMake has built separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTEXT: Final = 1 << 16  # of all sequences; a state does not grow with it
 
 
 class LlamaCpp:
-    """Follows the `Peer` protocol: sequence s of a batch is llama.cpp's sequence s."""
+    """llama.cpp as a `Peer`. Sequence s of a batch is llama.cpp's sequence s."""
 
     can_batch = True
 

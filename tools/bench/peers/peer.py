@@ -1,4 +1,4 @@
-"""What an engine does when it is measured, and how it is timed. Needs nothing but Python: each peer has its own."""
+"""The work that an engine does when it is measured, and its timing. Needs only Python, as each peer has its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARM_UP: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is loaded."""
+    """The model to load, with its limits."""
 
     file: Path  # a model in the peer's format
     version: str  # such as "v7"
@@ -30,15 +30,15 @@ class Task:
 
 
 class Peer(Protocol):
-    """An engine with a model. What it computes is on the host when a call returns."""
+    """An engine with a model. Its results are on the host when a call returns."""
 
     @property
     def can_batch(self) -> bool:
-        """Whether a step may run several sequences."""
+        """True if a step may run several sequences."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Run one step: one token of each of so many sequences, which go on from where they are."""
+        """Run one step of one token for each of `len(tokens)` sequences, from their present states."""
         ...
 
     def prefill(self, tokens: Sequence[int]) -> int:
@@ -47,10 +47,10 @@ class Peer(Protocol):
 
 
 def measure_peer(load: Callable[[Task], Peer]) -> None:
-    """Measure what `load` returns, as the command line says, and print one line of JSON.
+    """Measure the peer that `load` returns, as the command line says, and print one line of JSON.
 
-    Each figure is the tokens per second, by the clock and of the process's seconds on any core, of the median of
-    repeated steps or prompts after a warm-up.
+    Each figure is the tokens per second of the median of repeated steps or prompts, after a warm-up. There is one by
+    the clock, and one by the seconds of the process on all cores.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
@@ -80,12 +80,12 @@ def measure_peer(load: Callable[[Task], Peer]) -> None:
 
 
 def _tokens(count: int) -> list[int]:
-    """Return some token ids; the speed does not depend on which."""
+    """Return `count` token ids. The speed does not depend on their values."""
     return [(position * 31 + 1) % VOCAB_SIZE for position in range(count)]
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Return what is said of each clock -> the median seconds of `work` by it."""
+    """Return the median seconds of `work` by each clock, under the clock's ending of figures' names."""
     clocks = {"": time.perf_counter, ", a processor second": time.process_time}
     for _ in range(_WARM_UP):
         work()

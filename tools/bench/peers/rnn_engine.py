@@ -1,4 +1,4 @@
-"""This engine's forward pass. The setting is a device as `rnn-engine serve` takes it."""
+"""This engine's forward pass. The setting is a device, as for `rnn-engine serve`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.bench.peers.peer import Task, measure_peer
 
 
 class RnnEngine:
-    """Follows the `Peer` protocol."""
+    """This engine as a `Peer`."""
 
     can_batch = True
 

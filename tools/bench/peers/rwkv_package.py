@@ -1,6 +1,6 @@
-"""BlinkDL's `rwkv` package on torch: `pip install rwkv==0.8.32 torch numpy`, torch's build for the processor alone.
+"""BlinkDL's `rwkv` package on torch: `pip install rwkv==0.8.32 torch numpy`, with torch's build for the processor only.
 
-The setting is one of its strategies. One sequence at a time.
+The setting is one of the package's strategies. It runs one sequence at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tools.bench.peers.peer import NUM_THREADS, Task, measure_peer
 
 
 class RwkvPackage:
-    """Follows the `Peer` protocol."""
+    """The `rwkv` package as a `Peer`."""
 
     can_batch = False
 

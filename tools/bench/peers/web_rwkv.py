@@ -1,4 +1,4 @@
-"""web-rwkv, ai00's engine, on WebGPU: `pip install web-rwkv-py==0.2.3 numpy`. Knows RWKV-6 at most; one sequence."""
+"""web-rwkv, ai00's engine, on WebGPU: `pip install web-rwkv-py==0.2.3 numpy`. Up to RWKV-6, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.bench.peers.peer import Task, measure_peer
 
 
 class WebRwkv:
-    """Follows the `Peer` protocol."""
+    """web-rwkv as a `Peer`."""
 
     can_batch = False
 

@@ -19,7 +19,7 @@ import { stream } from "../../api.js";
 const NO_STATS = { firstMs: 0, promptTokens: 0, cachedTokens: 0, tokens: 0, perSecond: 0, seed: null };
 
 /**
- * Ask for an answer and give what there is of it after each event.
+ * Ask for an answer, and yield the part that has come after each event.
  * @param {Record<string, unknown>} body
  * @param {AbortSignal} signal
  * @returns {AsyncGenerator<Answer, void, void>}

@@ -1,4 +1,4 @@
-// What is taken over of a conversation in a file: the fields that this page writes, where they are of their type.
+// Conversations read from a file, reduced to the fields that this page writes. Values of a wrong type are left out.
 
 import { MAIN_FIELDS, MORE_FIELDS } from "../../components/sampling.js";
 import { newId } from "./tree.js";
@@ -11,7 +11,7 @@ const SAMPLING = [...[...MAIN_FIELDS, ...MORE_FIELDS].map(({ name }) => name), "
 const STATS = /** @type {const} */ (["firstMs", "promptTokens", "cachedTokens", "tokens", "perSecond"]);
 
 /**
- * Return a conversation with a new id. Throws a TypeError where `value` is none.
+ * Return a conversation with a new id. Throws a TypeError if `value` is not a conversation.
  * @param {any} value
  * @returns {Conversation}
  */

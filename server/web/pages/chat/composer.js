@@ -1,4 +1,4 @@
-// The field where a message is written: Enter sends, Shift+Enter begins a new line, Escape stops an answer.
+// The field for writing a message: Enter sends, Shift+Enter begins a new line, Escape stops an answer.
 
 import { IconButton } from "../../components/button.js";
 import { useStore } from "../../store.js";
@@ -7,8 +7,8 @@ import { html, useEffect, useLayoutEffect, useRef } from "../../vendor/preact.js
 import { drafts, writeDraft } from "./drafts.js";
 
 /**
- * @param {{id: string, running: boolean, onSend: (text: string) => void, onStop: () => void}} props `id`: what the
- * draft belongs to.
+ * @param {{id: string, running: boolean, onSend: (text: string) => void, onStop: () => void}} props `id`: of the
+ * conversation that the draft belongs to.
  */
 export function Composer({ id, running, onSend, onStop }) {
   const text = useStore(drafts)[id] ?? "";

@@ -20,7 +20,7 @@ const NEAR_PIXELS = 48;
  * @param {{
  *   conversation: Conversation, change: (change: (conversation: Conversation) => Conversation) => void,
  *   onList?: () => void, onSettings: () => void,
- * }} props `onList`: opens the list, where it is not beside the conversation.
+ * }} props `onList`: opens the list if it is not beside the conversation.
  */
 export function ConversationView({ conversation, change, onList, onSettings }) {
   const { id } = conversation;
@@ -107,7 +107,7 @@ function Announcer({ isRunning, text }) {
   return html`<div class="unseen" role="status">${told}</div>`;
 }
 
-/** Keep the end in view while somebody is there. @param {Conversation} conversation */
+/** Keep the end in view while the person has not scrolled away from it. @param {Conversation} conversation */
 function useScroll(conversation) {
   const element = useRef(/** @type {HTMLElement | null} */ (null));
   const follows = useRef(true);

@@ -8,13 +8,13 @@ import { mergeMessages } from "./tree.js";
 /** @typedef {import("./tree.js").Conversation} Conversation */
 
 const TABLE = "conversations";
-const WRITE_MS = 500; // at most this long is a change kept in memory alone
-const UNSAVED = "unsaved-conversations"; // what the page had not written when it was closed
+const WRITE_MS = 500; // the longest time for which a change is kept in memory alone
+const UNSAVED = "unsaved-conversations"; // the conversations that the page had not written when it was closed
 
 /** All conversations by their ids. */
 export const conversations = createStore(/** @type {Map<string, Conversation>} */ (new Map()));
 
-/** Whether those of earlier visits have been read. */
+/** True when the conversations of earlier visits have been read. */
 export const loaded = createStore(false);
 
 /** @type {Map<string, ReturnType<typeof setTimeout>>} */
@@ -80,7 +80,7 @@ function write(id) {
   writeRecord(TABLE, conversation).then(() => otherTabs.postMessage(conversation), notifyError);
 }
 
-// What another tab has written: its messages and those of this tab are put together, so that neither loses any.
+// A conversation that another tab has written is merged with this tab's copy, so that neither loses messages.
 const otherTabs = new BroadcastChannel(TABLE);
 otherTabs.onmessage = ({ data }) => {
   const all = new Map(conversations.get());
@@ -91,6 +91,6 @@ otherTabs.onmessage = ({ data }) => {
 
 addEventListener("pagehide", () => {
   const unsaved = [...waiting.keys()];
-  if (unsaved.length > 0) writeSetting(UNSAVED, unsaved.map(findConversation)); // at once, where it is not too large
+  if (unsaved.length > 0) writeSetting(UNSAVED, unsaved.map(findConversation)); // at once, if it is not too large
   unsaved.forEach(write);
 });

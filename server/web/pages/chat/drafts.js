@@ -1,9 +1,9 @@
-// What has been written and not sent, by conversation; it outlives the page.
+// The texts that have been written and not sent, by conversation; they outlive the page.
 
 import { keepDraft } from "../../drafts.js";
 import { createStore } from "../../store.js";
 
-/** Conversation, or the empty text for a new one -> the text. */
+/** The id of a conversation, or the empty string for a new one -> the text. */
 export const drafts = createStore(/** @type {Record<string, string>} */ ({}));
 
 keepDraft("messages", drafts);

@@ -1,4 +1,4 @@
-// What the empty page offers to click on.
+// The examples that the empty page offers.
 
 import { Icon } from "../../components/icons.js";
 import { stateNames } from "../../server.js";

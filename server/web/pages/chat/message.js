@@ -1,4 +1,4 @@
-// One message, and what can be done with it.
+// One message, and the actions on it.
 
 import { Button, IconButton } from "../../components/button.js";
 import { CopyButton } from "../../components/copy_button.js";

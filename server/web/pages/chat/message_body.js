@@ -1,4 +1,4 @@
-// What a message says: text, thoughts, calls of tools, or that it is still to come.
+// The content of a message: text, thoughts, calls of tools, or a sign that it is still to come.
 
 import { Markdown } from "../../components/markdown.js";
 import { formatNumber, t } from "../../strings/index.js";

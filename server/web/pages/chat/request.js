@@ -36,7 +36,7 @@ function messageOf({ role, content, calls, callId }) {
 }
 
 /**
- * Return what is wrong with a text of tools; empty where nothing is.
+ * Return the error in a text of tools; empty if there is none.
  * @param {string} text
  */
 export function toolsError(text) {

@@ -10,7 +10,7 @@ import { addMessage, changeMessage, findMessage, newId, pathTo } from "./tree.js
 
 const SHOW_MS = 33; // between two changes of what is shown
 
-/** Conversation -> what stops its answer. */
+/** The id of a conversation -> the controller that stops its answer. */
 export const running = createStore(/** @type {Map<string, AbortController>} */ (new Map()));
 
 /** @param {string} id Of a conversation. */
@@ -33,7 +33,7 @@ export function sendMessages(id, parent, added) {
 }
 
 /**
- * Ask for an answer to a message; another one where there is one already.
+ * Ask for an answer to a message, or for another one if it has an answer.
  * @param {string} id Of the conversation.
  * @param {string | null} parent
  */
@@ -59,7 +59,7 @@ export function continueAnswer(id, answer) {
 }
 
 /**
- * Ask for an answer to the messages up to `last`, and write it behind what `answer` holds.
+ * Ask for an answer to the messages up to `last`, and append it to the message `answer`.
  * @param {string} id
  * @param {string} answer
  * @param {string | null} last
@@ -99,7 +99,7 @@ function setRunning(id, stopping) {
 const errorText = (error) => (error instanceof Error ? error.message : String(error));
 
 /**
- * Return a function that gathers fields and hands them on every `SHOW_MS`; `now` hands on what it has.
+ * Return a function that gathers fields and passes them to `change` every `SHOW_MS`; `now` passes them at once.
  * @param {(fields: any) => void} change
  */
 function throttled(change) {

@@ -1,4 +1,4 @@
-// What a conversation is made with: system text, sampler, penalties, tools.
+// The settings of a conversation: system text, sampler, penalties, tools.
 
 import { TextField } from "../../components/fields.js";
 import { SamplingForm } from "../../components/sampling_form.js";

@@ -1,4 +1,4 @@
-// The line under an answer: how quickly it came, and how much of its prompt was known.
+// The line under an answer: its speed, and how much of its prompt was cached.
 
 import { formatNumber, t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";

@@ -24,7 +24,7 @@ function indented(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // it is still being written
+    return text; // not yet whole JSON
   }
 }
 

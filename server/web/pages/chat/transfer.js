@@ -13,9 +13,9 @@ export function toJson(conversations) {
 }
 
 /**
- * Return the conversations of a file, each with a new id. Throws an Error where it is no such file.
+ * Return the conversations of a file, each with a new id. Throws an Error if it is no such file.
  * @param {string} text
- * @param {string} message What the error says.
+ * @param {string} message The error's message.
  * @returns {Conversation[]}
  */
 export function fromJson(text, message) {
@@ -29,7 +29,7 @@ export function fromJson(text, message) {
 }
 
 /**
- * Return what is shown of a conversation as markdown.
+ * Return the messages of a conversation that are shown, as markdown.
  * @param {Conversation} conversation
  * @param {Record<"user" | "assistant" | "tool", string>} names
  */

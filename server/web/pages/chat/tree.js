@@ -1,5 +1,5 @@
-// A conversation as a tree of messages: what was edited, asked again or gone on from elsewhere is a sibling.
-// All functions return a new conversation and leave the given one as it is.
+// A conversation as a tree of messages. Editing, asking again or continuing from an earlier message makes a sibling.
+// All functions return a new conversation and leave the given one unchanged.
 
 /**
  * @typedef {object} ToolCall
@@ -27,8 +27,8 @@
  * @property {string} [reasoning]
  * @property {ToolCall[]} [calls]
  * @property {string} [callId] Of a tool's result: the call that it answers.
- * @property {string | null} [finish] Why the answer ended; null while it comes, and where it broke off.
- * @property {string} [error] Why there is no more of it.
+ * @property {string | null} [finish] Why the answer ended; null while it comes, and if it broke off.
+ * @property {string} [error] Why it broke off.
  * @property {Stats} [stats]
  * @property {{done: number, total: number}} [progress] Tokens of the prompt, while the model reads it.
  */
@@ -130,14 +130,14 @@ export function endAt(conversation, id) {
   return { ...conversation, chosen: { ...conversation.chosen, [id]: null } };
 }
 
-/** Show what follows a message at which the conversation was ended. @param {Conversation} conversation @param {string} id */
+/** Show again the messages after one at which the conversation was ended. @param {Conversation} conversation @param {string} id */
 export function goBack(conversation, id) {
   const { [id]: _, ...chosen } = conversation.chosen;
   return { ...conversation, chosen };
 }
 
 /**
- * Return a conversation with the messages that another copy of it has besides.
+ * Return a conversation with the messages that only another copy of it has.
  * @param {Conversation} conversation
  * @param {Conversation | undefined} other
  * @returns {Conversation}

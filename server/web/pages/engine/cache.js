@@ -1,4 +1,4 @@
-// What the cache has saved since the start, and why look-ups found nothing.
+// The tokens that the cache has saved since the start, and the reasons why look-ups found nothing.
 
 import { formatShare } from "../../components/format.js";
 import { tierName } from "../../components/tiers.js";

@@ -11,7 +11,7 @@ const HEIGHT = 140;
 /** @typedef {import("./live.js").Sample} Sample */
 /** @typedef {[keyof Sample, string, string]} Line Field, name, and the property with its colour. */
 
-/** How often the colours of the page have changed. */
+/** The number of times that the colours of the page have changed. */
 const colours = createStore(0);
 const changed = () => colours.set(colours.get() + 1);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);

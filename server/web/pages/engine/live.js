@@ -1,4 +1,4 @@
-// How the engines stand, as the server tells it each second, and what follows from two such moments.
+// The status of the engines, which the server sends each second, and the rates between two such moments.
 
 import { stream } from "../../api.js";
 import { isRefused } from "../../components/polling.js";
@@ -74,7 +74,7 @@ const AGAIN_MS = 2000;
  */
 
 /**
- * Return how the server stands, while the component is shown.
+ * Return the server's latest status, which is followed while the component is shown.
  * @returns {Live}
  */
 export function useEngineStatus() {
@@ -113,7 +113,7 @@ function withStatus({ status: previous, samples }, status) {
 }
 
 /**
- * Return what happened with one model between two moments; undefined where it was loaded anew meanwhile.
+ * Return what one model did between two moments; undefined if it was loaded anew meanwhile.
  * @param {ServerStatus} status
  * @param {ServerStatus} previous
  * @param {string} model

@@ -1,4 +1,4 @@
-// How a model is to be loaded: weight format, LoRA, device, slots, and beside the others or in place of the default.
+// The settings for loading a model: weight format, LoRA, device, slots, beside the others or in place of the default.
 
 import { post } from "../../api.js";
 import { Button } from "../../components/button.js";

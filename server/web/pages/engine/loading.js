@@ -1,4 +1,4 @@
-// How far the models are that are being loaded.
+// The progress of models that are being loaded.
 
 import { formatNumber, t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";

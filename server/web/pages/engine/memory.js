@@ -1,4 +1,4 @@
-// What the parts of a model take of the memory of device and host.
+// The memory that the parts of a model take on device and host.
 
 import { formatBytes } from "../../components/format.js";
 import { tierName } from "../../components/tiers.js";

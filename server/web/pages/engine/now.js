@@ -1,4 +1,4 @@
-// What one model does now: its slots, its speed, its cache and its memory.
+// The present state of one model: its slots, its speed, its cache and its memory.
 
 import { Failure } from "../../components/failure.js";
 import { formatBytes, formatShare, formatSpan } from "../../components/format.js";

@@ -1,4 +1,4 @@
-// The page Engine: what runs now, and the models that are loaded or may be.
+// The page Engine: running requests, and the models that are loaded or can be.
 
 import { Tabs } from "../../components/tabs.js";
 import { t } from "../../strings/index.js";

@@ -1,4 +1,4 @@
-// Who runs what: a row for each slot, and how many requests wait.
+// The slots, a row for each with its request and owner, and the number of waiting requests.
 
 import { formatNumber, t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";

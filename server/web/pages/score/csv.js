@@ -1,10 +1,10 @@
-// Tables as text: values between commas, semicolons or tabs, in quotes where they have to be.
+// Tables as text: values between commas, semicolons or tabs, in quotes if necessary.
 
 /** @typedef {{line: number, cells: string[]}} Row Its first line in the text, from 1, and its values. */
 
 const SEPARATORS = [",", ";", "\t"];
 
-/** What is wrong with a table as a whole. */
+/** An error in a table as a whole. */
 export class TableError extends Error {
   /** @param {number} line */
   constructor(line) {
@@ -14,7 +14,7 @@ export class TableError extends Error {
 }
 
 /**
- * Return the rows of a table that are not empty. Throws a TableError where a quote is not closed.
+ * Return the rows of a table that are not empty. Throws a TableError if a quote is not closed.
  * @param {string} text
  * @returns {Row[]}
  */

@@ -1,4 +1,4 @@
-// What a new person may begin with.
+// Examples for a new user to begin with.
 
 export const EXAMPLE = {
   question: "What is the capital of France?",

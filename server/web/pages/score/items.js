@@ -1,4 +1,4 @@
-// Questions of a table: what each row asks, and what is wrong with those that can't be asked.
+// The questions of a table, and the errors of rows that can't be asked.
 
 import { t } from "../../strings/index.js";
 
@@ -49,7 +49,7 @@ function itemOf(question, choices, answer) {
 }
 
 /**
- * Return which of the choices an answer is: the same text, else its letter, else its number from 1; -1 if none.
+ * Return the place of an answer in the choices, by its text, else its letter, else its number from 1; -1 if none.
  * @param {string[]} choices
  * @param {string} answer
  */

@@ -1,4 +1,4 @@
-// What came of the questions of a table: the share of right answers, a line for each question, and a file of all.
+// The outcomes of a table's questions: the share of right answers, a line for each question, and a file of all.
 
 import { Button } from "../../components/button.js";
 import { percentOf } from "../../components/token_names.js";

@@ -74,7 +74,7 @@ export function QuestionPart() {
 }
 
 /**
- * Do something again when one of `inputs` changes, a moment later, since a text may be typed.
+ * Call `again` a moment after one of `inputs` changes. The delay lets a person finish typing.
  * @param {unknown[]} inputs
  * @param {() => unknown} again
  */

@@ -8,12 +8,12 @@ import { bestOf, scoreChoices } from "./scoring.js";
 const TOGETHER = 4;
 
 /**
- * Score the items that have no outcome yet, and tell of each. Throws where a call fails; the others' outcomes stay.
+ * Score the items that have no outcome yet, and report each. Throws if a call fails; the others' outcomes stay.
  * @param {Item[]} items
  * @param {(Outcome | undefined)[]} outcomes In the order of the items; is filled.
  * @param {import("./scoring.js").Settings} settings
  * @param {AbortSignal} signal
- * @param {() => void} tell Is called after each outcome.
+ * @param {() => void} tell Called after each outcome.
  */
 export async function runItems(items, outcomes, settings, signal, tell) {
   const failing = new AbortController();
@@ -43,8 +43,8 @@ async function outcomeOf({ question, choices, answer }, settings, signal) {
 }
 
 /**
- * Return how many outcomes there are, the share of right ones with its standard error (null where they do not differ),
- * and the share that guessing has.
+ * Return the number of outcomes, the share of right ones, and the share that guessing would have.
+ * The share has a standard error, which is null if all outcomes are the same.
  * @param {Item[]} items
  * @param {(Outcome | undefined)[]} outcomes
  */

@@ -18,7 +18,7 @@ import { modelName } from "../../server.js";
  */
 
 /**
- * How questions are asked and choices compared.
+ * The settings for asking questions and comparing choices.
  * @typedef {object} Settings
  * @property {string} template Holds {question}.
  * @property {boolean} space Whether a choice begins with a space.
@@ -29,7 +29,7 @@ import { modelName } from "../../server.js";
 /** @type {Settings} */
 export const DEFAULTS = { template: "User: {question}\n\nAssistant:", space: true, calibrate: false, figure: "mean" };
 
-const TRIES = 6; // of a call that the server has no room for
+const TRIES = 6; // of a call while the server is full
 const WAIT_MS = 400;
 
 /**
@@ -55,7 +55,7 @@ export async function scoreChoices(question, choices, { template, space, calibra
 }
 
 /**
- * Call, and call again a moment later where the server has no room.
+ * Call a function, and call it again a moment later if the server has no room.
  * @template T
  * @param {() => Promise<T>} call
  * @returns {Promise<T>}

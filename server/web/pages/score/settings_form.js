@@ -1,4 +1,4 @@
-// How questions are asked, and by what choices are compared.
+// The form for asking questions and comparing choices.
 
 import { Select, TextField } from "../../components/fields.js";
 import { useStore } from "../../store.js";

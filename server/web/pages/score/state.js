@@ -1,4 +1,4 @@
-// What the page keeps: the question, the choices, the table, and how choices are compared.
+// The values that the page keeps: the question, the choices, the table, and the settings for comparing choices.
 
 import { keepDraft } from "../../drafts.js";
 import { createStore } from "../../store.js";
@@ -17,7 +17,7 @@ const EMPTY = { question: "", choices: ["", ""], table: "", settings: DEFAULTS }
 
 export const draft = createStore(EMPTY);
 
-/** Settles when what was kept is there. */
+/** Settles when the kept values have been read. */
 export const restored = keepDraft("score", draft);
 
 /** @param {Partial<Draft>} change */

@@ -5,7 +5,7 @@ import { go } from "../../router.js";
 /** @typedef {import("./chat_text.js").ChatText} ChatText */
 
 /**
- * Begin a conversation with these messages, and ask for the answer where they end with a question.
+ * Begin a conversation with these messages, and ask for the answer if they end with a question.
  * @param {ChatText} chat
  * @param {string} state The name of the initial state.
  */

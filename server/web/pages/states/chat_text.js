@@ -7,11 +7,11 @@ const RECORD = /(?:^|\n\n)(System|User|Assistant):/;
  * @typedef {object} ChatText
  * @property {string} system
  * @property {{role: "user" | "assistant", content: string}[]} messages
- * @property {boolean} isAsking It ends where the answer begins.
+ * @property {boolean} isAsking The text ends at the place of the next answer.
  */
 
 /**
- * Return the messages of a text; null where it has another form.
+ * Return the messages of a text; null if it has another form.
  * @param {string} text
  * @returns {ChatText | null}
  */

@@ -1,4 +1,4 @@
-// What can be begun from a kept position: nothing of it has to be run again.
+// The ways to go on from a cached position, without running its tokens again.
 
 import { post } from "../../api.js";
 import { Button } from "../../components/button.js";

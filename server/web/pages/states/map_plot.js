@@ -1,4 +1,4 @@
-// Points in the plane by label: a colour and a form each. The text of a point is told where the pointer or the key is.
+// Points in the plane, with a colour and a form for each label. The text of the point under the pointer or key is shown.
 
 import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
@@ -76,7 +76,7 @@ export function MapPlot({ points }) {
 const colourOf = (label) => `var(--series-${(label % COLOURS) + 1})`;
 
 /**
- * Return where points lie on the picture.
+ * Return the function that gives a point's place on the picture.
  * @param {MapPoint[]} points
  * @returns {(point: MapPoint) => [number, number]}
  */

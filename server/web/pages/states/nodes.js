@@ -24,15 +24,15 @@
  * @typedef {object} Row
  * @property {CacheNode} node
  * @property {number} level From 1 on.
- * @property {number} shown How many children have rows, or would where this were open.
+ * @property {number} shown How many children have rows, or would have them if this node were open.
  * @property {boolean} isOpen
- * @property {number} shared How many characters of the text the sibling above has, too; 0 where these are few.
+ * @property {number} shared How many first characters of the text the sibling above has, too; 0 if they are few.
  */
 
 const LEAST_SHARED = 24;
 
 /**
- * Return the rows of the nodes that no closed one hides. Nodes come from the roots down.
+ * Return the rows of the nodes that are not below a closed one. Nodes are given from the roots down.
  * @param {CacheNode[]} nodes
  * @param {ReadonlySet<string>} closed
  * @returns {Row[]}
@@ -59,7 +59,7 @@ export function arrange(nodes, closed) {
 
 /**
  * Return how many characters two texts have in common from the start, up to the end of a line or else of a word; 0
- * where they are few.
+ * if they are few.
  * @param {string} one
  * @param {string} two
  */
@@ -72,7 +72,7 @@ function sharedLength(one, two) {
 }
 
 /**
- * Return the ids of nodes that are new or were hit since `before` (id -> hits); none where there was nothing.
+ * Return the ids of nodes that are new or were hit since `before` (id -> hits); none if `before` is empty.
  * @param {ReadonlyMap<string, number>} before
  * @param {CacheNode[]} nodes
  * @returns {ReadonlySet<string>}

@@ -1,4 +1,4 @@
-// A kept position: its whole text, what is kept there, and what can be done from it.
+// A cached position: its whole text, the facts of its state, and the ways to go on from it.
 
 import { get, remove } from "../../api.js";
 import { Button } from "../../components/button.js";

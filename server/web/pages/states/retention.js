@@ -6,7 +6,7 @@ import { html } from "../../vendor/preact.js";
 /** @typedef {{persistent: boolean, owner: string, ttl: string}} RetentionChoice */
 
 /**
- * Return the fields of a request that say this.
+ * Return the fields of a request for a choice of retention.
  * @param {RetentionChoice} choice
  */
 export function retentionBody({ persistent, owner, ttl }) {

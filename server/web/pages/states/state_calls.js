@@ -37,14 +37,14 @@ export function statePath(name, below = "", query = {}) {
 }
 
 /**
- * Return all states under names, and how many bytes of how many they take.
+ * Return all states under names, with the bytes that they take and the bytes that they may take.
  * @param {AbortSignal} [signal]
  * @returns {Promise<{data: NamedState[], default: string | null, bytes: number, capacity: number}>}
  */
 export const listStates = (signal) => get(statesPath(), { signal });
 
 /**
- * Return the name of the state with which a tree of the cache begins. Throws an Error where it has none any more.
+ * Return the name of the state with which a tree of the cache begins. Throws an Error if it has no name any more.
  * @param {string} root
  * @returns {Promise<string>}
  */

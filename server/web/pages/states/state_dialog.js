@@ -1,4 +1,4 @@
-// One state under a name: what it is, and what can be done with it.
+// One state under a name: its facts, and the actions on it.
 
 import { post, remove, send } from "../../api.js";
 import { Button } from "../../components/button.js";

@@ -1,4 +1,4 @@
-// The cache as a tree that lives: what is kept of prompts and answers, and where one may go on from.
+// The cache as a live tree: the kept prompts and answers, and the positions from which one may go on.
 
 import { get } from "../../api.js";
 import { Button } from "../../components/button.js";

@@ -37,7 +37,7 @@ export function TreeRows({ rows, names, changed, ...actions }) {
 }
 
 /**
- * Say what prompts started from, and whose they were.
+ * Return words for the state that prompts started from, and for their owner.
  * @param {string} root
  * @param {Map<string, string>} names
  */

@@ -1,4 +1,4 @@
-// Vectors in the plane, and whether neighbours have the same label.
+// Coordinates of vectors in the plane, and a measure of how well their labels separate.
 
 const ROUNDS = 60;
 
@@ -15,8 +15,8 @@ export function planeOf(vectors) {
 }
 
 /**
- * Return how many vectors have a label that most of their `count` nearest others have, as a share. Nearness is the
- * cosine after the mean was taken away; of labels that are as frequent, the nearest counts.
+ * Return the share of vectors that have the label most frequent among their `count` nearest others. Nearness is the
+ * cosine after subtracting the mean; of labels that are equally frequent, the nearest counts.
  * @param {number[][]} vectors
  * @param {string[]} labels
  * @param {number} count

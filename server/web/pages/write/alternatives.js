@@ -1,4 +1,4 @@
-// The tokens that might have stood in a place, each with its probability; one that is clicked forks the text there.
+// The alternatives to a token, each with its probability. A click on one forks the text there.
 
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
@@ -11,7 +11,7 @@ import { nameOf, percentOf } from "../../components/token_names.js";
  * @param {{
  *   cell: import("./cells.js").Cell,
  *   onChoose: (index: number, chosen: Alternative) => void,
- * }} props `onChoose` is told the place of the token in its cell, and what is to stand there.
+ * }} props `onChoose` gets the place of the token in its cell, and the token to put there.
  */
 export function Alternatives({ cell, onChoose }) {
   return cell.tokens.map(

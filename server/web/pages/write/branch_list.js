@@ -1,4 +1,4 @@
-// The texts that there are, as a tree: which was made from which, and where they part.
+// The tree of texts: each one below the text that it was made from, from the point at which they part.
 
 import { IconButton } from "../../components/button.js";
 import { Icon } from "../../components/icons.js";

@@ -1,4 +1,4 @@
-// The texts that generating and forking have made, as a tree: each one knows from which other it came.
+// The tree of texts made by generating and forking. Each one names its parent.
 
 import { EMPTY } from "./text.js";
 
@@ -71,7 +71,7 @@ export function undone(branches) {
 }
 
 /**
- * Return the branches without one; what came from it then came from its parent.
+ * Return the branches without one. Its children become those of its parent.
  * @param {Branches} branches
  * @param {number} id
  * @returns {Branches}
@@ -103,7 +103,7 @@ export function depthOf(branches, branch) {
   return depth;
 }
 
-/** @param {Branches} branches @returns {Branches} Without the oldest, where there are too many. */
+/** @param {Branches} branches @returns {Branches} Without the oldest, if there are too many. */
 function trimmed(branches) {
   let kept = branches;
   const size = () => kept.all.reduce((sum, { text }) => sum + text.content.length, 0);

@@ -6,7 +6,7 @@
  * @typedef {object} Token
  * @property {number} id
  * @property {number[]} bytes
- * @property {number | null} logprob Null where nothing precedes the token.
+ * @property {number | null} logprob Null if nothing precedes the token.
  * @property {Alternative[]} top The likeliest tokens at its place.
  */
 
@@ -22,7 +22,7 @@
 const decoder = new TextDecoder();
 
 /**
- * Return the token that the server tells of.
+ * Return the token of an entry in the server's answer.
  * @param {{id: number, bytes: number[], logprob: number | null, top_logprobs: any[]}} entry
  * @returns {Token}
  */
@@ -32,11 +32,11 @@ export function tokenOf({ id, bytes, logprob, top_logprobs }) {
 }
 
 /**
- * Add a token at `start`, and return the text that it adds. The last cell takes it where that has not ended.
+ * Add a token at `start`, and return the text that it adds. If the last cell has not ended, the token goes into it.
  * @param {Cell[]} cells The last one may be replaced.
  * @param {Token} token
  * @param {number} start
- * @param {number} first Cells before this place stay as they are.
+ * @param {number} first Cells before this place are not changed.
  */
 export function addToken(cells, token, start, first) {
   const last = cells.length > first ? cells[cells.length - 1] : undefined;
@@ -56,7 +56,7 @@ export function addToken(cells, token, start, first) {
 }
 
 /**
- * Return how many of the bytes are before a character at the end that lacks bytes.
+ * Return the number of bytes before an incomplete character at the end.
  * @param {number[]} bytes
  */
 function wholeCharacters(bytes) {

@@ -1,4 +1,4 @@
-// What the text must follow: a grammar, a regular expression or a JSON schema, with its error where it is.
+// The constraint of the text: a grammar, a regular expression or a JSON schema, with any error marked in place.
 
 import { ApiError, post } from "../../api.js";
 import { Select } from "../../components/fields.js";
@@ -96,13 +96,13 @@ async function check(fields, signal) {
   try {
     await post("/completion", { prompt: [0], n_predict: 0, response_fields: ["stop"], ...fields }, { signal });
   } catch (error) {
-    if (!(error instanceof ApiError) || error.param !== field) return; // told when the text is continued
+    if (!(error instanceof ApiError) || error.param !== field) return; // reported when the text is continued
     constraintError.set({ message: reasonOf(error.message), line: error.line, column: error.column });
   }
 }
 
 /**
- * Return what the server says is wrong, without the text that was sent.
+ * Return the reason in the server's error, without the text that was sent.
  * @param {string} message
  */
 export const reasonOf = (message) => /that can be used: ([\s\S]*)$/.exec(message)?.[1] ?? message;

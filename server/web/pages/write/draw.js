@@ -8,11 +8,11 @@ import { extended } from "./text.js";
 /** @typedef {import("./session.js").Facts} Facts */
 
 const STREAMED = { stream: true, return_progress: true };
-const SLOW_PART = 8; // showing the text takes at most one part of so many of the time
+const SLOW_PART = 8; // showing the text takes at most this fraction of the time: 1 / SLOW_PART
 
 /**
- * Draw tokens until the end, and tell of the text and the facts as they come. Throws where the call fails; what has
- * come until then was told.
+ * Draw tokens until the end, and report the text and the facts as they come. Throws if the call fails, after
+ * reporting what has come until then.
  * @param {Record<string, unknown>} body
  * @param {Text} text
  * @param {AbortSignal} signal

@@ -1,4 +1,4 @@
-// The text: written like in any field, its tokens coloured, with the alternatives of the one under the pointer.
+// The text as an ordinary field with coloured tokens, and the alternatives of the token under the pointer.
 
 import { Overlay } from "../../components/overlay.js";
 import { useStore } from "../../store.js";
@@ -85,7 +85,7 @@ export function Editor({ onCaret, onGoOn, marked }) {
 }
 
 /**
- * Tell which cell the pointer is over, and what shows and hides it.
+ * Return the cell under the pointer, and the handlers that show and hide its alternatives.
  * @param {Painter} painter
  * @param {{current: HTMLTextAreaElement | null}} field
  * @param {{current: HTMLElement | null}} box
@@ -127,7 +127,7 @@ function useHover(painter, field, box, cells) {
 }
 
 /**
- * Keep the end of the text in sight while it grows, where it was.
+ * Keep the end of the text in sight while it grows, if it was in sight.
  * @param {{current: HTMLElement | null}} box
  * @param {boolean} isRunning
  * @param {unknown} text
@@ -149,7 +149,7 @@ function useFollow(box, isRunning, text) {
 }
 
 /**
- * Tell where the caret is, whenever it moves.
+ * Call `onCaret` with the caret's offset whenever it moves.
  * @param {{current: HTMLTextAreaElement | null}} field
  * @param {(offset: number) => void} onCaret
  */

@@ -1,4 +1,4 @@
-// What a new person may begin with: texts to continue, and a constraint of each kind.
+// Examples for a new user to begin with: texts to continue, and a constraint of each kind.
 
 /** @type {Record<string, string>} */
 export const EXAMPLES = {

@@ -1,4 +1,4 @@
-// The page Write: a text that the model continues, with the probability of each token and what else might stand there.
+// The page Write: a text that the model continues, with the probability and the alternatives of each token.
 
 import { Button } from "../../components/button.js";
 import { chosenModel, models } from "../../server.js";
@@ -90,7 +90,7 @@ function Toolbar() {
   `;
 }
 
-/** What a new person may try; away as soon as there is a text. */
+/** Examples for a new user; hidden as soon as there is a text. */
 function Examples() {
   if (currentText().content !== "") return null;
   return html`

@@ -13,7 +13,7 @@ export class Painter {
   #rest = document.createTextNode("");
 
   /**
-   * Fill `behind` with the text; what has not changed stays.
+   * Fill `behind` with the text; elements of unchanged cells stay.
    * @param {HTMLElement} behind
    * @param {Text} text
    */
@@ -67,8 +67,8 @@ export class Painter {
   }
 
   /**
-   * Return where a cell is in the window: the first of its lines that is under the point, or its first; null if it
-   * has none, or is not under the point.
+   * Return the box of a cell in the window: of its line under the point, or without a point of its first line.
+   * Null if it has no such line.
    * @param {number} place
    * @param {{x: number, y: number}} [point]
    */
@@ -91,7 +91,7 @@ function spanOf({ tokens }, text) {
 }
 
 /**
- * Return where in a field the letter under a point is; null where none is.
+ * Return the offset in a field of the letter under a point; null if there is none.
  * @param {HTMLTextAreaElement} field
  * @param {{x: number, y: number}} point
  */

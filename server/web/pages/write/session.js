@@ -1,4 +1,4 @@
-// The text that is written, and what is done with it: go on, fork, score, undo. It is kept over reloads.
+// The text of the page, and the actions on it: go on, fork, score, undo. It is kept over reloads.
 
 import { ApiError, post } from "../../api.js";
 import { notifyError } from "../../components/notices.js";
@@ -17,14 +17,14 @@ import { begun, cutAt, edited, EMPTY, extended, forked, promptOf, seenBy } from 
 /** @typedef {import("./cells.js").Alternative} Alternative */
 
 /**
- * What is known of the last continuation.
+ * The facts of the last continuation.
  * @typedef {object} Facts
  * @property {number} tokens
  * @property {number | null} perSecond
  * @property {number | null} firstMs Until the first token.
  * @property {number | null} promptTokens
  * @property {number | null} reused How many of them the server had kept.
- * @property {number} read How many of them the model has read, while it does.
+ * @property {number} read How many of them the model has read, while it reads.
  * @property {"running" | "limit" | "eos" | "word" | "none" | "stopped"} end
  */
 
@@ -38,7 +38,7 @@ export const branches = createStore(START);
 export const running = createStore(/** @type {AbortController | null} */ (null));
 export const facts = createStore(/** @type {Facts | null} */ (null));
 
-/** Settles when the texts that were kept are there. */
+/** Settles when the kept texts have been read. */
 export const restored = keepDraft("write", branches);
 
 /** Return the text that is shown. */
@@ -50,12 +50,12 @@ function shownText({ text }) {
   return model === "" ? text : seenBy(text, model);
 }
 
-/** @param {string} content What somebody has written. */
+/** @param {string} content What the person has written. */
 export function write(content) {
   branches.set(withText(branches.get(), edited(currentText(), content)));
 }
 
-/** End what runs; the tokens that have come stay. */
+/** Stop the running call; the tokens that have come stay. */
 export const stop = () => running.get()?.abort();
 
 /** Go on with the text that is shown. */
@@ -159,9 +159,9 @@ async function continueAs(kind, from, text, parent = branches.get().current) {
 }
 
 /**
- * Run `work`, which may be stopped, and tell of what went wrong.
+ * Run `work`, which the person may stop, and show its error.
  * @param {(signal: AbortSignal) => Promise<void>} work
- * @param {import("./branches.js").Branches} [before] What is shown again where nothing has come.
+ * @param {import("./branches.js").Branches} [before] What is shown again if no token has come.
  */
 async function working(work, before) {
   const controller = new AbortController();

@@ -1,4 +1,4 @@
-// What the page keeps of how texts are continued: sampling, and what the text must follow.
+// The kept settings for continuing texts: sampling, and the constraint that the text must follow.
 
 import { settingStore } from "../../storage.js";
 import { createStore } from "../../store.js";
@@ -15,11 +15,11 @@ export const settings = settingStore("write.options", /** @type {Settings} */ ({
 
 export const constraint = settingStore("write.constraint", /** @type {Constraint} */ ({ kind: "none", texts: {} }));
 
-/** What is wrong with the constraint that is chosen; null where nothing is known to be. */
+/** The error of the chosen constraint; null if none is known. */
 export const constraintError = createStore(/** @type {ConstraintError | null} */ (null));
 
 /**
- * Return the fields that say what the text must follow; none where it is free.
+ * Return the fields of a request for the constraint; none if there is no constraint.
  * @returns {Record<string, string>}
  */
 export function constraintFields() {
@@ -33,7 +33,7 @@ export function samplingFields() {
   return { ...settings.get().sampling, ...stateField() };
 }
 
-/** Return the field that says from which state a text begins; none for the server's default. */
+/** Return the field for the state from which a text begins; none for the server's default. */
 export function stateField() {
   const { state } = settings.get();
   return state ? { state } : {};

@@ -1,4 +1,4 @@
-// What is known of the last continuation, the perplexity of the text, and what its colours mean.
+// The facts of the last continuation, the perplexity of the text, and the meaning of its colours.
 
 import { useStore } from "../../store.js";
 import { formatNumber, t } from "../../strings/index.js";

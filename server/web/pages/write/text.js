@@ -1,4 +1,4 @@
-// A text whose tokens are known in part: what they are, where they stand, and what a request sends to go on with it.
+// A text whose tokens are known in part: the tokens, their places, and the prompt that goes on with the text.
 
 import { addToken } from "./cells.js";
 
@@ -7,28 +7,28 @@ import { addToken } from "./cells.js";
 /** @typedef {string | number} Piece A part of a prompt: a text, or the id of a token. */
 
 /**
- * What generation began from, so that it can go on or be forked with the same tokens.
+ * The prompt that generation began from, so that it can go on or be forked with the same tokens.
  * @typedef {object} Run
  * @property {Piece[]} pieces What was sent before the run's first token.
  * @property {number} first The place of the run's first cell.
  * @property {string} constraint What the text must follow, as JSON; empty = nothing.
  * @property {number} constrained The number of the run's tokens before the constraint begins.
- * @property {boolean} ended Whether the model ended the text.
+ * @property {boolean} ended True if the model ended the text.
  */
 
 /**
  * @typedef {object} Text
  * @property {string} content
  * @property {Cell[]} cells In their order; there may be text before, between and after them.
- * @property {Run | null} run The last one, as long as nobody has written after it.
- * @property {string} model Whose tokens the cells are; empty where there are none.
+ * @property {Run | null} run The last one, as long as the person has not written after it.
+ * @property {string} model The model whose tokens the cells are; empty if there are no cells.
  */
 
 /** @type {Text} */
 export const EMPTY = { content: "", cells: [], run: null, model: "" };
 
 /**
- * Return the text after somebody has written: tokens from the first change on are no longer known.
+ * Return the text after an edit: tokens from the first change on are no longer known.
  * @param {Text} text
  * @param {string} content
  * @returns {Text}
@@ -61,7 +61,7 @@ export function extended(text, tokens) {
 }
 
 /**
- * Return the text as `model` sees it: tokens of another one mean nothing to it.
+ * Return the text for `model`, without its tokens if they are another model's.
  * @param {Text} text
  * @param {string} model
  * @returns {Text}
@@ -89,7 +89,7 @@ export function begun(text, constraint, model) {
 }
 
 /**
- * Return what a request sends to go on with a text that has begun, and how many tokens at its end its constraint holds.
+ * Return the prompt that goes on with a begun text, and how many tokens at its end fall under its constraint.
  * @param {Text & {run: Run}} text
  */
 export function promptOf(text) {
