@@ -163,7 +163,7 @@ class GenerateRequest:
         if self.mix is not None or self.score_from is not None:
             allowed = "null where states are mixed or tokens are scored"
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
-        if "deepembed" in shape.version:
+        if not shape.takes_embeddings:
             allowed = f"null, since RWKV {shape.version} has vectors for each token in every layer"
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
 

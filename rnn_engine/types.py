@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import ModelError
 from rnn_engine.quantised import Blocks
 
 MOST_DRAWS: Final = 16
@@ -152,6 +151,25 @@ class StateField:
     fill: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """The names of the tensors before a model's first layer and after its last one, and how those of layers begin."""
+
+    embedding: str  # [V, D]
+    embedding_norm: str  # of a layer norm after the look-up: what stands before `.weight` and `.bias` [D]
+    head_norm: str  # of the layer norm before the head, likewise
+    head: str  # [V, D]
+    layers: str  # what stands before the number of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlace:
+    """Where a matrix stands in a model."""
+
+    part: str  # "emb", "head", or in a layer "att", "ffn", or "adapters" for a low-rank matrix of either
+    layer: int | None  # None outside the layers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(ABC):
     """The sizes of a model, all read from its tensors; each version has a subclass with sizes of its own."""
@@ -159,8 +177,26 @@ class ModelShape(ABC):
     version: str  # such as "v7"
     num_layers: int  # L
     width: int  # D
-    ffn_width: int  # F
     vocab_size: int  # V
+
+    @property
+    @abstractmethod
+    def tensor_names(self) -> TensorNames:
+        """The names of the embedding, the head and their norms."""
+
+    @abstractmethod
+    def place_of(self, name: str) -> MatrixPlace:
+        """Return where the matrix of this name stands."""
+
+    @property
+    @abstractmethod
+    def layer_weights(self) -> int:
+        """How many numbers the large matrices of one layer have; a token takes a multiplication for each."""
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Return True if a vector may stand for a token, which the layers then need not know."""
+        return True
 
     @property
     @abstractmethod
@@ -176,10 +212,6 @@ class ModelShape(ABC):
     def settings(self) -> str:
         """What no tensor says and changes the results; states made with other settings are not continued."""
         return ""
-
-    def with_group_norm_epsilon(self, epsilon: float) -> ModelShape:
-        """Return the shape of a model whose group norm has this epsilon. Raises ModelError where there is none."""
-        raise ModelError(f"a group norm epsilon of {epsilon:g} for RWKV {self.version}, which has no group norm")
 
     @property
     def state_bytes(self) -> int:

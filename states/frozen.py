@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.source import show
-from rnn_engine.types import F32, InitialState, ModelShape, State
+from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
 
 # Checks that arrays are a state of a model: all its fields, of the right shapes, with finite numbers only.
 
@@ -116,6 +116,7 @@ class FrozenState:
     logits: F32 | None  # [V] those after the last token, if they are known
     num_tokens: int | None  # that it has taken in: 0 for a tuned state, None if there were some but not known how many
     last_tokens: tuple[int, ...]  # the last of them, as far as they are known
+    has_shifts: bool  # whether the token shifts are set too; a tuned state leaves them at zero
 
     @property
     def for_request(self) -> InitialState:
@@ -126,11 +127,6 @@ class FrozenState:
     def num_bytes(self) -> int:
         """The exact size of the arrays in bytes."""
         return sum(array.nbytes for array in self.state.values()) + (0 if self.logits is None else self.logits.nbytes)
-
-    @property
-    def has_shifts(self) -> bool:
-        """Whether the token shifts are set too; a tuned state leaves them at zero."""
-        return _has_shifts(self.state)
 
 
 def freeze_state(
@@ -151,12 +147,10 @@ def freeze_state(
     kept = {name: _read_only(array) for name, array in checked.items()}
     if logits is not None:
         logits = _read_only(check_array(logits, (shape.vocab_size,), f"{source}: logits"))
-    known = None if num_tokens == 0 and _has_shifts(kept) else num_tokens
-    return FrozenState(_digest(kept), kept, logits, known, tuple(last_tokens)[-MAX_LAST_TOKENS:])
-
-
-def _has_shifts(state: State) -> bool:
-    return any(bool(array.any()) for name, array in state.items() if name.endswith("_shift"))
+    shifts = [kept[field.name] for field in shape.state_fields if field.kind is FieldKind.SHIFT]
+    has_shifts = any(bool(shift.any()) for shift in shifts)
+    known = None if num_tokens == 0 and has_shifts else num_tokens
+    return FrozenState(_digest(kept), kept, logits, known, tuple(last_tokens)[-MAX_LAST_TOKENS:], has_shifts)
 
 
 def _read_only(array: F32) -> F32:

@@ -90,6 +90,12 @@ def test_a_dependency_that_nothing_imports_is_found(tmp_path: Path) -> None:
     assert find_breaches(tmp_path) == ["pyproject.toml:1: nothing imports wgpu"]
 
 
+def test_a_name_of_a_versions_tensor_in_the_code_of_all_versions_is_found(tmp_path: Path) -> None:
+    write_tree(tmp_path, {**ALLOWED, "rnn_engine/forward/a.py": 'NAME = "head.weight"\nOTHER = "head"\n'})
+    [found] = find_breaches(tmp_path)
+    assert found.startswith("rnn_engine/forward/a.py:1: 'head.weight' is a name of a version's own")
+
+
 def test_a_file_in_no_layer_is_found(tmp_path: Path) -> None:
     write_tree(tmp_path, {**ALLOWED, "rnn_engine/stray.py": ""})
     assert find_breaches(tmp_path) == [

@@ -82,9 +82,7 @@ def convert_model(
         raise InvalidRequestError(field, str(target), "a new name, or a file to replace")
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
-    source = ConversionSource(
-        model, present, parse_weights(weights, target.suffix).of(model.shape.num_layers), progress
-    )
+    source = ConversionSource(model, present, parse_weights(weights, target.suffix).of(model.shape), progress)
     try:
         if file_format is None:
             with atomic_folder(target, field) as folder:

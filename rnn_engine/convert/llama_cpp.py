@@ -69,7 +69,7 @@ def _metadata(shape: ModelShape) -> dict[str, Value]:
         "context_length": _CONTEXT_LENGTH,
         "embedding_length": shape.width,
         "block_count": shape.num_layers,
-        "feed_forward_length": shape.ffn_width,
+        "feed_forward_length": shape.sizes["ffn_width"],
         "attention.head_count": 0,
         "attention.layer_norm_epsilon": 1e-5,
         "wkv.head_size": shape.sizes["head_size"],

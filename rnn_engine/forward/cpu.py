@@ -152,7 +152,7 @@ class CpuRunner:
         ids = given_ids(batch, self._shape.vocab_size)
         tokens = np.concatenate([np.asarray(run_ids, np.intp) for run_ids in ids])  # [T]
         given = given_rows(batch)
-        weights = self._weights if given is None else self._weights.with_rows("emb.weight", given)
+        weights = self._weights if given is None else self._weights.with_rows(self._shape.tensor_names.embedding, given)
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
         hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]

@@ -62,10 +62,11 @@ class GivenEmbeddings:
 
 def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
     """Upload the embedding. Return the stages that look tokens up in it, and the stage for given embeddings."""
-    vectors = PackedVectors.load(context, "ln0", "blocks.0.ln0.", ("weight", "bias"))
+    names = context.model.shape.tensor_names
+    vectors = PackedVectors.load(context, "embedding norm", f"{names.embedding_norm}.", ("weight", "bias"))
     constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
     buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
-    stages = table_stages(context, "embedding", "emb.weight", "embed", constants, buffers)
+    stages = table_stages(context, "embedding", names.embedding, "embed", constants, buffers)
     return stages, GivenEmbeddings(context, constants, buffers)
 
 
@@ -116,9 +117,10 @@ class Head:
 
     def __init__(self, context: BuildContext) -> None:
         shape = context.model.shape
+        names = shape.tensor_names
         self._context = context
-        self._norm = PackedVectors.load(context, "ln_out", "ln_out.", ("weight", "bias"))
-        matrix = Matrix(context.weights("head.weight"), 0, shape.width, 0, shape.vocab_size)
+        self._norm = PackedVectors.load(context, "head norm", f"{names.head_norm}.", ("weight", "bias"))
+        matrix = Matrix(context.weights(names.head), 0, shape.width, 0, shape.vocab_size)
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:

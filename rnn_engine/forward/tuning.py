@@ -79,8 +79,7 @@ class Tuning:
 
     def step_tokens(self, shape: ModelShape) -> int:
         """Return the default for the most tokens in one step of a model of this shape."""
-        layer = 4 * shape.width**2 + 2 * shape.width * shape.ffn_width
-        tokens = int(self.max_step_operations / (2 * shape.num_layers * layer))
+        tokens = int(self.max_step_operations / (2 * shape.num_layers * shape.layer_weights))
         return min(self.max_tokens, max(16, tokens // 16 * 16))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat, WeightFormat
 from rnn_engine.quantised import BLOCK_FORMATS
-from rnn_engine.types import Model
+from rnn_engine.types import MatrixPlace, Model, ModelShape
 
 STORED: Final = "stored"
 """The name of the choice to keep each matrix in the float type, or in the blocks, that its file has."""
@@ -27,7 +26,6 @@ _FEW_LAYERS: Final = 2  # up to this many layers "last" is not used: no layer wo
 _LAYERS: Final = "layers"
 _ACTIVATIONS: Final = "activations"
 _ACTIVATION_TYPES: Final = ("f32", "int8")
-_LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +85,34 @@ class WeightChoice:
             formats[name] = value
         return cls(formats, num_layers, activations)
 
-    def of(self, model_layers: int) -> FormatOf:
-        """Return the format of each matrix of a model with `model_layers` layers."""
-        return partial(
-            self._format_of, {0: "first", model_layers - 1: "last"} if model_layers > _FEW_LAYERS else {0: "first"}
-        )
+    def of(self, shape: ModelShape) -> FormatOf:
+        """Return the format of each matrix of a model of this shape."""
+        ends = {0: "first"}
+        if shape.num_layers > _FEW_LAYERS:
+            ends[shape.num_layers - 1] = "last"
+        return partial(self._format_of, shape.place_of, ends)
 
-    def _format_of(self, ends: Mapping[int, str], name: str) -> WeightFormat | None:
-        match = _LAYER.fullmatch(name)
-        if match is None:
-            return _format("emb" if name.startswith("emb.") else "head", self.formats)
-        layer, group, rest = match.groups()
-        if self.num_layers is not None and int(layer) >= self.num_layers:
+    def _format_of(
+        self, place_of: Callable[[str], MatrixPlace], ends: Mapping[int, str], name: str
+    ) -> WeightFormat | None:
+        place = place_of(name)
+        if place.layer is None:
+            return _format(place.part, self.formats)
+        if self.num_layers is not None and place.layer >= self.num_layers:
             return WEIGHT_FORMATS["f16"]
-        if not rest.endswith(".weight"):
-            return _format("adapters", self.formats)
-        end = ends.get(int(layer), group)
-        return _format(end if end in self.formats else group, self.formats)
+        end = place.part if place.part == "adapters" else ends.get(place.layer, place.part)
+        return _format(end if end in self.formats else place.part, self.formats)
 
 
-def parse_weights(weights: str | FormatOf, num_layers: int) -> tuple[FormatOf, str]:
-    """Return the format of each matrix of a model with `num_layers` layers, and the type of activations.
+def parse_weights(weights: str | FormatOf, shape: ModelShape) -> tuple[FormatOf, str]:
+    """Return the format of each matrix of a model of this shape, and the type of activations.
 
     `weights` is a text for `WeightChoice.parse`, or the formats themselves; activations are f32 then.
     """
     if not isinstance(weights, str):
         return weights, "f32"
     choice = WeightChoice.parse(weights)
-    return choice.of(num_layers), choice.activations
+    return choice.of(shape), choice.activations
 
 
 def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -25,7 +24,6 @@ _PROMPT, _GENERATED = 500, 100  # tokens of a typical request
 _TIMES_FASTER: Final = 2  # by which numpy must be faster to be chosen
 _LAYERS: Final = (1, 3)  # of the two partial models that are measured
 _REPEATS: Final = 3
-_LAYER_NAME = re.compile(r"blocks\.(\d+)\.")
 
 _log = logging.getLogger(__name__)
 
@@ -116,8 +114,8 @@ class FirstLayers:
         return tuple(name for name in self.model.names if self.has(name))
 
     def has(self, name: str) -> bool:
-        layer = _LAYER_NAME.match(name)
-        return self.model.has(name) and (layer is None or int(layer[1]) < self.num_layers)
+        layer = self.model.shape.place_of(name).layer
+        return self.model.has(name) and (layer is None or layer < self.num_layers)
 
     def tensor(self, name: str) -> NDArray[Any]:
         return self.model.tensor(name)

@@ -105,7 +105,7 @@ def load_runner(
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
     if device == "cpu":
         return _load_cpu_runner(model, size, versions)
-    format_of, activations = parse_weights(weights, model.shape.num_layers)
+    format_of, activations = parse_weights(weights, model.shape)
     if activations == "int8" and not has_bytes(model, format_of):
         raise InvalidRequestError("weights", weights, "no activations=int8 where no matrix is int8 or q8_0")
     for line in describe_blocks(model, format_of):
@@ -167,7 +167,7 @@ def measure_runner(
 
     Runs the code that loads a runner, without weights. Raises DeviceError as `load_runner` does.
     """
-    chosen, activations = parse_weights(weights, model.shape.num_layers)
+    chosen, activations = parse_weights(weights, model.shape)
 
     def format_of(name: str) -> WeightFormat:
         return Unpacked(chosen(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))

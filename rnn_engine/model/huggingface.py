@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.stored import Reorder, Split, StoredPart, StoredStep, StoredTensor, Swap
@@ -249,6 +249,19 @@ _HEAD_DIVISOR: Final = 8  # transformers divides the heads' outputs by this, unl
 _RATIO_STEP: Final = 32  # the channel mix's width is rounded up to a multiple of this if a ratio gives it
 
 
+@runtime_checkable
+class _HasGroupNorm(Protocol):
+    """The shape of a version with a group norm over heads."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def head_size(self) -> int: ...
+
+    def with_group_norm_epsilon(self, epsilon: float) -> ModelShape: ...
+
+
 @dataclass(frozen=True, slots=True)
 class HfConfig:
     """The config of a model with the tensor names of `library`; `values` is empty if the model's folder has none."""
@@ -281,8 +294,9 @@ class HfConfig:
         """Return the shape with the config's epsilon. Raises ModelError if the config contradicts the shape."""
         self._check_version(shape.version)
         self._check_sizes(shape.sizes)
-        head_size = shape.sizes.get("head_size")
-        return shape if head_size is None else shape.with_group_norm_epsilon(self._group_norm_epsilon(shape, head_size))
+        if not isinstance(shape, _HasGroupNorm):
+            return shape
+        return shape.with_group_norm_epsilon(self._group_norm_epsilon(shape.version, shape.head_size))
 
     def _check_version(self, version: str) -> None:
         stated = self.values.get("model_type")
@@ -316,9 +330,9 @@ class HfConfig:
         if expected != sizes["ffn_width"]:
             raise self._refusal("hidden_ratio", f"one that makes {sizes['ffn_width']} of the width, not {expected}")
 
-    def _group_norm_epsilon(self, shape: ModelShape, head_size: int) -> float:
+    def _group_norm_epsilon(self, version: str, head_size: int) -> float:
         if self.library == "flash-linear-attention":
-            return _NORM_EPSILON * (head_size if shape.version == "v7" else 1)
+            return _NORM_EPSILON * (head_size if version == "v7" else 1)
         divisor = self.values.get("head_size_divisor", _HEAD_DIVISOR)
         if type(divisor) not in (int, float) or not 0 < divisor < 1e6:
             raise self._refusal("head_size_divisor", "a number above 0")

@@ -65,7 +65,7 @@ class Weights:
         return extended
 
     def block(self, layer: int) -> Block:
-        return Block(self, f"blocks.{layer}.")
+        return Block(self, f"{self.shape.tensor_names.layers}{layer}.")
 
 
 class Block:
@@ -90,12 +90,14 @@ _LAYER_NORM_EPSILON: Final = 1e-5
 
 def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
     """Return the input of the first layer: token ids [T] -> [T, D]."""
-    return layer_norm(weights.rows("emb.weight", ids), weights.block(0), "ln0")
+    names = weights.shape.tensor_names
+    return layer_norm(weights.rows(names.embedding, ids), weights, names.embedding_norm)
 
 
 def project_to_logits(weights: Weights, x: Array) -> Array:
     """Return the logits for the last layer's output x: [R, D] -> [R, V]."""
-    return weights.matmul(layer_norm(x, weights, "ln_out"), "head.weight")
+    names = weights.shape.tensor_names
+    return weights.matmul(layer_norm(x, weights, names.head_norm), names.head)
 
 
 def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:

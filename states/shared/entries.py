@@ -108,7 +108,6 @@ class UnreadState(FrozenState):
     """A state whose arrays have not been read from the store. Access to them raises StateError."""
 
     bytes_there: int
-    shifts_there: bool
 
     @classmethod
     def of(cls, frozen: FrozenState) -> UnreadState:
@@ -126,10 +125,6 @@ class UnreadState(FrozenState):
     def num_bytes(self) -> int:
         return self.bytes_there
 
-    @property
-    def has_shifts(self) -> bool:
-        return self.shifts_there
-
 
 def make_unread(
     digest: str,
@@ -141,7 +136,7 @@ def make_unread(
 ) -> UnreadState:
     """Return an unread state with these properties."""
     logits = _LOGITS if has_logits else None
-    return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, num_bytes, has_shifts)
+    return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, has_shifts, num_bytes)
 
 
 class _Unread(Mapping[str, F32]):

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from rnn_engine.forward.slot_states import StateLayout
-from rnn_engine.types import FieldKind, ModelShape, StateField
+from rnn_engine.types import FieldKind, StateField
+from rnn_engine.versions.shared.layout import RwkvShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedShape(ModelShape):
+class MixedShape(RwkvShape):
     """A shape whose state has every kind of field, of awkward sizes."""
 
     @property

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import WeightChoice, stored_format
+from tests.support.models import tiny_shape
 
 ATT, FFN, HEAD, EMB = "blocks.3.att.key.weight", "blocks.12.ffn.value.weight", "head.weight", "emb.weight"
 ADAPTER, V6_ADAPTER = "blocks.0.att.w1", "blocks.1.att.time_maa_w2"
@@ -18,7 +19,7 @@ ADAPTER, V6_ADAPTER = "blocks.0.att.w1", "blocks.1.att.time_maa_w2"
 
 def formats(text: str) -> list[str]:
     """The formats of one tensor of each class: att, ffn, head, emb, adapters."""
-    choice = WeightChoice.parse(text).of(24)
+    choice = WeightChoice.parse(text).of(tiny_shape(layers=24))
     assert choice(ADAPTER) == choice(V6_ADAPTER)
     found = [choice(name) for name in (ATT, FFN, HEAD, EMB, ADAPTER)]
     return ["stored" if one is None else one.name for one in found]
@@ -57,7 +58,7 @@ def test_a_choice(text: str, expected: list[str]) -> None:
 )
 @pytest.mark.parametrize("end", ["first", "last"])
 def test_matrices_of_the_ends_have_8_bits_where_others_have_4(end: str, text: str, expected: list[str]) -> None:
-    choice = WeightChoice.parse(text.replace("end=", f"{end}=")).of(6)
+    choice = WeightChoice.parse(text.replace("end=", f"{end}=")).of(tiny_shape(layers=6))
     layer = {"first": 0, "last": 5}[end]
     found = [choice(f"blocks.{layer}.{name}.weight") for name in ("att.key", "ffn.value")]
     assert ["stored" if one is None else one.name for one in found] == expected
@@ -65,7 +66,7 @@ def test_matrices_of_the_ends_have_8_bits_where_others_have_4(end: str, text: st
 
 @pytest.mark.parametrize(("model_layers", "expected"), [(1, "88"), (2, "84"), (3, "848")])
 def test_a_model_of_few_layers_has_some_in_4_bits(model_layers: int, expected: str) -> None:
-    choice = WeightChoice.parse("int4").of(model_layers)
+    choice = WeightChoice.parse("int4").of(tiny_shape(layers=model_layers))
     found = [choice(f"blocks.{layer}.att.key.weight") for layer in range(model_layers)]
     assert [one is not None and one.name for one in found] == [f"int{bits}" for bits in expected[:model_layers]]
 

@@ -131,7 +131,7 @@ def test_what_a_kernel_multiplies_with_is_kept_as_it_is(kind: str, tmp_path: Pat
             assert blocks is not None
             np.testing.assert_array_equal(stored.unpack(stored.pack(blocks), *matrix.shape), matrix)
         assert opened.blocks("blocks.0.att.w1") is None
-        assert list(describe_blocks(opened, WeightChoice.parse("stored").of(2))) == [
+        assert list(describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))) == [
             f"matrices kept in the blocks of the file: 14 in {kind}"
         ]
 
@@ -184,7 +184,7 @@ def test_matrices_that_are_scaled_back_keep_their_blocks(tmp_path: Path) -> None
 
 def test_blocks_that_another_format_replaces_are_told(tmp_path: Path) -> None:
     with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q8_0")) as opened:
-        kept, converted = describe_blocks(opened, WeightChoice.parse("f16,head=q8_0").of(2))
+        kept, converted = describe_blocks(opened, WeightChoice.parse("f16,head=q8_0").of(opened.shape))
     assert kept == "matrices kept in the blocks of the file: 2 in Q8_0"
     assert converted == "matrices converted from the blocks of the file, as --weights says: 12 in Q8_0 to f16"
 
@@ -192,7 +192,7 @@ def test_blocks_that_another_format_replaces_are_told(tmp_path: Path) -> None:
 def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) -> None:
     with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q5_1")) as opened:
         assert stored_format(opened.tensor(MATRIX).dtype, opened.block_type(MATRIX)).name == "f16"
-        (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(2))
+        (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))
         assert line.endswith("as no kernel multiplies with them as they are stored: 14 in Q5_1")
 
 

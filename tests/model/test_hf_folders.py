@@ -12,6 +12,7 @@ import pytest
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.memory import inspect_model
 from rnn_engine.loading.runner import open_model
+from rnn_engine.types import ModelShape
 from rnn_engine.versions.shared.layout import HeadsShape
 from tests.support.hf import Library, hf_config, hf_tensors, save_folder, save_hf
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
@@ -34,6 +35,11 @@ EPSILONS = {"v7 fla": 64e-5, "v7 fla, heads of 16": 16e-5, "v6 fla": 1e-5}  # 64
 every_case = pytest.mark.parametrize(("model", "library"), CASES.values(), ids=CASES)
 
 
+def _with_epsilon(shape: ModelShape, epsilon: float) -> HeadsShape:
+    assert isinstance(shape, HeadsShape)
+    return shape.with_group_norm_epsilon(epsilon)
+
+
 def refusal(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
         open_model(folder)
@@ -52,7 +58,7 @@ def test_logits_are_those_of_the_model_that_went_in(case: str, num_shards: int, 
     model, library = CASES[case]
     shape = model.shape
     if isinstance(shape, HeadsShape):
-        shape = shape.with_group_norm_epsilon(EPSILONS.get(case, 64e-5))
+        shape = _with_epsilon(shape, EPSILONS.get(case, 64e-5))
     expected, _ = forward(TensorModel(shape, model.tensors), TOKENS)
     with open_model(save_hf(model, tmp_path / "folder", library, num_shards)) as opened:
         assert opened.shape == shape
@@ -85,7 +91,7 @@ def test_a_change_in_any_shard_changes_the_fingerprint(tmp_path: Path) -> None:
 
 def test_files_of_torch(tmp_path: Path) -> None:
     tensors, config = hf_tensors(V6, "fla"), hf_config(V6, "fla")
-    expected, _ = forward(TensorModel(V6.shape.with_group_norm_epsilon(1e-5), V6.tensors), TOKENS)
+    expected, _ = forward(TensorModel(_with_epsilon(V6.shape, 1e-5), V6.tensors), TOKENS)
     for num_shards in (1, 2):
         folder = save_folder(tmp_path / str(num_shards), tensors, config, num_shards=num_shards, torch=True)
         with open_model(folder) as opened:
@@ -100,7 +106,7 @@ def test_a_file_in_a_folder_obeys_the_config_beside_it(tmp_path: Path) -> None:
     assert "norm_eps is 1e-06; expected 1e-05" in refusal(folder / "model.safetensors")
     (folder / "config.json").unlink()
     with open_model(folder / "model.safetensors") as file:
-        assert file.shape == V6.shape.with_group_norm_epsilon(1e-5)
+        assert file.shape == _with_epsilon(V6.shape, 1e-5)
     assert refusal(folder) == "FOLDER has no config.json; expected a Hugging Face folder, or the path of a model file"
 
 
@@ -134,7 +140,7 @@ def test_the_six_mixes_of_the_first_models_of_rwkv_7(tmp_path: Path) -> None:
 
 def test_a_divisor_of_heads_is_an_epsilon(tmp_path: Path) -> None:
     with open_model(save_hf(V6, tmp_path / "folder", "transformers", head_size_divisor=1)) as opened:
-        assert opened.shape == V6.shape.with_group_norm_epsilon(1e-5)
+        assert opened.shape == _with_epsilon(V6.shape, 1e-5)
 
 
 FLA: list[tuple[dict[str, Any], str]] = [

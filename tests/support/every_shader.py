@@ -98,7 +98,7 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
             device,
             memory,
             MatMulKernels(device.kernels, tuning, _LIMITS, activations=choice.activations),
-            format_of=partial(_unpacked, choice.of(shape.num_layers)),
+            format_of=partial(_unpacked, choice.of(shape)),
             limits=_LIMITS,
             progress=lambda *_: None,
         )

@@ -71,7 +71,7 @@ def metadata(shape: ModelShape, *, rescale_every: int = 0) -> dict[str, object]:
         "block_count": shape.num_layers,
         "attention.layer_norm_epsilon": 1e-5,
         "wkv.head_size": shape.sizes["head_size"],
-        "feed_forward_length": shape.ffn_width,
+        "feed_forward_length": shape.sizes["ffn_width"],
         "attention.head_count": 0,
     }
     if shape.version == "v6":

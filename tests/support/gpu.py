@@ -36,7 +36,7 @@ def make_gpu_runner(
     memory = device.allocate()
     if max_binding_bytes is not None:
         memory.max_binding_bytes = max_binding_bytes
-    format_of, activations = parse_weights(weights, model.shape.num_layers)
+    format_of, activations = parse_weights(weights, model.shape)
     limits = StepLimits(
         num_slots,
         max_tokens,

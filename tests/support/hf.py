@@ -44,7 +44,7 @@ def hf_config(model: TensorModel, library: Library) -> dict[str, Any]:
         heads = {} if kind == "rwkv4" else {"head_size": shape.sizes["head_size"], "head_size_divisor": 8}
         return common | heads | {"layer_norm_epsilon": 1e-5, "rescale_every": 6, "attention_hidden_size": shape.width}
     fla = {"norm_eps": 1e-5, "norm_first": True, "norm_bias": True, "hidden_act": "sqrelu", "attn": None}
-    sizes = {"intermediate_size": shape.ffn_width, "num_heads": shape.sizes["num_heads"]}
+    sizes = {"intermediate_size": shape.sizes["ffn_width"], "num_heads": shape.sizes["num_heads"]}
     more = {"expand_k": 1, "expand_v": 1.0} if kind == "rwkv6" else {"head_dim": shape.sizes["head_size"]}
     return common | fla | sizes | more
 

@@ -5,6 +5,7 @@ docs/architecture.md tells the reasons. A unit is a module or package that the t
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -94,6 +95,12 @@ RESTRICTED = (
     ),
 )
 
+_TENSOR_NAME = re.compile(
+    r"(emb|head|ln_out|blocks)\..*|.*[._](ln0|time_mix\w*|att_shift|ffn_shift|_shift)(\..*)?|deepembed"
+)
+OF_ANY_VERSION = ("rnn_engine/forward", "rnn_engine/reference", "rnn_engine/loading", "rnn_engine/scheduler")
+"""Folders in which no name of a version's tensors stands, and none of its state's fields: `ModelShape` says them."""
+
 
 def find_breaches(root: Path) -> list[str]:
     """One line a breach: file, line and the rule."""
@@ -105,7 +112,7 @@ def find_breaches(root: Path) -> list[str]:
     breaches += [(found, rule) for found in everything for rule in _restriction_breaches(found)]
     breaches += [(found, rule) for found in product for rule in _undeclared(found, declared)]
     lines = {f"{found.place}: imports {found.target}: {rule}" for found, rule in breaches}
-    return sorted(lines | _strays(root) | _unused(declared, product))
+    return sorted(lines | _strays(root) | _unused(declared, product) | _tensor_names(root))
 
 
 def unit_of(module: str) -> str:
@@ -119,6 +126,19 @@ def _strays(root: Path) -> set[str]:
     names = {path.relative_to(root): module_name(path.relative_to(root)) for path in find_files(root, ("rnn_engine",))}
     strays = [path for path, name in names.items() if name not in LAYER_OF and unit_of(name) == "rnn_engine"]
     return {f"{path.as_posix()}:1: is in no layer; the table in tests/support/layers.py names all" for path in strays}
+
+
+def _tensor_names(root: Path) -> set[str]:
+    """Names of tensors where any version's are meant."""
+    breaches = set()
+    for path in find_files(root, (*OF_ANY_VERSION, "states")):
+        if path.is_relative_to(root / "states" / "files"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _TENSOR_NAME.fullmatch(node.value):
+                place = f"{path.relative_to(root).as_posix()}:{node.lineno}"
+                breaches.add(f"{place}: {node.value!r} is a name of a version's own; `ModelShape` says names")
+    return breaches
 
 
 def _layer_breaches(found: Import) -> Iterator[str]:

@@ -81,7 +81,7 @@ def draw_older(shape: ModelShape, generator: np.random.Generator) -> Iterator[tu
 
 def _dimensions(shape: ModelShape) -> dict[str, int]:
     """The size of each dimension letter of the version's layout."""
-    sizes = {"D": shape.width, "F": shape.ffn_width, "V": shape.vocab_size}
+    sizes = {"D": shape.width, "F": shape.sizes["ffn_width"], "V": shape.vocab_size}
     match shape:
         case ShapeV6():
             ranks = {"R_mixes": NUM_MIXES * shape.mix_rank, "R_mix": shape.mix_rank, "R_decay": shape.decay_rank}

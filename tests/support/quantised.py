@@ -9,7 +9,7 @@ from tests.support.models import TensorModel
 
 def quantised(model: ModelFile, choice: WeightChoice) -> TensorModel:
     """The model with the weights that a device has of it."""
-    format_of = choice.of(model.shape.num_layers)
+    format_of = choice.of(model.shape)
     tensors = {name: model.tensor(name) for name in model.names}
     for name, matrix in tensors.items():
         weights = format_of(name) if matrix.ndim == 2 else None

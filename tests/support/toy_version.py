@@ -1,6 +1,6 @@
 """A made-up version of one small idea, to show what a version is: its layers are a channel mix and nothing else.
 
-Its state has a token shift, and a vector that no step changes.
+Its state has a token shift, and a vector that no step changes. The embedding and the head have names of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import Stage
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
 from rnn_engine.reference import Array, PackedRuns, Weights, embed, layer_norm
-from rnn_engine.types import FieldKind, ModelShape, StateField
+from rnn_engine.types import FieldKind, MatrixPlace, ModelShape, StateField, TensorNames
 from rnn_engine.versions.table import Version
 
 
@@ -28,6 +28,19 @@ class ToyShape(ModelShape):
     """The sizes of a toy."""
 
     version: str = field(default="toy", init=False)
+    inner: int  # F
+
+    @property
+    def tensor_names(self) -> TensorNames:
+        return TensorNames("tokens.table", "tokens.norm", "answers.norm", "answers.matrix", "blocks.")
+
+    def place_of(self, name: str) -> MatrixPlace:
+        match = re.fullmatch(r"blocks\.([0-9]+)\.toy\..*", name)
+        return MatrixPlace("emb" if "tokens" in name else "head", None) if match is None else _in_layer(match)
+
+    @property
+    def layer_weights(self) -> int:
+        return 2 * self.width * self.inner
 
     @property
     def state_fields(self) -> tuple[StateField, ...]:
@@ -41,15 +54,19 @@ class ToyShape(ModelShape):
         return {"num_layers": self.num_layers, "width": self.width, "vocab_size": self.vocab_size}
 
 
-TOY_SHAPE: Final = ToyShape(num_layers=2, width=16, ffn_width=24, vocab_size=12)
+def _in_layer(match: re.Match[str]) -> MatrixPlace:
+    return MatrixPlace("ffn", int(match[1]))
+
+
+TOY_SHAPE: Final = ToyShape(num_layers=2, width=16, inner=24, vocab_size=12)
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    norms = ["blocks.0.ln0", "ln_out", *(f"blocks.{layer}.ln1" for layer in range(num_layers))]
+    norms = ["tokens.norm", "answers.norm", *(f"blocks.{layer}.ln1" for layer in range(num_layers))]
     blocks = [f"blocks.{layer}.toy" for layer in range(num_layers)]
     return (
-        TensorSpec("emb.weight", ("V", "D")),
-        TensorSpec("head.weight", ("V", "D")),
+        TensorSpec("tokens.table", ("V", "D")),
+        TensorSpec("answers.matrix", ("V", "D")),
         *(TensorSpec(f"{norm}.{part}", ("D",)) for norm in norms for part in ("weight", "bias")),
         *(TensorSpec(f"{block}.mix", ("D",)) for block in blocks),
         *(TensorSpec(f"{block}.up", ("F", "D")) for block in blocks),
@@ -58,7 +75,7 @@ def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ToyShape:
-    return ToyShape(num_layers=num_layers, width=sizes["D"], ffn_width=sizes["F"], vocab_size=sizes["V"])
+    return ToyShape(num_layers=num_layers, width=sizes["D"], inner=sizes["F"], vocab_size=sizes["V"])
 
 
 def run_layers(
@@ -78,14 +95,15 @@ def run_layers(
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     shape, tokens = context.model.shape, context.limits.max_tokens
+    assert isinstance(shape, ToyShape)
     mixed = context.memory.create_buffer("mixed", 4 * tokens * shape.width)
-    hidden = context.memory.create_buffer("hidden", 4 * tokens * shape.ffn_width)
+    hidden = context.memory.create_buffer("hidden", 4 * tokens * shape.inner)
     for layer in range(shape.num_layers):
         block = f"blocks.{layer}"
         names = ("ln1.weight", "ln1.bias", "toy.mix")
         vectors = PackedVectors.load(context, f"{block} vectors", f"{block}.", names)
-        up = Matrix(context.weights(f"{block}.toy.up"), 0, shape.width, 0, shape.ffn_width, Activation.SQUARED_RELU)
-        down = Matrix(context.weights(f"{block}.toy.down"), 0, shape.ffn_width, 0, shape.width, Activation.RESIDUAL)
+        up = Matrix(context.weights(f"{block}.toy.up"), 0, shape.width, 0, shape.inner, Activation.SQUARED_RELU)
+        down = Matrix(context.weights(f"{block}.toy.down"), 0, shape.inner, 0, shape.width, Activation.RESIDUAL)
         yield (
             norm_shift_stage(
                 context,
@@ -115,7 +133,7 @@ TOY: Final = Version(
 def save_toy(path: Path) -> Path:
     """Write a toy with random weights and the sizes of TOY_SHAPE."""
     shape, generator = TOY_SHAPE, np.random.default_rng(3)
-    sizes = {"D": shape.width, "F": shape.ffn_width, "V": shape.vocab_size}
+    sizes = {"D": shape.width, "F": shape.inner, "V": shape.vocab_size}
     tensors = {
         spec.name: generator.normal(size=[sizes[letter] for letter in spec.dims]).astype(np.float16)
         for spec in list_tensors(shape.num_layers)

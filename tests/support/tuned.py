@@ -25,7 +25,7 @@ def load_with_matmuls(
         device,
         device.allocate(),
         matmuls,
-        format_of=choice.of(model.shape.num_layers),
+        format_of=choice.of(model.shape),
         limits=limits,
         progress=lambda *_: None,
     )

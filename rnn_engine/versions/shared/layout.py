@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
@@ -9,14 +10,40 @@ from typing import Final, Self
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.types import FieldKind, ModelShape, StateField
+from rnn_engine.types import FieldKind, MatrixPlace, ModelShape, StateField, TensorNames
 
 GROUP_NORM_EPSILON: Final = 64e-5
 """That of BlinkDL's package, for RWKV-5 since 0.8.21; 1e-5 before, and in rwkv.cpp."""
 
 
+TENSOR_NAMES: Final = TensorNames("emb.weight", "blocks.0.ln0", "ln_out", "head.weight", "blocks.")
+_IN_LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(\w+)\.(.*)")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadsShape(ModelShape):
+class RwkvShape(ModelShape):
+    """The sizes of an RWKV: layers of a time mix and a channel mix, between an embedding and a head."""
+
+    ffn_width: int  # F
+
+    @property
+    def tensor_names(self) -> TensorNames:
+        return TENSOR_NAMES
+
+    def place_of(self, name: str) -> MatrixPlace:
+        match = _IN_LAYER.fullmatch(name)
+        if match is None:
+            return MatrixPlace("emb" if name == TENSOR_NAMES.embedding else "head", None)
+        layer, part, rest = match.groups()
+        return MatrixPlace(part if rest.endswith(".weight") else "adapters", int(layer))
+
+    @property
+    def layer_weights(self) -> int:
+        return 4 * self.width**2 + 2 * self.width * self.ffn_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsShape(RwkvShape):
     """The sizes of a version whose state is one matrix a head, besides the two shifts, and its group norm's epsilon."""
 
     num_heads: int  # H
@@ -48,7 +75,7 @@ class HeadsShape(ModelShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """See `ModelShape.with_group_norm_epsilon`; one that rounding alone keeps from the usual one is that one."""
+        """Return the shape of a model whose group norm has this epsilon. Within rounding, it is the usual one."""
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
 
@@ -70,11 +97,11 @@ def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None
 def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the tensors of all layers, with those before and after them."""
     return (
-        TensorSpec("emb.weight", ("V", "D")),
-        *list_norm("blocks.0.ln0"),
+        TensorSpec(TENSOR_NAMES.embedding, ("V", "D")),
+        *list_norm(TENSOR_NAMES.embedding_norm),
         *layers,
-        *list_norm("ln_out"),
-        TensorSpec("head.weight", ("V", "D")),
+        *list_norm(TENSOR_NAMES.head_norm),
+        TensorSpec(TENSOR_NAMES.head, ("V", "D")),
     )
 
 

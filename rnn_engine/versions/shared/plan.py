@@ -16,7 +16,7 @@ from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
 from rnn_engine.types import F32, Model
-from rnn_engine.versions.shared.layout import HeadsShape
+from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
 from shaders import Constant
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows so many in a workgroup
@@ -118,6 +118,7 @@ class GatedChannelMix:
     def __init__(self, context: BuildContext, mixes: Buffer) -> None:
         """`mixes` [2 planes or more] is free for the time of these stages."""
         shape, tokens = context.model.shape, context.limits.max_tokens
+        assert isinstance(shape, RwkvShape)
         self._mixes = mixes
         self._hidden_stride = round_up(shape.ffn_width, 8)
         self._receptance_start = tokens * self._hidden_stride

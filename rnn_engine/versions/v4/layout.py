@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rnn_engine.model.layout import Sizes, TensorSpec
-from rnn_engine.types import FieldKind, ModelShape, StateField
+from rnn_engine.types import FieldKind, StateField
 from rnn_engine.versions.shared.layout import (
+    RwkvShape,
     list_channel_mix,
     list_model,
     list_norm,
@@ -20,7 +21,7 @@ LEAST_EXPONENT: Final = -1e30  # of a sum that nothing has been added to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeV4(ModelShape):
+class ShapeV4(RwkvShape):
     """The sizes of an RWKV-4. Its sums aa and bb are kept divided by e^pp, so that they don't overflow."""
 
     version: str = field(default="v4", init=False)

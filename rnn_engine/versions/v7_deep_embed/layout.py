@@ -20,6 +20,10 @@ class ShapeV7DeepEmbed(ShapeV7):
 
     version: str = field(default="v7-deepembed", init=False)
 
+    @property
+    def takes_embeddings(self) -> bool:
+        return False  # every layer looks up a vector for the token itself
+
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
     """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError where none does."""
