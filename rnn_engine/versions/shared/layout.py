@@ -1,4 +1,4 @@
-"""The tensors that all versions have, and the sizes of versions whose state is one matrix a head."""
+"""The tensors that all versions have, and the sizes of versions with one state matrix a head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP_NORM_EPSILON: Final = 64e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsShape(ModelShape):
-    """The sizes of a version whose state is one matrix a head, besides the two shifts, and its group norm's epsilon."""
+    """The sizes and group norm epsilon of a version with a state of one matrix a head and two shifts."""
 
     num_heads: int  # H
     head_size: int  # N; H * N == D
@@ -48,13 +48,13 @@ class HeadsShape(ModelShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """See `ModelShape.with_group_norm_epsilon`; one that rounding alone keeps from the usual one is that one."""
+        """See `ModelShape.with_group_norm_epsilon`. A value that differs only by rounding counts as the usual one."""
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
 
 
 def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None:
-    """Raise ModelError where the heads that `tensor` [H, N] shows do not make up the width."""
+    """Raise ModelError if the heads of `tensor` [H, N] do not make up the width."""
     if num_heads * head_size != width:
         raise ModelError(
             f"{tensor} is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
@@ -68,7 +68,7 @@ def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None
 
 
 def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of all layers, with those before and after them."""
+    """Return the tensors `layers`, with those before and after all layers."""
     return (
         TensorSpec("emb.weight", ("V", "D")),
         *list_norm("blocks.0.ln0"),
@@ -97,7 +97,7 @@ def list_static_mixes(part: str, kinds: str) -> Iterator[TensorSpec]:
 
 
 def tuned_state(block: str) -> TensorSpec:
-    """Return the tensor of a tuned wkv [H, value, key], which a file need not have."""
+    """Return the tensor of a tuned initial wkv [H, value, key]. It is optional in a file."""
     return TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
 
 
