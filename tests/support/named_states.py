@@ -1,4 +1,4 @@
-"""A registry of small states for tests: whose clock stands still until it is told, and whose states are random."""
+"""A registry of small random states, with a clock that only the test advances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERSISTENT = Retention(persistent=True)
 
 @dataclass
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that only the test advances."""
 
     now: float = 0.0
 
@@ -50,7 +50,7 @@ def some_initial(seed: int = 0) -> FrozenState:
 
 
 def advance(states: StateRegistry, old: NamedState, frozen: FrozenState, source: str = "advance") -> NamedState:
-    """Replace the values of a state that nobody has changed meanwhile."""
+    """Replace the values of a state that has not changed since `old` was read."""
     return states.compare_and_set(old, frozen, source=source)
 
 
@@ -64,7 +64,7 @@ def make_registry(
     model: str = FINGERPRINT,
     quota: Quota | None = None,
 ) -> StateRegistry:
-    """A registry that keeps persistent states in `folder`, with those that are there already."""
+    """Return a registry that keeps persistent states in `folder`, including those already in that folder."""
     files = StateFiles(shape, model, folder)
     saved = None if folder is None else SavedStates(files, folder)
     registry = StateRegistry(
