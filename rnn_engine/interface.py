@@ -114,7 +114,7 @@ class EngineLike(Protocol):
         ...
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
+        """Run `request`: perhaps `PromptProgress`, then `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
 
