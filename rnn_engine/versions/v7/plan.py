@@ -78,7 +78,7 @@ class Scratch:
     def __init__(
         self, context: BuildContext, shape: ShapeV7, *, num_mixes: int = 6, ffn_floats: int | None = None
     ) -> None:
-        """A variant may have more mixes, or more floats in the buffer of the channel mix than [T, F]."""
+        """`num_mixes` and `ffn_floats` are for variants with more mixes, or a larger `ffn_hidden` than [T, F]."""
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
