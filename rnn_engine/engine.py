@@ -1,7 +1,7 @@
 """The engine: runs requests on the parts that `loading` has put together, and is the project's Python API.
 
-Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from
-that thread into the request's own inbox. A request whose reader falls far behind is paused, and slows nobody.
+Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from that
+thread into the request's own inbox. A request whose reader falls far behind is paused, and delays no other.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from states.tokens import unpack
 
 
 class RequestMasks:
-    """Compiles the grammars of requests, on threads of its own. For one event loop."""
+    """Compiles the grammars of requests, on its own threads. For one event loop."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, seconds: float, note_seconds: Callable[[float], None]
     ) -> None:
-        """Compiling a grammar may take `seconds` of the processor's; `note_seconds` is told how many each took."""
+        """Compiling a grammar may take `seconds` of processor time; `note_seconds` is called with the time of each."""
         self._token_bytes = tokenizer.decode_bytes
         self._vocab_size = vocab_size
         vocabulary = partial(Vocabulary.of, tokenizer, vocab_size)
@@ -79,7 +79,7 @@ class RequestMasks:
     async def _with_mask(self, request: GenerateRequest) -> GenerateRequest:
         if (grammar := request.grammar) is None:
             return request
-        future = self._grammars.compile(grammar, request.cache_scope)  # else one could guess what others use
+        future = self._grammars.compile(grammar, request.cache_scope)  # else clients could guess what others use
         try:
             compiled = await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it, too
         except GrammarError as error:
@@ -99,7 +99,7 @@ class RequestMasks:
         return replace(request, grammar=None, token_mask=begun.copy)
 
     def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with a mask that lets its thoughts come before what its own mask holds."""
+        """Return `request` with a mask that allows its thoughts before the text of its own mask."""
         if request.thinking is None:
             return request
         thoughts, answer, ends = request.thinking, request.token_mask, request.stop_tokens
@@ -122,7 +122,7 @@ _DEFAULT_STATES = StateSettings()
 class Engine:
     """One loaded model that serves many requests at once. Implements `EngineLike`.
 
-    Make it inside a running event loop. It owns its parts from then on and closes them in `close`.
+    Make it inside a running event loop. It owns its parts from then on, and closes them in `close`.
     """
 
     def __init__(
@@ -196,11 +196,15 @@ class Engine:
         `model_path` is a file, a Hugging Face folder, or the name of a model that was pulled. `name` is what clients
         call the model, else the file's name without its ending. `max_queued` requests may wait for a slot, each for
         `queue_seconds` at most (None: as long as it takes). Compiling a grammar may take `grammar_seconds` of the
-        processor's time. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step
-        waits for more requests. `cache` says how much is kept of prompts and answers for those that begin alike; None
-        keeps nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
-        Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
-        cache's folder can't be used, or InvalidRequestError for another `batching` and for times that are none.
+        processor's time.
+
+        `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more
+        requests. `cache` says how much is kept of prompts and answers for requests that begin alike; None keeps
+        nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
+
+        Raises ModelError, TokenizerError or DeviceError. Raises StateError if a state's file does not fit the model or
+        the cache's folder can't be used. Raises InvalidRequestError for another `batching`, and for times that are
+        negative or not finite.
         """
         check_finite("queue_seconds", queue_seconds)
         check_finite("grammar_seconds", grammar_seconds)
@@ -280,11 +284,11 @@ class Engine:
         return 0 if self._cache is None else await self._ask(self._cache.drop_all)
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
+        """Return what has changed in the summary of the cache since a version of it; None if there is none yet."""
         return None if self._upkeep is None else self._upkeep.changes(since)
 
     def forget_root(self, root: str) -> None:
-        """Drop what is kept of sequences that start from the state with this digest. For any thread."""
+        """Drop what is kept of sequences that start from the state with this root. For any thread."""
         if self._upkeep is not None:
             self._upkeep.forget_root(root)
 
@@ -328,7 +332,7 @@ class Engine:
             )
             self._note_end()
         self._watchdog.stop()
-        # A thread keeps what it has called for a moment after the call has returned here.
+        # A thread still refers to what it has called for a moment after the call has returned here.
         await asyncio.to_thread(_weakly(self._watchdog.join))
         await asyncio.to_thread(_weakly(self._masks.close))
 
@@ -367,7 +371,7 @@ class Engine:
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
-        """Have a request end at its deadline, and where it waits too long for a slot unless its call `was_begun`."""
+        """Set timers that end a request at its deadline, and after too long a wait unless its call `was_begun`."""
         timers: list[asyncio.TimerHandle] = []
         if request.deadline is not None:
             late = TimeLimitError("the request's time was up before its first token; see `timeout`")
@@ -395,25 +399,25 @@ class Engine:
         self._worker.health.check()
 
     def _wake_worker(self) -> None:
-        """Called on any thread."""
+        """Have the worker look for work. Called on any thread."""
         self._worker.call(lambda: None)
 
     def _pause(self, key: int, paused: bool) -> None:
         self._worker.call(partial(self._scheduler.pause, key, paused))
 
     def _note_end(self) -> None:
-        """End whatever waits for the worker, which runs no more."""
+        """End everything that waits for the worker, which runs no more."""
         self._ended.set()
         self._stop_upkeep()
         self._admission.close()
-        self._end_waiting(_stopped)  # behind the outcome that the worker gave, where it gave one
+        self._end_waiting(_stopped)  # after the outcome that the worker gave, if it gave one
 
     def _stop_upkeep(self) -> None:
         if self._upkeep is not None:
             self._upkeep.stop()
 
     def _note_stall(self) -> None:
-        """End whatever waits for the worker, which waits for the device."""
+        """End everything that waits for the worker, which waits for the device."""
         health = self._worker.health
         if health.status == "stalled":  # else it has just gone on
             self._end_waiting(partial(UnavailableError, str(health.reason), health.retry_after))
@@ -426,7 +430,7 @@ class Engine:
 def _end(
     scheduler: Scheduler, parts: EngineParts, loop: asyncio.AbstractEventLoop, note_end: Callable[[], None]
 ) -> None:
-    """Called on the worker's thread, as the last thing it does."""
+    """Close the scheduler and the parts. Called on the worker's thread, as the last thing that it does."""
     try:
         scheduler.close()
         parts.close()
@@ -436,9 +440,10 @@ def _end(
 
 
 def _weakly(method: Callable[P, None]) -> Callable[P, None]:
-    """Return a function that calls a bound method as long as its object lives, and does not keep that alive.
+    """Return a function that calls a bound method as long as its object lives, and does not keep the object alive.
 
-    For what an engine's parts call it by: a closed engine is freed at once then, and not by a garbage collection.
+    An engine's parts call it through such functions: a closed engine is then freed at once, and not by a garbage
+    collection.
     """
     reference = WeakMethod(method)
 

@@ -1,7 +1,7 @@
-"""Write files and folders so that readers find the old content or the new one; small records in the user's cache.
+"""Write files and folders so that readers find the old content or the new one; keep small records in the user's cache.
 
-A folder that is written so has a list of what was written in it, `.rnn-engine.json`. A folder with anything that is not
-as its list says is somebody's, and is never replaced.
+A folder that is written so has a list of what was written in it, `.rnn-engine.json`. A folder with any content that
+differs from its list is the user's, and is never replaced.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _Contents: TypeAlias = dict[str, list[int]]
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`, which replaces `path` when the block ends and is deleted when it fails.
+    """Open a temporary file beside `path`; it replaces `path` when the block ends, and is deleted if the block fails.
 
-    The content is on the disk when the block has been left. Raises OSError at once where the folder can't be written
-    to, and at the end where the disk has no room; only where nothing but the rename could not be brought to the disk,
-    the new content is there all the same.
+    The content is on the disk when the block has been left. Raises OSError at once if the folder can't be written to,
+    and at the end if the disk has no room. OSError is also raised if only the rename could not be synced to the disk;
+    the new content is in place then.
     """
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
@@ -44,7 +44,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException:
-        with suppress(OSError):  # what went wrong before is told
+        with suppress(OSError):  # the first error is raised
             unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
@@ -56,11 +56,11 @@ def _create(path: Path) -> IO[bytes]:
 
 @contextmanager
 def atomic_folder(path: Path, field: str) -> Iterator[Path]:
-    """Make a folder beside `path`, which takes the place of `path` when the block ends and is deleted when it fails.
+    """Make a folder beside `path`; it takes the place of `path` when the block ends, and is deleted if the block fails.
 
     What is at `path` is replaced if it is an empty folder, or one that was written so and is unchanged since. Raises
-    InvalidRequestError, which names `field`, for anything else, before the block and again after it; OSError where it
-    can't be written.
+    InvalidRequestError, which names `field`, for anything else, before the block and again after it. Raises OSError if
+    the folder can't be written.
     """
     _check_replaceable(path, field)
     unfinished = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
@@ -77,7 +77,7 @@ def atomic_folder(path: Path, field: str) -> Iterator[Path]:
 
 
 def _check_replaceable(path: Path, field: str) -> None:
-    """Raise InvalidRequestError unless nothing is lost where a folder takes the place of what is at `path`."""
+    """Raise InvalidRequestError if anything of the user's would be lost by replacing what is at `path`."""
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():
@@ -110,7 +110,7 @@ def _contents(folder: Path) -> _Contents:
 
 
 def _read_list(folder: Path) -> _Contents:
-    """Return what a folder's list says; nothing where it has none, or one that is damaged."""
+    """Return what a folder's list says; empty if the folder has no list, or a damaged one."""
     try:
         content = json.loads((folder / _LIST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -120,7 +120,7 @@ def _read_list(folder: Path) -> _Contents:
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename a folder. One that is at `path` already is replaced, and comes back if that fails."""
+    """Rename a folder to `path`. An earlier folder at `path` is replaced, and comes back if that fails."""
     if not path.exists():
         unfinished.rename(path)
         _sync_folder(path.parent)
@@ -138,14 +138,17 @@ def _put_in_place(unfinished: Path, path: Path) -> None:
 
 
 def delete_file(path: Path) -> None:
-    """Delete a file, where it is there, so that it does not come back after a crash. Raises OSError."""
+    """Delete a file if it exists, and sync the folder so that the file does not come back after a crash.
+
+    Raises OSError if it can't be deleted; a sync that fails is ignored.
+    """
     path.unlink(missing_ok=True)
-    with suppress(OSError):  # it is gone, and only the system's crash could bring it back
+    with suppress(OSError):  # the file is gone, and only a crash of the system could bring it back
         _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a rename in `folder` to the disk."""
+    """Sync a rename in `folder` to the disk."""
     if os.name != "posix":  # elsewhere a folder can't be opened, and a rename needs no sync
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -159,7 +162,7 @@ _SHOWN_DIGITS: Final = 16  # of a record's digest
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be computed anew, as the system has it; it may not exist."""
+    """Return the system's folder for what can be computed anew; it may not exist."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -175,7 +178,7 @@ def short_digest(text: str, digits: int = 32) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return what `write_record` wrote; None where it is damaged, not there, or another program's."""
+    """Return what `write_record` wrote; None if it is damaged, missing, or another program's."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -187,7 +190,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Write what JSON can hold, with a digest that tells a damaged record. Raises OSError."""
+    """Write what JSON can hold, with a digest by which damage is noticed. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(json.dumps({**content, "digest": _digest(content)}).encode())

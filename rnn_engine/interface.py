@@ -1,4 +1,4 @@
-"""What the server, the command line and the operations need of an engine, in this process or somewhere else."""
+"""What the server, the command line and the operations need of an engine, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class EngineInfo:
     tokenizer: str
     created: int  # Unix time of the load, seconds
     device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
-    folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to: `cache` and `states`, where it does
+    folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to, if any: `cache` and `states`
     loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order
-    chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # what conversations become a prompt by
-    special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may spell, by their text
-    max_draft: int = 0  # tokens of a draft at most; 0 = nothing is drafted
+    chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # makes prompts of conversations
+    special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may use, by their text
+    max_draft: int = 0  # most tokens of a draft; 0 = nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class EngineLike(Protocol):
 
     @property
     def states(self) -> StateStore:
-        """The states that have names: what requests may start from, and where ends of requests are kept."""
+        """The states that have names: requests may start from them, and the states at their ends may be kept there."""
         ...
 
     @property
@@ -65,40 +65,42 @@ class EngineLike(Protocol):
     def stats(self) -> EngineStats: ...
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """What each slot that is held is used for, the oldest request first. For any thread; waits for nothing."""
+        """Return what each held slot is used for, the oldest request first. For any thread; does not wait."""
         ...
 
     def counters(self) -> EngineCounters:
-        """What was run since the start, and how long it took."""
+        """Return what was run since the start, and how long it took."""
         ...
 
     def health(self) -> Health:
-        """Whether the engine serves requests, and if not, why."""
+        """Return whether the engine serves requests and, if not, why."""
         ...
 
     def cache_stats(self) -> CacheStats | None:
-        """What is kept of prompts and answers; None where nothing ever is."""
+        """Return what is kept of prompts and answers; None if nothing ever is."""
         ...
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """The `limit` kept positions that were asked for most, of all or of a scope, as a tree; see
-        `states.cache.browse`."""
+        """Return the `limit` kept positions with the most hits, of all or of a scope, as a tree.
+
+        See `states.cache.browse`.
+        """
         ...
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """The kept positions that `query` asks for, with their texts. Raises NotFoundError for an id that is none."""
+        """Return the kept positions that `query` asks for, with their texts. Raises NotFoundError for an unknown id."""
         ...
 
     async def cache_tokens(self, position: str) -> list[int]:
-        """The tokens from the root to the kept position with this id. Raises NotFoundError."""
+        """Return the tokens from the root to the kept position with this id. Raises NotFoundError."""
         ...
 
     async def drop_cache_position(self, position: str) -> bool:
-        """Forget one kept position; False where it is in use. Raises NotFoundError."""
+        """Forget one kept position; return False if it is in use. Raises NotFoundError."""
         ...
 
     async def drop_cache(self) -> int:
-        """Forget every kept position that is not in use; how many these were."""
+        """Forget every kept position that is not in use; return how many these were."""
         ...
 
     def tokenize(self, text: str) -> list[int]: ...
@@ -112,14 +114,16 @@ class EngineLike(Protocol):
         ...
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
+        """Run `request`: perhaps `PromptProgress`, then `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
-        Raises InvalidRequestError at once, or before the first event for a grammar that is wrong; OverloadedError,
-        UnavailableError or EngineClosedError before the first event, and TimeLimitError where the request's deadline
-        comes before it; StepError or UnavailableError where the device fails. With `wait_for_room` a full queue is
-        waited for instead of raising OverloadedError; that is for the later requests of a call whose first ones have
-        run.
+
+        Raises InvalidRequestError at once, or before the first event for a grammar that is wrong. Before the first
+        event, raises OverloadedError, UnavailableError or EngineClosedError, and TimeLimitError if the request's
+        deadline comes earlier. Raises StepError or UnavailableError if the device fails.
+
+        With `wait_for_room`, this waits while the queue is full and does not raise OverloadedError. It is meant for the
+        later requests of a call, after its first ones have run.
         """
         ...
 

@@ -31,9 +31,12 @@ BEGINNING = (0,)  # the token that ends a text also begins one
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks. Clients share the queue, the slots and the tokens of steps in proportion to their weights."""
+    """The sender of requests.
 
-    name: str = ""  # that no other client has
+    Clients share the queue, the slots and the tokens of steps in proportion to their weights.
+    """
+
+    name: str = ""  # no other client has the same
     weight: float = 1.0  # above 0
 
 
@@ -72,7 +75,7 @@ class StateMix:
 class GenerateRequest:
     """One sequence to run and to continue."""
 
-    prompt: Sequence[int]  # token ids; may be empty where `initial_state` has logits to go on from
+    prompt: Sequence[int]  # token ids; may be empty if `initial_state` has logits to go on from
     initial_state: InitialState | None = None  # None = the fill values
     mix: StateMix | None = None  # further states, which run the same tokens; each token is drawn from the mix of all
     turn_positions: Sequence[int] = ()  # in the prompt, at which the turns of a chat end; their states may be kept
@@ -82,10 +85,10 @@ class GenerateRequest:
     stop: str | bytes | Sequence[str | bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    grammar: Grammar | None = None  # which the text follows; the engine makes a `token_mask` of it
-    grammar_prefix: int = 0  # with how many tokens of the prompt's end the text of `grammar` begins
+    grammar: Grammar | None = None  # that the text must match; the engine makes a `token_mask` of it
+    grammar_prefix: int = 0  # how many tokens at the prompt's end are the beginning of `grammar`'s text
     thinking: Thinking | None = None  # the text begins with thoughts, to which neither grammar nor mask apply
-    token_mask: Callable[[], TokenMask] | None = None  # makes what allows the tokens of one sequence; None: all
+    token_mask: Callable[[], TokenMask] | None = None  # makes the mask of one sequence's tokens; None: all are allowed
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
@@ -94,9 +97,9 @@ class GenerateRequest:
     )
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     report_progress: bool = False  # give `PromptProgress` before `Started`
-    speculate: int | None = None  # tokens of a draft at most, as far as the engine drafts; None = the engine's choice
+    speculate: int | None = None  # most tokens of a draft, as far as the engine drafts; None = the engine's choice
     client: Client = ANONYMOUS
-    priority: int = 0  # of those of a client that wait for a slot, the greatest comes first
+    priority: int = 0  # of a client's requests that wait for a slot, the one with the greatest comes first
     embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
 
@@ -108,12 +111,12 @@ class GenerateRequest:
 
     @property
     def members(self) -> tuple[GenerateRequest, ...]:
-        """The request itself and, for each further state of its mix, what is run from there."""
+        """The request itself and, for each further state of its mix, the request that runs from it."""
         others = () if self.mix is None else self.mix.others
         return (self, *(self._from(other) for other in others))
 
     def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed.
+        """Raise InvalidRequestError for the first field with a value that is not allowed.
 
         `num_slots` is the most states of a mix.
         """
@@ -150,7 +153,7 @@ class GenerateRequest:
     def _check_stop(self) -> None:
         try:
             sound = all(isinstance(stop, bytes) and stop for stop in self.stop_bytes)
-        except (TypeError, UnicodeEncodeError):  # no sequence, or half a character
+        except (TypeError, UnicodeEncodeError):  # no sequence, or a lone surrogate
             sound = False
         if not sound:
             raise InvalidRequestError("stop", self.stop, "a text or bytes that are not empty, or several of these")
@@ -168,7 +171,7 @@ class GenerateRequest:
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
 
     def sampling_context(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> SequenceContext:
-        """Return what its sampler may ask about it."""
+        """Return what the request's sampler needs to know about it."""
         return SequenceContext(
             self.penalised_prompt, self.prompt, self.stop_tokens, self.min_tokens, vocab_size, token_bytes
         )
@@ -200,15 +203,15 @@ class TokenInfo:
 
     token: int
     data: bytes  # the bytes that the token stands for
-    logprob: float | None  # None where not asked for, or for the first token of a prompt
+    logprob: float | None  # None if not asked for, or for the first token of a prompt
     top: tuple[tuple[int, float], ...] = ()  # the most likely (token, logprob), likeliest first
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """Comes before `Started`, where `report_progress` was asked for: how many tokens of the prompt have been run.
+    """Reports how many tokens of the prompt have been run. Comes before `Started` if `report_progress` was set.
 
-    The first one is there when the request has a slot, and has the tokens that need not run; each later one has more.
+    The first one comes when the request has a slot, and counts the tokens that need not run; each later one has more.
     """
 
     prompt_tokens: int
@@ -218,11 +221,11 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event, but for `PromptProgress`: the request has a slot and its prompt has been run."""
+    """The first event except `PromptProgress`: the request has a slot and its prompt has been run."""
 
     prompt_tokens: int
     cached_tokens: int
-    timing: Timing | None = field(default=None, compare=False)  # None where the engine takes no times
+    timing: Timing | None = field(default=None, compare=False)  # None if the engine takes no times
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +250,13 @@ class TextDelta:
 class EndState:
     """The state at the end of a sequence. The arrays belong to the receiver.
 
-    It has taken in the prompt and every generated token, but for one that ended the text: a stop token, or the last
+    It has taken in the prompt and every generated token, except one that ended the text: a stop token, or the last
     token of a stop string.
     """
 
     tokens: tuple[int, ...]  # taken in since the request's start
     state: State
-    logits: F32  # [V] those after the last token
+    logits: F32  # [V] after the last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +267,8 @@ class Finished:
     completion_tokens: int  # all that were drawn, a stop token included
     seed: int
     stop: bytes | int | None = None  # the stop string or token that ended it
-    end: EndState | None = None  # where `keep_end` was asked for
-    stop_token: TokenInfo | None = None  # the stop token that ended it, where log-probabilities were asked for
+    end: EndState | None = None  # if `keep_end` was set
+    stop_token: TokenInfo | None = None  # the stop token that ended it, if log-probabilities were asked for
     draft_tokens: int = field(default=0, compare=False)  # that were run before it was known whether they are drawn
     accepted_tokens: int = field(default=0, compare=False)  # those of them that were drawn
 

@@ -1,4 +1,4 @@
-"""What an engine counts, how long its requests took, and whether it serves: plain values, read when somebody asks."""
+"""Counters of an engine, the times of its requests, and its health: plain values, read on demand."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ HealthStatus: TypeAlias = Literal["ok", "checking", "recovering", "stalled", "cl
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What an engine says of itself at one moment.
+    """The state of an engine at one moment.
 
     `checking`: something failed, and one token is run to see whether the device answers. `recovering`: the device is
-    opened again. `stalled`: the device has not answered for a long time. `closing`: it was told to stop. `failed`: it
-    has stopped by itself, for good.
+    opened again. `stalled`: the device has not answered for a long time. `closing`: the engine is being closed.
+    `failed`: it has stopped by itself, for good.
     """
 
     status: HealthStatus = "ok"
-    reason: str | None = None  # None where the status is ok
-    seconds: float = 0.0  # for how long it has been so, where that is known
+    reason: str | None = None  # None if the status is ok
+    seconds: float = 0.0  # for how long it has had this status, if known
     retry_after: float = 1.0  # seconds after which a refused request may be sent again
 
     def check(self) -> None:
-        """Raise UnavailableError where a new request would have to wait for the device to come back."""
+        """Raise UnavailableError if a new request would have to wait for the device to come back."""
         if self.status in ("recovering", "stalled"):
             raise UnavailableError(self.reason or self.status, self.retry_after)
 
@@ -57,7 +57,7 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count `value` so many times."""
+        """Count `value` as often as `times` says."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
@@ -74,7 +74,7 @@ class Outcome(StrEnum):
     LENGTH = "length"
     ABANDONED = "abandoned"  # its reader left
     FAILED_STEP = "failed_step"
-    OVERLOADED = "overloaded"  # refused, for the queue was full, or ended after waiting too long in it
+    OVERLOADED = "overloaded"  # refused because the queue was full, or ended after waiting too long in it
     TIMED_OUT = "timed_out"  # before its first token
     UNAVAILABLE = "unavailable"  # the device was being opened again, or did not answer
     CLOSED = "closed"  # the engine was closed, or stopped
@@ -87,7 +87,7 @@ class SlotUse:
 
     slot: int
     request: int  # a number that no other request of the engine has
-    scope: str  # of the cache, by which it is known whose request it is
+    scope: str  # of the cache; shows whose request it is
     paused: bool  # its reader is far behind
     prompt_tokens: int
     cached_tokens: int  # of the prompt, that were not run
@@ -97,33 +97,33 @@ class SlotUse:
 
 
 class EngineCounters:
-    """Counts since the start. To be read on any thread; single numbers may be from neighbouring moments."""
+    """Counts since the start. May be read on any thread; single numbers may be from neighbouring moments."""
 
     def __init__(self) -> None:
         # Written by the scheduler's thread.
         self.steps = 0  # that were collected
         self.failed_steps = 0  # that were not submitted, or gave no read-out
         self.device_reopens = 0  # after which the device answered again
-        self.suspensions = 0  # of requests that gave their slots to another client's before their end
+        self.suspensions = 0  # of requests that gave their slots to another client before their end
         self.unsound_runs = 0  # whose logits were not finite
         self.prefill_tokens = 0  # that the device has run of prompts
         self.decode_tokens = 0  # that the device has run at decode
         self.generated_tokens = 0
         self.draft_tokens = 0  # that were run before it was known whether they would be drawn
         self.accepted_tokens = 0  # those of them that were drawn
-        self.whole_rows = 0  # of logits that were read, since the candidates did not settle a draw
+        self.whole_rows = 0  # of logits that were read because the candidates did not settle a draw
         self.step_device_seconds = Histogram(STEP_SECONDS)  # from the submit until the read-out is on the host
         self.step_host_seconds = Histogram(STEP_SECONDS)  # before the submit, while the device has nothing to do
         self.step_tokens = Histogram(STEP_TOKENS)
         self.inter_token_seconds = Histogram(STEP_SECONDS)
         self.queue_seconds = Histogram(WAIT_SECONDS)  # until a request gets a slot
         self.first_token_seconds = Histogram(WAIT_SECONDS)  # from a request's arrival
-        self.mask_seconds = Histogram(MASK_SECONDS)  # finding out what a token may be, while the device runs
+        self.mask_seconds = Histogram(MASK_SECONDS)  # to find the tokens that may come next, while the device runs
         self.mask_wait_seconds = 0.0  # that steps have waited for masks
-        self.late_mask_seconds = Histogram(STEP_SECONDS)  # that requests have waited for masks alone, without the step
+        self.late_mask_seconds = Histogram(STEP_SECONDS)  # that requests have waited for masks outside of steps
         # Written by the threads that compile grammars, one at a time.
         self.grammar_compile_seconds = Histogram(WAIT_SECONDS)  # of each grammar that was not kept, wrong ones included
-        # Written by the event loop's.
+        # Written by the event loop's thread.
         self.request_seconds = Histogram(REQUEST_SECONDS)  # of requests that came to their end
         self.prompt_tokens = Histogram(REQUEST_TOKENS)  # of requests whose prompt was run, cached ones included
         self.completion_tokens = Histogram(REQUEST_TOKENS)  # of requests that came to their end
@@ -142,12 +142,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
-    """How one request to an engine went."""
+    """The outcome, times and tokens of one request to an engine."""
 
     outcome: Outcome
-    arrived: float  # seconds of `time.monotonic`, as `ended`
+    arrived: float  # seconds of `time.monotonic`, like `ended`
     ended: float
-    timing: Timing | None = None  # None where it ended before its prompt was run
+    timing: Timing | None = None  # None if it ended before its prompt was run
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -158,7 +158,7 @@ _listener: ContextVar[Callable[[RequestReport], None] | None] = ContextVar("list
 
 @contextmanager
 def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
-    """Have `listener` called with the report of each request that is begun in the block, or in tasks begun there."""
+    """Have `listener` called with a report of each request that begins in the block, or in tasks started there."""
     token = _listener.set(listener)
     try:
         yield
@@ -169,7 +169,7 @@ def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
 class RequestAccount:
     """Follows one request while its block runs, then counts it and reports it to the listener of its context.
 
-    For an engine's event loop. Not a generator: a loop that shuts down closes all generators at once.
+    For an engine's event loop. It is not a generator, because a loop that shuts down closes all generators at once.
     """
 
     def __init__(self, counters: EngineCounters) -> None:
@@ -189,7 +189,7 @@ class RequestAccount:
         self._counters.cached_tokens += cached_tokens
 
     def generated(self, completion_tokens: int) -> None:
-        """Note how many tokens have been generated, where the request has not come to its end."""
+        """Note how many tokens have been generated, if the request has not come to its end."""
         if self._outcome is None:
             self._completion_tokens = completion_tokens
 

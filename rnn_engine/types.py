@@ -32,19 +32,19 @@ DRAW_REPEATS: Final = (1.0, 100.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawPenalties:
-    """What a device takes off the logits of the tokens that a text has, as `rnn_engine.sampling.Adjustments` does.
+    """Penalties that a device applies to the logits of a text's tokens, as `rnn_engine.sampling.Adjustments` does.
 
     A device keeps the penalties in a sequence's slot, and counts each token that it draws. It begins anew, with
-    `earlier`, where a draw comes with another object than the slot's draw before.
+    `earlier`, if a draw comes with another object than the slot's last draw.
     """
 
-    presence: float  # 0 or one of `DRAW_PENALTIES`, as is the next
+    presence: float  # 0 or within `DRAW_PENALTIES`, like the next
     frequency: float
-    decay: float  # one of `DRAW_DECAYS`
-    earlier: NDArray[np.float32] | None = None  # [V] those at the beginning, none negative; None: none yet
-    repeat: float = 1.0  # one of `DRAW_REPEATS`: what a recent token's logit is divided by, or multiplied with
+    decay: float  # within `DRAW_DECAYS`
+    earlier: NDArray[np.float32] | None = None  # [V] the penalties at the beginning, none negative; None: none yet
+    repeat: float = 1.0  # within `DRAW_REPEATS`; divides a recent token's logit, or multiplies it
     window: int | None = None  # how many of the latest tokens are recent; None: all
-    seen: NDArray[np.uint32] | None = None  # [V] at which place each was seen last, from 1 on; 0, or None: not yet
+    seen: NDArray[np.uint32] | None = None  # [V] the place of each token's last occurrence, from 1 on; 0, or None: none
 
 
 MOST_DRAW_BIASES: Final = 64
@@ -53,9 +53,9 @@ MOST_DRAW_BIASES: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawBiases:
-    """What a device adds to the logits of n tokens."""
+    """Biases that a device adds to the logits of n tokens."""
 
-    tokens: NDArray[np.int32]  # [n] that differ, at most `MOST_DRAW_BIASES`
+    tokens: NDArray[np.int32]  # [n] all different, at most `MOST_DRAW_BIASES`
     values: NDArray[np.float32]  # [n]
 
 
@@ -67,24 +67,24 @@ MOST_DRAW_LOGPROBS: Final = 20
 class TokenDraw:
     """How the device draws the tokens that follow a run, the first from the run's last row.
 
-    It draws as `rnn_engine.sampling.Nucleus` does, or with `min_p` as a `Chain` of llama-server's top-k, top-p, min-p
-    and temperature, with the same random numbers, and so always the token that the host would draw. Every token but
-    the last is run, in the same step, and the next one drawn from its row, until there are `count`, or one that `halts`
-    says, or a row does not decide: see `Drawn`.
+    It draws as `rnn_engine.sampling.Nucleus` does. With `min_p`, it draws as a `Chain` of llama-server's top-k, top-p,
+    min-p and temperature. It uses the same random numbers, and so always draws the token that the host would draw.
+    Every token except the last is run in the same step, and the next one is drawn from its row. Drawing ends after
+    `count` tokens, after one of `halts`, or at a row that does not decide: see `Drawn`.
     """
 
     seed: int
     index: int  # of the first token in its text
     top_k: int  # 0 = all
     top_p: float
-    temperature: float  # one of `DRAW_TEMPERATURES`
+    temperature: float  # within `DRAW_TEMPERATURES`
     count: int = 1
     halts: NDArray[np.uint32] | None = None  # [ceil(V / 32)] a bit for each token after which none is drawn
     min_p: float | None = None  # greater than 0
     biases: DrawBiases | None = None
     penalties: DrawPenalties | None = None
-    counts_input: bool = False  # whether the last token of the run is to be counted: one that the device did not draw
-    logprobs: int | None = None  # how many tokens to tell with each that is drawn, 0 being that one alone; None = none
+    counts_input: bool = False  # whether to count the last token of the run, which the device did not draw
+    logprobs: int | None = None  # alternatives to return with each drawn token; 0 = only its own; None = none at all
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
@@ -99,19 +99,21 @@ class TokenLogprobs:
 class Drawn:
     """The tokens that the device has drawn after a run.
 
-    Where it `is_settled`, all of them but the last one were run. Else all were, and the host is to draw from the row.
-    Where it `goes_on`, a run that follows runs the last one. A run that follows another one does nothing, and its row
-    means nothing; it has drawn no token then and is settled.
+    If it `is_settled`, all of them except the last one were run. Else all were run, and the host must draw from the
+    row.
+
+    If it `goes_on`, a run that follows runs the last token. Otherwise a run that follows does nothing, and its row
+    means nothing: its own `Drawn` has no tokens and is settled.
     """
 
     tokens: Sequence[int]
     is_settled: bool
     goes_on: bool = False
-    logprobs: Sequence[TokenLogprobs] = ()  # of each token, where they are asked for
+    logprobs: Sequence[TokenLogprobs] = ()  # of each token, if they are asked for
 
     @property
     def num_run(self) -> int:
-        """How many tokens were run, that of the run included."""
+        """How many tokens were run, including that of the run itself."""
         return 1 + len(self.tokens) - self.is_settled
 
 
@@ -126,15 +128,18 @@ State: TypeAlias = Mapping[str, F32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitialState:
-    """What a sequence starts from instead of the fill values. Its arrays are read-only: sequences share them."""
+    """A state that a sequence starts from instead of the fill values.
 
-    root: str  # equal for equal states: what the cache keeps is kept under it
+    Its arrays are read-only, since sequences share them.
+    """
+
+    root: str  # equal for equal states; the cache keeps states under it
     state: State
-    logits: F32 | None = None  # [V] those after the last token that the state has taken in, where they are known
+    logits: F32 | None = None  # [V] after the last token that the state has taken in, if they are known
 
 
 class FieldKind(Enum):
-    """What a recurrent tensor of a layer is."""
+    """The kind of a layer's recurrent tensor."""
 
     SHIFT = "shift"  # [D], what the next token is mixed with; a step reads the old one while it writes the new one
     VECTOR = "vector"  # [n], any other vector
@@ -206,11 +211,11 @@ class ModelShape(ABC):
     @property
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """All sizes that people are shown, by name and in order."""
+        """All sizes that users are shown, by name and in order."""
 
     @property
     def settings(self) -> str:
-        """What no tensor says and changes the results; states made with other settings are not continued."""
+        """Settings that change the results and are in no tensor. States made with other settings are not continued."""
         return ""
 
     @property
@@ -237,15 +242,18 @@ class Model(Protocol):
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """A tensor in BlinkDL's naming and orientation, of the type as stored; stays valid when the file is closed."""
+        """Return a tensor in BlinkDL's naming and orientation, of the type as stored.
+
+        It stays valid when the file is closed.
+        """
         ...
 
     def block_type(self, name: str, /) -> str | None:
-        """Name of the blocks in which the rows of a tensor are stored; None where they are plain numbers."""
+        """Return the name of the blocks in which a tensor's rows are stored; None if they are plain numbers."""
         ...
 
     def blocks(self, name: str, /) -> Blocks | None:
-        """A matrix in the blocks in which it is stored; None for plain numbers, and for blocks of no known format."""
+        """Return a matrix in its stored blocks; None for plain numbers, and for blocks of no known format."""
         ...
 
 
@@ -253,17 +261,24 @@ class Model(Protocol):
 class TokenRun:
     """Consecutive tokens of one sequence, to be run in one step from the state that its slot holds.
 
-    The logits of the last `rows` positions are computed: 0 for a prefill chunk that is not the last,
-    1 at decode, `len(tokens)` where every position is scored. `targets`, where given, holds one token id
-    a row; the read-out then has the logit at that id. `masks`, where given, says which tokens each row's candidates
-    are taken from, as [rows, ceil(V / 32)], or None for all tokens: the bit `id % 32` of a row's word `id // 32` is set
-    for a token that is allowed. A row allows at least one token; bits beyond the vocabulary do not count. `submit`
-    calls it once, while the device runs the tokens already; it must not raise. `embeddings`, where given, are what the
-    first layer takes in place of the tokens' rows of the embedding, before its layer norm: [len(tokens), D].
-    `draw`, where given, has the device draw what follows the last row, which then has no mask; the row of the read-out
-    is that of the last token that was run. A run that `follows` goes on from what its slot's last run has drawn, which
-    may be in flight: it has a draw and one token, the last that was drawn, whatever `tokens` says. It does nothing
-    where that draw has not come to its full `count`, or has ended with a token that its `halts` say: see `Drawn`.
+    The logits of the last `rows` positions are computed: 0 for a prefill chunk that is not the last, 1 at decode,
+    `len(tokens)` if every position is scored. `targets`, if given, holds one token id a row; the read-out then has the
+    logit at that id.
+
+    `masks`, if given, returns the tokens from which each row's candidates are taken, as [rows, ceil(V / 32)], or None
+    for all tokens. The bit `id % 32` of a row's word `id // 32` is set for a token that is allowed. A row allows at
+    least one token; bits beyond the vocabulary do not count. `submit` calls `masks` once, while the device runs the
+    tokens already; it must not raise.
+
+    `embeddings`, if given, are what the first layer takes in place of the tokens' rows of the embedding, before its
+    layer norm: [len(tokens), D].
+
+    With a `draw`, the device draws what follows the last row, which then has no mask. The row of the read-out is that
+    of the last token that was run.
+
+    A run that `follows` goes on from the last draw in its slot, which may be in flight. It has a draw and one token:
+    the last that was drawn, whatever `tokens` says. It does nothing if the earlier draw ended before its full `count`,
+    or with a token in its `halts`: see `Drawn`.
     """
 
     slot: int
@@ -277,12 +292,12 @@ class TokenRun:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of one row's mask."""
+    """Return the number of words in one row's mask."""
     return -(-vocab_size // 32)
 
 
 def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
-    """Return whether masks [..., ceil(V / 32)] allow each token, as [..., V]."""
+    """Return which tokens the masks [..., ceil(V / 32)] allow, as [..., V]."""
     little_endian = np.ascontiguousarray(masks, "<u4").view(np.uint8)
     return np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
 
@@ -293,11 +308,11 @@ Batch: TypeAlias = Sequence[TokenRun]
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What a step says of its logit rows, ordered as the batch's runs and, inside a run, by position.
+    """The results of a step for its logit rows, ordered as the batch's runs and, inside a run, by position.
 
-    B runs, R rows, K candidates, taken from the tokens that a row's mask allows. Where it allows fewer than K, the rest
+    B runs, R rows, K candidates, taken from the tokens that a row's mask allows. If it allows fewer than K, the rest
     have the logit -inf and stand for no token. `full_row` reads a whole row back, after all steps that were submitted;
-    it may be called until the next but one step is submitted. The rows of a run that is not sound hold no
+    it may be called until the second step after this one is submitted. The rows of a run that is not sound hold no
     probabilities.
     """
 
@@ -305,31 +320,31 @@ class Readout:
     logits: F32  # [R, K] their logits
     logsumexp: F32  # [R] log of the sum of exp over the whole row
     allowed_logsumexp: F32  # [R] the same over the tokens that the row's mask allows; `logsumexp` without a mask
-    target_logits: F32  # [R] the logit at the row's target; NaN where the run has no targets
+    target_logits: F32  # [R] the logit at the row's target; NaN if the run has no targets
     sound: NDArray[np.bool_]  # [B] whether all rows of the run are finite; true of a run without rows
     full_row: Callable[[int], F32]  # row -> [V] logits
-    drawn: Sequence[Drawn] = ()  # [B], or none where no run has a draw
+    drawn: Sequence[Drawn] = ()  # [B], or empty if no run has a draw
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A step that was submitted and whose read-out has not been collected."""
+    """A step that was submitted, and whose read-out has not been collected."""
 
     number: int
 
 
 class PendingState(Protocol):
-    """A state on its way from a slot to the host, as it was when the read was started."""
+    """A state on its way from a slot to the host, with the values at the start of the read."""
 
     def done(self) -> bool:
-        """Whether the state has arrived. Does not block. For the thread that owns the runner."""
+        """Return True if the state has arrived. Does not block. For the thread that owns the runner."""
         ...
 
     def result(self) -> dict[str, F32]:
-        """The state, in arrays that are the caller's own; waits until it has arrived.
+        """Return the state in arrays that are the caller's own; wait until it has arrived.
 
-        For the thread that owns the runner until `done` has returned True, then for any thread.
-        Raises DeviceError where it could not be read, or was not before the runner was closed.
+        For the thread that owns the runner until `done` has returned True, then for any thread. Raises DeviceError if
+        it could not be read, or had not been read when the runner was closed.
         """
         ...
 
@@ -337,7 +352,7 @@ class PendingState(Protocol):
 class Runner(Protocol):
     """A model on a device, with a live state for each slot. Not thread-safe: one worker thread owns it.
 
-    A result does not depend on batch mates, on the slot, or on how a sequence was cut into runs.
+    A result does not depend on the other runs of a batch, on the slot, or on how a sequence was cut into runs.
     """
 
     @property
@@ -348,7 +363,7 @@ class Runner(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that one step takes, over all its runs; bounds the work of one submit."""
+        """The most tokens that one step takes over all its runs; bounds the work of one submit."""
         ...
 
     @property
@@ -358,37 +373,38 @@ class Runner(Protocol):
 
     @property
     def max_draws(self) -> int:
-        """The most tokens that one step draws after a run; 0 where the device draws none."""
+        """The most tokens that one step draws after a run; 0 if the device draws none."""
         ...
 
     @property
     def max_draw_logprobs(self) -> int:
-        """How many of the likeliest tokens a draw tells at most with each token."""
+        """The most of the likeliest tokens that a draw can return with each token."""
         ...
 
     @property
     def num_penalty_slots(self) -> int:
-        """How many slots there are, from the first on, in which a draw may have penalties."""
+        """The number of slots, from the first on, in which a draw may have penalties."""
         ...
 
     def submit(self, batch: Batch) -> Ticket:
         """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.
 
-        At most two steps are in flight: a third call waits until the device has done the first, whether or not that
-        was collected. Steps run in the order of their submission, as do the reads, writes and copies of states
-        between them. Where a draw is for more than one token, every run is one token long and has a draw.
+        At most two steps are in flight: a third call waits until the device has done the first, even if that was not
+        collected. Steps run in the order of their submission, as do the reads, writes and copies of states between
+        them. If a draw is for more than one token, every run must be one token long and have a draw.
+
         Raises InvalidRequestError for a batch that breaks the contract, and nothing has changed then. Raises the same
-        for masks of another shape, and StepError where the device refuses the step; the states of the batch's slots are
+        for masks of another shape, and StepError if the device refuses the step; the states of the batch's slots are
         then undefined.
         """
         ...
 
     def collect(self, ticket: Ticket) -> Readout:
-        """Wait for a step and return its read-out. Waits for no later step, nor for one that has no rows.
+        """Wait for a step and return its read-out. Does not wait for a later step, nor for one that has no rows.
 
-        Each ticket is collected once, in the order of submission; InvalidRequestError otherwise. Raises StepError
-        where the device failed; the states of the batch's slots are then undefined, but for those of runs that did
-        nothing, until others are put there, which may have been done since the submission.
+        Each ticket is collected once, in the order of submission; InvalidRequestError otherwise. Raises StepError if
+        the device failed. The states of the batch's slots are then undefined, except those of runs that did nothing.
+        They stay so until other states are put there, which may have been done since the submission.
         """
         ...
 
@@ -399,17 +415,17 @@ class Runner(Protocol):
     def start_read(self, slot: int) -> PendingState:
         """Start to read the state that `slot` holds. `slot` may be written, or run, right after the call.
 
-        Does not wait for the device, unless the reads under way are as many as it has room for; the oldest is then
-        waited for, and stays to be had by its result.
+        Does not wait for the device, unless it has no room for a further read. Then it waits for the oldest, which can
+        still be had by its result.
         """
         ...
 
     def read_state(self, slot: int) -> dict[str, F32]:
-        """A copy of the state that `slot` holds; waits for it."""
+        """Return a copy of the state that `slot` holds; wait for it."""
         ...
 
     def copy_state(self, source: int, target: int) -> None:
-        """Fork: `target` becomes a copy of `source`, on the device."""
+        """Make `target` a copy of `source`, on the device."""
         ...
 
     def close(self) -> None:
@@ -418,7 +434,7 @@ class Runner(Protocol):
 
 
 class ReadyState:
-    """A `PendingState` that is on the host from the start. Takes over `state`."""
+    """A `PendingState` that is on the host from the start. It takes over `state`."""
 
     def __init__(self, state: dict[str, F32]) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""The WGSL of every kernel, as text, and the specialiser that turns a file into a shader module's source."""
+"""The WGSL of every kernel, and the specialiser that turns a WGSL file into a shader module's source."""
 
 from shaders.specialiser import Binding, Constant, Include, ShaderSource, specialise
 

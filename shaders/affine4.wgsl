@@ -1,5 +1,5 @@
-// Weights as numbers below 16, times the scale of their block, plus its offset, in eights of one u32.
-// A block is BLOCK_EIGHTS of them.
+// Weights as numbers below 16, times the scale of their block, plus its offset. Eight numbers are one u32.
+// A block is BLOCK_EIGHTS such eights.
 
 #include nibbles
 

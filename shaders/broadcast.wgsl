@@ -1,7 +1,7 @@
-// Eight numbers of which each of a subgroup's first eight lanes loaded one: all lanes get all eight.
-// Right only where every lane of a subgroup works on the same eight, and subgroups have at least eight lanes, numbered
-// as threads are. On a software device a load costs one access a lane even where all lanes load the same, so this is
-// eight times fewer.
+// Give all lanes of a subgroup the eight numbers that its first eight lanes have loaded, one each.
+// This is right only if every lane of a subgroup works on the same eight numbers, and if subgroups have at least eight
+// lanes, numbered as threads are. On a software device a load costs one access a lane, even if all lanes load the same
+// number. So this takes an eighth of the accesses.
 
 fn broadcast_eight(own: f32) -> Eight {
     return Eight(

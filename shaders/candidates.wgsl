@@ -1,7 +1,8 @@
 // For each row of logits: log-sum-exp, the logit at the row's target, and the K greatest with their ids.
-// A row may have a mask of a bit a token; the K are then the greatest of the tokens that it allows, or all of those.
-// One workgroup a row. The K-th greatest is found by radix select over keys that order as the logits do, eight bits a
-// pass; equal logits at the threshold are taken by ascending id. The K are then ranked: each counts those before it.
+// A row may have a mask with a bit for each token. Its candidates are then the K greatest allowed tokens, or all
+// allowed tokens if there are fewer. One workgroup a row.
+// A radix select finds the K-th greatest logit, eight bits a pass, over keys with the same order as the logits. Equal
+// logits at the threshold are taken by ascending id. Then the K are ranked: each counts those before it.
 
 #include batch
 #include readout
@@ -20,10 +21,10 @@ var<workgroup> num_allowed: atomic<u32>;
 var<workgroup> ties: array<u32, THREADS>;
 var<workgroup> taken_ids: array<u32, K>; // in no order
 var<workgroup> taken_logits: array<f32, K>;
-var<workgroup> prefix: u32; // the leading bits of the K-th greatest key, found so far
-var<workgroup> wanted: u32; // how many keys with that prefix are still to be taken
+var<workgroup> prefix: u32; // the leading bits of the K-th greatest key that are known so far
+var<workgroup> wanted: u32; // how many keys with that prefix belong to the K greatest
 
-// A u32 that orders as the float does; both zeros are one.
+// Return a u32 with the same order as the float. Both zeros have the same key.
 fn order_key(value: f32) -> u32 {
     let bits = bitcast<u32>(select(value, 0.0, value == 0.0));
     return select(~bits, bits | 0x80000000u, bits < 0x80000000u);
@@ -61,7 +62,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let start = row * VOCAB;
     let mask = batch.rows[row].mask;
 
-    if thread == 0u { // memory of a workgroup begins with anything
+    if thread == 0u { // the memory of a workgroup is not zeroed
         atomicStore(&num_not_finite, 0u);
         atomicStore(&num_allowed, select(0u, VOCAB, !HAS_MASKS || mask == NO_MASK));
     }
@@ -71,7 +72,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var id = thread; id < VOCAB; id += THREADS) {
         let value = logits[start + id];
         own_greatest = max(own_greatest, value);
-        own_not_finite += u32((bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u); // however a driver compares NaN
+        own_not_finite += u32((bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u); // drivers differ in comparing NaN
     }
     if own_not_finite > 0u {
         atomicAdd(&num_not_finite, own_not_finite);

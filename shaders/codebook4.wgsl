@@ -1,11 +1,11 @@
-// Weights as numbers of LEVELS, times the scale of their block: 64 of them, in eights of one u32.
+// Weights as indices into LEVELS, times the scale of their block. A block is 64 weights, in eights of one u32.
 
 #include block_scales
 #include nibbles
 
 @group(0) @binding(2) var<storage, read> weights: array<u32>;
 
-// Chosen bit by bit: devices index an array slowly that is no buffer.
+// Chosen bit by bit, since devices are slow at indexing an array that is not a buffer.
 fn four_levels(numbers: vec4<i32>) -> vec4<f32> {
     let is_odd = (numbers & vec4<i32>(1)) != vec4<i32>(0);
     let has_two = (numbers & vec4<i32>(2)) != vec4<i32>(0);

@@ -1,4 +1,4 @@
-// Forks one layer's state: slot `pair.target_slot` becomes a copy of slot `pair.source_slot`.
+// Copy one layer's state from slot `pair.source_slot` to slot `pair.target_slot`.
 
 struct Pair {
     source_slot: u32,

@@ -1,6 +1,6 @@
-// An inner vector of each token times a matrix that its id chooses, of a table and of its embedding:
-// scaled[t] = inner[t] (mix[t] + table[id of t]), where the matrix is [SIDE, SIDE]. One workgroup a token.
-// The dispatch of a part writes the tokens of its rows alone.
+// Multiply the inner vector of each token with its matrix [SIDE, SIDE], which is the sum of a part from the token's
+// embedding and of the table's row for its id: scaled[t] = inner[t] (mix[t] + table[id of t]).
+// One workgroup a token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
 
 #include eight
 #include WEIGHTS

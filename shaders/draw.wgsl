@@ -1,11 +1,11 @@
-// Draw the token that follows each row that asks for it, and write it into the batch as what the next step runs.
-// One workgroup a row. The row's candidates and the tokens that have a bias are ranked, with biases and less penalties,
-// and nucleus.wgsl draws: every quantity is a pair of bounds, which hold what the rounding of f32 and the tokens that
-// were not read can change. A token is drawn where both bounds lead to it, and is then the one that the host draws;
-// elsewhere the row is left to the host.
-// A run that draws no more gets the length 0. Such a run leaves its state and its row of the last norm as they are, so
-// that the row's logits stay those that its last token was drawn from, whatever further steps are run. A run that has
-// the length 0 from the start, since it follows one that has halted, draws nothing.
+// Draw the next token of each row with a draw, and write it into the batch as the input of the next step.
+// One workgroup a row. The row's candidates and the tokens with a bias are ranked, after biases and penalties. Then
+// nucleus.wgsl draws. Every quantity is a pair of bounds, which allow for the rounding of f32 and for unread tokens. If
+// both bounds lead to the same token, it is drawn, and the host would draw the same. Otherwise the row is left to the
+// host.
+// A run that draws no more gets the length 0. Such a run does not change its state and its row of the last norm. So the
+// row's logits stay those from which its last token was drawn, even if further steps run.
+// A run has the length 0 from the start if it follows one that has halted. It draws nothing.
 
 #include batch
 #include readout
@@ -33,24 +33,24 @@ struct Draw {
     seed_low: u32,
     seed_high: u32,
     index: u32,       // of the next token in its text
-    left: u32,        // tokens that are still to be drawn
+    left: u32,        // tokens that remain to draw
     top_k: u32,       // at least 1
     top_p: f32,
     temperature: f32,
-    least_scaled: f32, // that a token's logit may be less than the greatest, by min-p; -UNLIMITED: it is a nucleus
+    least_scaled: f32, // log(min_p), the least logit that is kept, less the greatest; -UNLIMITED: it is a nucleus
     num_biases: u32,
     presence: f32,
-    frequency: f32,   // there are no penalties where this and `presence` are 0 and `repeat` is 1
+    frequency: f32,   // there are no penalties if this and `presence` are 0 and `repeat` is 1
     decay: f32,
-    scale: f32,       // what the slot's numbers are multiplied with
-    rescale: f32,     // what they are multiplied with for good, at first
-    penalty_error: f32, // what a penalty may be off by, a part of itself
-    repeat: f32,      // the factor of tokens that were seen lately, 1 or more
+    scale: f32,       // the factor between the slot's numbers and the penalties
+    rescale: f32,     // the slot's numbers are multiplied by it before the first token is drawn
+    penalty_error: f32, // a bound of the relative error of a penalty
+    repeat: f32,      // the factor of recently seen tokens, 1 or more
     position: u32,    // how many tokens have been counted as seen
-    window: u32,      // how many of the latest of these count
-    counts_input: u32, // 1 where the token that was run is to be counted, at first
-    told_words: u32,  // that are told with each token that is drawn
-    told_at: u32,     // where in `told` the row's begin
+    window: u32,      // how many of the latest of these count as recent
+    counts_input: u32, // 1 if the run's own token is counted before the first draw
+    told_words: u32,  // words that are reported with each drawn token
+    told_at: u32,     // index in `told` at which the row's words begin
     num_drawn: u32,
     outcome: u32,     // LEFT_TO_HOST, SETTLED, or GOES_ON
     tokens: array<u32, MAX_DRAWS>,
@@ -58,20 +58,20 @@ struct Draw {
 
 struct Draws {
     rows: array<Draw, MAX_ROWS>, // of which there are R
-    told: array<u32>, // of each token that is drawn, where it is asked for: its logit, the row's log-sum-exp, the ids of
-                      // the likeliest tokens, and their logits; all as the model has them
+    told: array<u32>, // for each drawn token, if its draw wants log-probabilities: its logit, the row's log-sum-exp,
+                      // the ids of the likeliest tokens, and their logits; all without penalties and biases
 }
 
 const LEFT_TO_HOST = 0u;
 const SETTLED = 1u;
-const GOES_ON = 2u; // settled, and what follows goes on from the last token
+const GOES_ON = 2u; // settled, and a run that follows starts from the last token
 
 const K_READ = K + MAX_BIASES;
 const MASK_WORDS = (VOCAB + 31u) / 32u;
 const NONE = 0xffffffffu;
 const UNLIMITED = 3e38;
-const FARTHEST = 60.0;    // that penalties may move the greatest logit
-const MOST_DOUBT = 0.05;  // in a logit that is divided by the temperature
+const FARTHEST = 60.0;    // the most by which penalties may lower the greatest logit
+const MOST_DOUBT = 0.05;  // the greatest error of a logit; at temperatures below 1, after division by them
 
 const IDLE = 0u;
 const PLAIN = 1u;
@@ -81,15 +81,15 @@ const HALTED_BEFORE = 3u;
 var<workgroup> kind: u32;
 var<workgroup> count_read: atomic<u32>;
 var<workgroup> ids: array<u32, K_READ>;    // of the tokens that were read, first the candidates
-var<workgroup> logit: array<f32, K_READ>;  // with bias and less penalty
-var<workgroup> doubt: array<f32, K_READ>;  // what that may be off by
+var<workgroup> logit: array<f32, K_READ>;  // after bias and penalties
+var<workgroup> doubt: array<f32, K_READ>;  // a bound of that logit's error
 var<workgroup> is_biased: array<u32, K_READ>;
 var<workgroup> ranked: array<u32, K_READ>; // their places, greatest logit first
 var<workgroup> scaled: array<f32, K_READ>; // by rank: logits less the greatest
 var<workgroup> mass: array<f32, K_READ>;   // exp(scaled)
 var<workgroup> weight: array<f32, K_READ>; // exp(scaled / temperature)
 
-// What a bias adds to a token, and whether it has one.
+// Return the bias of a token, and 1 if it has one.
 fn bias_of(row: u32, slot: u32, token: u32) -> vec2<f32> {
     for (var i = 0u; i < draws.rows[row].num_biases; i++) {
         let bias = biases[slot * MAX_BIASES + i];
@@ -109,7 +109,7 @@ fn is_candidate(row: u32, token: u32) -> bool {
     return false;
 }
 
-// Put down the token at `place`; return the mass that a bias takes from its own place in the row, and its error.
+// Store the token at `place`. If it has a bias, return the mass that it would have without the bias, and its error.
 fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> vec2<f32> {
     var penalty = Penalty(0.0, 1.0);
     if penalises(row) {
@@ -137,7 +137,7 @@ fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> ve
     return select(vec2<f32>(0.0, 0.0), vec2<f32>(exp(exponent), error), bias.y > 0.0);
 }
 
-// Read the candidates and the tokens that have a bias; return a thread's part of the mass that biases take away.
+// Read the candidates and the tokens with a bias. Return the sum of what `read_token` returned for a thread's tokens.
 fn read_tokens(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     let size = readout[row].num_candidates;
     var lost = vec2<f32>(0.0, 0.0);
@@ -156,7 +156,7 @@ fn read_tokens(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     return lost;
 }
 
-// Rank the tokens that were read, and weigh them.
+// Rank the tokens that were read, and compute their masses and weights.
 fn rank_tokens(row: u32, thread: u32, size: u32, is_adjusted: bool) {
     for (var i = thread; i < size; i += THREADS) {
         var rank = i;
@@ -180,10 +180,11 @@ fn rank_tokens(row: u32, thread: u32, size: u32, is_adjusted: bool) {
 }
 
 fn is_finite(value: f32) -> bool {
-    return (bitcast<u32>(value) & 0x7f800000u) != 0x7f800000u; // however a driver compares NaN
+    return (bitcast<u32>(value) & 0x7f800000u) != 0x7f800000u; // drivers differ in comparing NaN
 }
 
-// Tell what the log-probabilities of `token`, the next that is drawn, and of the likeliest ones follow from.
+// Report the logits from which the host computes the log-probabilities of `token`, which is drawn next, and of the
+// likeliest tokens.
 fn tell(row: u32, token: u32) {
     let words = draws.rows[row].told_words;
     if words == 0u {
@@ -218,7 +219,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     if penalises(row) {
-        rescale_penalties(row, slot, thread); // the host counts on it, whatever has become of the run
+        rescale_penalties(row, slot, thread); // even if the run has halted, since the host relies on it
     }
     if own_kind == HALTED_BEFORE {
         if thread == 0u {

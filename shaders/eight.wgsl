@@ -1,6 +1,6 @@
-// Eight consecutive numbers, as which weights are loaded.
+// Eight consecutive numbers, the unit in which kernels load weights.
 
-const PANEL = 8u; // rows of a panel, in which matrices are stored: see segments.wgsl
+const PANEL = 8u; // rows of a panel: see segments.wgsl
 
 struct Eight {
     low: vec4<f32>,
@@ -17,8 +17,9 @@ fn multiply_add(a: Eight, b: Eight, sum: f32) -> f32 {
     return fma(a.high.w, b.high.w, fma(a.high.z, b.high.z, fma(a.high.y, b.high.y, fma(a.high.x, b.high.x, low))));
 }
 
-// Where the `eight` of a row lies among those of all rows, if the blocks of a panel are interleaved: the first eight of
-// its 8 rows, then the second, and so on. Rows that are side by side are then read side by side.
+// Return the index of a row's eight number `eight` among the eights of all rows, if the blocks of a panel are
+// interleaved: the first eight of each of its 8 rows, then the second, and so on. So neighbouring rows are also
+// neighbours in memory.
 fn eight_index(row: u32, eight: u32, block_eights: u32) -> u32 {
     return (row / PANEL * block_eights + eight) * PANEL + row % PANEL;
 }

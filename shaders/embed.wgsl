@@ -1,5 +1,5 @@
-// The embeddings of the step's tokens, normed: x[t] = LN(table[id of t]). One workgroup a token.
-// The dispatch of a part writes the tokens of its rows alone.
+// Look up the embeddings of the step's tokens and norm them: x[t] = LN(table[id of t]).
+// One workgroup a token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
 
 #include eight
 #include WEIGHTS

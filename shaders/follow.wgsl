@@ -1,5 +1,5 @@
-// Give each run that follows the token that its slot has drawn last, before anything else of a step reads the batch.
-// Where that slot's last draw has halted the run gets the length 0. One thread a row: such a run has one row.
+// Give each following run its token: the last one that its slot has drawn. This is the first dispatch of a step.
+// If the slot's last draw has halted, the run gets the length 0. One thread a row, since such a run has one row.
 
 #include batch
 #include last_drawn

@@ -1,5 +1,6 @@
 // The vectors of one head that the threads of a workgroup share: HEAD_VECTORS of them, for the current token.
-// A head has as many threads as HEAD_SIZE rounded up to 8; those beyond it hold zeros, and must not write outside.
+// A head has HEAD_SIZE threads, rounded up to a multiple of 8. The surplus threads hold zeros and must not write
+// outside this memory.
 
 #include eight
 
@@ -15,7 +16,7 @@ fn set_vector(vector: u32, row: u32, value: f32) {
     head[vector * HEAD_THREADS + row] = select(0.0, value, row < HEAD_SIZE);
 }
 
-// The number of a vector in `row`, normalised to mean 0 and variance 1 over the head.
+// Return the number of a vector in `row`, normalised to mean 0 and variance 1 over the head.
 fn normalize_over_head(vector: u32, row: u32, epsilon: f32) -> f32 {
     var sum = 0.0;
     for (var j = 0u; j < EIGHTHS; j++) {
@@ -28,7 +29,7 @@ fn normalize_over_head(vector: u32, row: u32, epsilon: f32) -> f32 {
         squares += dot(part.low - mean, part.low - mean) + dot(part.high - mean, part.high - mean);
     }
     if HEAD_THREADS != HEAD_SIZE {
-        squares -= f32(HEAD_THREADS - HEAD_SIZE) * mean * mean; // of the zeros
+        squares -= f32(HEAD_THREADS - HEAD_SIZE) * mean * mean; // the squares of the surplus zeros
     }
     return (head[vector * HEAD_THREADS + row] - mean) * inverseSqrt(squares / f32(HEAD_SIZE) + epsilon);
 }

@@ -1,7 +1,8 @@
-// A head of 64 by 16 threads without what they would have to share: for devices whose subgroups have at least 8 lanes.
-// A thread owns four rows of S in registers. Of every vector that the rows have in common each lane of eight loads two
-// fours, and all get them by broadcast, where broadcast.wgsl is right. Indices of registers are literal, since drivers
-// keep an array in memory where they do not unroll what counts through it. Bindings from 5 on are the kernel's own.
+// A head of size 64 by 16 threads that share nothing in workgroup memory except the moments of the group norm. For
+// devices whose subgroups have at least 8 lanes; the other conditions of broadcast.wgsl hold here too.
+// A thread owns four rows of S in registers. Each of eight lanes loads two fours of every vector that all rows use, and
+// all lanes get them by broadcast. Indices of registers are literals, since drivers keep an array in memory if they do
+// not unroll the loop over it. Bindings from 5 on belong to the kernel that includes this file.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
@@ -25,11 +26,11 @@ alias Whole = array<vec4<f32>, QUADS>;  // all of them
 var<private> s: array<array<vec4<f32>, QUADS>, 4>; // [row, column / 4]
 var<workgroup> moments: array<vec2<f32>, 2u * HEAD_THREADS>;
 
-// What a thread has of a head: places in a vector of WIDTH, in fours, and the group norm of its rows.
+// A thread's share of a head: its places in a vector of WIDTH, in fours, and the group norm of its rows.
 struct Share {
     loaded: u32, // the first of two fours that this lane loads
     owned: u32,  // its rows
-    state: u32,  // its rows' first column in a slot's state
+    state: u32,  // the first column of its rows in a slot's state
     norm_weight: vec4<f32>,
     norm_bias: vec4<f32>,
 }
@@ -80,18 +81,18 @@ fn sum_of_four(four: vec4<f32>) -> f32 {
     return four.x + four.y + four.z + four.w;
 }
 
-// The sum over the eight lanes that together loaded a vector.
+// Return the sum over the eight lanes that together have loaded a vector.
 fn sum_of_vector(own: vec4<f32>) -> f32 {
     return sum_of(broadcast_eight(sum_of_four(own)));
 }
 
-// The sum of the rows' products of four columns with those of a vector.
+// Return, for each of the thread's four rows, the product of four columns with the same columns of a vector.
 fn multiply_columns(quad: u32, vector: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(dot(s[0][quad], vector), dot(s[1][quad], vector), dot(s[2][quad], vector), dot(s[3][quad], vector));
 }
 
-// The vector of which each thread has four numbers, normalised to mean 0 and variance 1 over the head. `side` is
-// another one for tokens that follow each other, so that one barrier a token is enough.
+// Return a thread's four numbers of a vector, normalised to mean 0 and variance 1 over the head. `side` must alternate
+// from token to token, so that one barrier a token is enough.
 fn normalize_over_head(own: vec4<f32>, thread: u32, side: u32) -> vec4<f32> {
     let own_mean = sum_of_four(own) / 4.0;
     let deviations = own - own_mean;

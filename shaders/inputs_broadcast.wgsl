@@ -1,9 +1,9 @@
-// The eight inputs of eight columns, one loaded by each lane: for SPLITS == 1.
+// Load the inputs of eight columns, one by each lane. Only for SPLITS == 1.
 
 #include broadcast
 
-// The first eight of columns that a thread takes. No thread's number is in it, since all lanes have to come to a
-// broadcast together, and compilers hold the loop that begins here to that.
+// Return the first eight of columns that a thread takes. It does not depend on the thread: all lanes must reach a
+// broadcast together, and compilers check that for the loop that begins here.
 fn first_eight(split: u32) -> u32 {
     return 0u;
 }

@@ -1,11 +1,11 @@
-// The inputs of eight columns, all eight of one token loaded by each lane: for SPLITS == 1 and at most eight tokens.
-// On a software device a load costs much the same whatever its width, so two wide ones take the place of one a token.
-// Right where broadcast.wgsl is.
+// Load the inputs of eight columns: each lane loads all eight of one token. Only for SPLITS == 1 and at most eight
+// tokens. On a software device a wide load costs about as much as a narrow one, so two wide loads replace one load a
+// token. The conditions of broadcast.wgsl apply.
 
 var<private> shared_inputs: array<Eight, PANEL>;
 
 fn first_eight(split: u32) -> u32 {
-    return 0u; // as inputs_broadcast.wgsl has it
+    return 0u; // see inputs_broadcast.wgsl
 }
 
 fn share_inputs(own_index: u32) {

@@ -1,4 +1,4 @@
-// Every thread loads the eight inputs of eight columns itself.
+// Load the inputs of eight columns: every thread loads all of them itself.
 
 fn first_eight(split: u32) -> u32 {
     return split;

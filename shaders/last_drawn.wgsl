@@ -1,3 +1,3 @@
-// What a slot has drawn last, from which a run that follows goes on.
+// The token that a slot has drawn last. A run that follows starts from it.
 
-const HALTED = 0xffffffffu; // a token that may end the text, or none since a row did not decide
+const HALTED = 0xffffffffu; // no run may follow: the token may end the text, or the draw was left to the host

@@ -1,6 +1,6 @@
-// Matrices times up to TOKENS vectors, every weight read once.
-// A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows: one row a lane, and each
-// of the SPLITS threads of a row takes a part of its columns. Workgroups: (tiles, ceil(T / TOKENS)).
+// Multiply matrices with up to TOKENS vectors, reading every weight once.
+// A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows, and a lane one row of each
+// panel. Each of the SPLITS threads of a row takes a part of its columns. Workgroups: (tiles, ceil(T / TOKENS)).
 
 #include batch
 #include segments
@@ -8,25 +8,25 @@
 const THREADS = GROUPS * PANEL * SPLITS;
 const ROWS = GROUPS * PANELS * PANEL; // rows of a workgroup
 
-// What all threads of a workgroup have in common. What is a thread's own is not in it, since compilers hold loops with
-// broadcasts and barriers to begin and end by numbers that all threads share.
+// The values that all threads of a workgroup share. Those of a single thread are kept apart, since compilers demand
+// that loops with broadcasts and barriers begin and end by shared numbers.
 struct Place {
     segment: Segment,
     first_token: u32,
     num_tokens: u32, // of the step
 }
 
-// What is a thread's own.
+// The values of a single thread.
 struct Own {
     start: u32, // number of the first block of its first row
     lane: u32,  // its row in each of its panels
     split: u32,
 }
 
-// Sums of a thread's rows and tokens.
+// The sums of a thread's rows and tokens.
 alias Sums = array<array<f32, TOKENS>, PANELS>;
 
-// Where the inputs of the workgroup's token `t` begin, in numbers of 4 bytes.
+// Return the index in `inputs`, in numbers of 4 bytes, of the first input of the workgroup's token `t`.
 fn start_of_inputs(place: Place, t: u32) -> u32 {
     let token = min(place.first_token + t, place.num_tokens - 1u);
     return place.segment.inputs_start + token * place.segment.inputs_stride;

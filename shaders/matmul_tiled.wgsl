@@ -1,6 +1,6 @@
-// Matrices times many vectors: TILE_ROWS by TILE_TOKENS a workgroup through workgroup memory, EACH_ROWS by EACH_TOKENS
-// a thread in registers. The next columns are loaded while those in workgroup memory are multiplied.
-// Workgroups: (tiles, ceil(T / TILE_TOKENS)).
+// Multiply matrices with many vectors. A workgroup computes TILE_ROWS by TILE_TOKENS sums through workgroup memory, and
+// each of its threads EACH_ROWS by EACH_TOKENS of these in registers. The next columns are loaded while those in
+// workgroup memory are multiplied. Workgroups: (tiles, ceil(T / TILE_TOKENS)).
 
 #include batch
 #include segments
@@ -16,7 +16,7 @@ const ROUNDS = (LOADS + THREADS - 1u) / THREADS; // loads of a thread
 
 var<workgroup> finished: array<f32, TILE_ROWS * SIDE_TOKENS>; // [tokens, rows]
 
-// What all threads of a workgroup have in common: see matmul.wgsl.
+// The values that all threads of a workgroup share: see matmul.wgsl.
 struct Place {
     segment: Segment,
     first_row: u32, // of the tile, in the segment
@@ -24,23 +24,23 @@ struct Place {
     num_tokens: u32, // of the step
 }
 
-// What is a thread's own: its number, and its first row and token in fours from the tile's.
+// The values of a single thread: its number, and its first row and token in fours from the tile's.
 struct Own {
     thread: u32,
     rows: u32,
     tokens: u32,
 }
 
-// Sums of a thread's tokens and rows.
+// The sums of a thread's tokens and rows.
 alias Sums = array<array<vec4<f32>, EACH_ROWS / 4u>, EACH_TOKENS>;
 
-// The number of the first block of a row of the tile.
+// Return the number of the first block of a row of the tile.
 fn first_block(place: Place, row_of_tile: u32) -> u32 {
     let row = place.first_row + row_of_tile;
     return place.segment.weights_start + row / PANEL * place.segment.panel_blocks + row % PANEL;
 }
 
-// Where the inputs of a token of the tile begin, in numbers of 4 bytes.
+// Return the index in `inputs`, in numbers of 4 bytes, of the first input of a token of the tile.
 fn start_of_inputs(place: Place, token_of_tile: u32) -> u32 {
     let token = min(place.first_token + token_of_tile, place.num_tokens - 1u);
     return place.segment.inputs_start + token * place.segment.inputs_stride;
@@ -58,8 +58,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     var sums: Sums;
     sum_products(place, Own(thread, own_rows, own_tokens), &sums);
 
-    // A slice of every thread's tokens at a time: neighbouring threads then write neighbouring rows, and what stores a
-    // sum is compiled for each slice and not for each sum.
+    // Store one token of every thread at a time. So neighbouring threads write neighbouring rows, and the code that
+    // stores a sum is compiled once for each of a thread's tokens and not for each sum.
     for (var t = 0u; t < EACH_TOKENS; t++) {
         workgroupBarrier();
         for (var r = 0u; r < EACH_ROWS; r++) {

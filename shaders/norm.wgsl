@@ -1,4 +1,4 @@
-// Mean and 1 / standard deviation of WIDTH floats of `x`, by all THREADS threads of a workgroup together.
+// Compute the mean and 1 / standard deviation of WIDTH floats of `x`, by all THREADS threads of a workgroup together.
 
 #include sum_over_workgroup
 

@@ -1,5 +1,5 @@
-// The last layer norm, on the tokens whose logits are wanted. One workgroup a row.
-// The row of a run of length 0, which a draw has ended, stays as it is.
+// The last layer norm, on the tokens that are rows. One workgroup a row.
+// A run of length 0 was ended by a draw. Its row does not change.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;

@@ -1,14 +1,15 @@
-// Layer norm, then the token shift into one or more mixes.
-// One workgroup a token: n = LN(x[t]); prev = the same of the token before it, or the slot's shift at a run's start;
-// mixes[m][t] = n + (prev - n) * mix[m], and behind them prev - n where it is kept. The last n of every run becomes the slot's shift. The state holds two copies
-// of a shift, one to read and one to write, since the first and last token of a run are two workgroups in no order.
+// Layer norm, then the token shift into one or more mixes. One workgroup a token:
+//   n           = LN(x[t]);     prev = LN(x[t - 1]), or the slot's shift at a run's start
+//   mixes[m][t] = n + (prev - n) * mix[m];     if KEEPS_DIFFERENCE, one more plane holds prev - n
+// The last n of every run becomes the slot's shift. The state holds two copies of a shift, one to read and one to
+// write, since the workgroups of a run's first and last token run in no fixed order.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> x: array<f32>;            // [T, WIDTH]
 @group(0) @binding(2) var<storage, read> vectors: array<f32>;      // the layer's vectors, packed
 @group(0) @binding(3) var<storage, read_write> state: array<f32>;  // [slots, STATE_STRIDE]
-@group(0) @binding(4) var<storage, read_write> mixes: array<f32>;  // [MIXES, MAX_TOKENS, WIDTH], one more where KEEPS_DIFFERENCE
+@group(0) @binding(4) var<storage, read_write> mixes: array<f32>;  // [MIXES (+ 1 if KEEPS_DIFFERENCE), MAX_TOKENS, WIDTH]
 
 #include norm
 

@@ -1,13 +1,14 @@
-// Which token is drawn, by the bounds of all that is known of a row: rnn_engine/sampling/nucleus.py, or those steps of
-// rnn_engine/sampling/steps.py that keep the likeliest tokens: top-k, top-p of what that leaves, and min-p.
+// Find the token that is drawn, by bounds of all quantities of a row. It draws as `Nucleus` of
+// rnn_engine/sampling/samplers.py, or as the steps of rnn_engine/sampling/chain.py that keep the likeliest tokens:
+// top-k, then top-p of the remaining tokens, then min-p.
 
-// What is known of a row once its tokens are ranked. Masses are in units of the first ranked token's.
+// The bounds of a row after its tokens are ranked. Masses are in units of the first ranked token's.
 struct RankedRow {
     num_read: u32,
-    size: u32,        // how many of these have a rank that no unread token changes
-    most_doubt: f32,  // of those that may
-    ceiling: f32,     // no other logit is above it, less the first one
-    total: Bounds,    // of all tokens
+    size: u32,        // how many of the read tokens have a rank that no unread token can change
+    most_doubt: f32,  // the greatest error of a logit among the tokens that may matter
+    ceiling: f32,     // an upper bound of all other logits, less the first one
+    total: Bounds,    // the mass of all tokens
 }
 
 struct Counts {
@@ -15,8 +16,9 @@ struct Counts {
     greatest: u32,
 }
 
-// A bound of a row's total mass, where penalties and biases have taken away `lost`, whose error is its second part, and
-// biases then gave `gained`. 1e-5 and 1e-6 are LOGSUMEXP_ERROR of bounds.py.
+// Return bounds of a row's total mass after penalties and biases. `lost` is the mass that these have taken away, and
+// its error. `gained` is the mass of the tokens with a bias, and its error. 1e-5 and 1e-6 are LOGSUMEXP_ERROR of
+// ranking.py.
 fn bound_total(row: u32, lost: vec2<f32>, gained: vec2<f32>, most_doubt: f32) -> Bounds {
     let logsumexp = readout[row].logsumexp;
     let exponent = logsumexp - readout[row].logits[0];
@@ -33,7 +35,7 @@ fn bound_total(row: u32, lost: vec2<f32>, gained: vec2<f32>, most_doubt: f32) ->
 fn describe_row(row: u32, lost: vec2<f32>, num_read: u32) -> RankedRow {
     let num_candidates = readout[row].num_candidates;
     let is_complete = num_candidates == VOCAB;
-    let lowest = readout[row].logits[num_candidates - 1u]; // no unread token is above it
+    let lowest = readout[row].logits[num_candidates - 1u]; // an upper bound of unread logits
     var most_doubt = 0.0;
     var has_moved = false;
     for (var i = 0u; i < num_read; i++) {
@@ -57,10 +59,10 @@ fn describe_row(row: u32, lost: vec2<f32>, num_read: u32) -> RankedRow {
     return RankedRow(num_read, size, most_doubt, ceiling, bound_total(row, lost, gained, most_doubt));
 }
 
-// Whether the token of this rank has it for certain, beside those before and behind it.
+// Return true if the token of this rank is certain to come after the token before it and before the one after it.
 fn stands_apart(ranks: RankedRow, rank: u32) -> bool {
     if ranks.most_doubt == 0.0 {
-        return true; // equal ones are ranked by id
+        return true; // equal logits are ranked by id
     }
     let own = logit[ranked[rank]];
     let gap = 2.0 * ranks.most_doubt;
@@ -69,11 +71,11 @@ fn stands_apart(ranks: RankedRow, rank: u32) -> bool {
 }
 
 struct CertainMass {
-    first: Bounds, // of as many tokens as top_k keeps
+    first: Bounds, // of the tokens that top_k keeps
     all: Bounds,
 }
 
-// The mass of the tokens that are certain.
+// Return bounds of the mass of the tokens with a certain rank.
 fn bound_certain(ranks: RankedRow, top_k: u32) -> CertainMass {
     var sum = 0.0;
     var errors = 0.0;
@@ -91,7 +93,7 @@ fn bound_certain(ranks: RankedRow, top_k: u32) -> CertainMass {
     return CertainMass(first, all);
 }
 
-// The mass of the next `count` tokens behind those that are certain.
+// Return bounds of the mass of the next `count` tokens after the certain ones.
 fn bound_rest(ranks: RankedRow, certain: Bounds, count: u32) -> Bounds {
     if count == 0u {
         return Bounds(0.0, 0.0);
@@ -101,19 +103,20 @@ fn bound_rest(ranks: RankedRow, certain: Bounds, count: u32) -> Bounds {
     return Bounds(max(least, 0.0), max(min(ranks.total.most - certain.least, f32(count) * last), 0.0));
 }
 
-// The mass before which tokens are kept.
+// Return bounds of the cut: tokens are kept if the mass before them is at most the cut.
 fn bound_cut(ranks: RankedRow, draw: Draw, first: Bounds, rest: Bounds) -> Bounds {
     if draw.top_p >= 1.0 {
         return Bounds(UNLIMITED, UNLIMITED);
     }
     var whole = ranks.total;
-    if draw.least_scaled > -UNLIMITED { // top_p is of what top_k leaves
+    if draw.least_scaled > -UNLIMITED { // top_p is a share of the tokens that top_k keeps
         whole = Bounds(first.least + rest.least, first.most + rest.most);
     }
     return widen(Bounds(draw.top_p * whole.least, draw.top_p * whole.most));
 }
 
-// How many tokens are kept; more than are certain: some of those behind them, too.
+// Return the least and the greatest number of kept tokens. A number greater than `ranks.size` includes some of the
+// tokens after the certain ones.
 fn count_kept(ranks: RankedRow, draw: Draw, cut: Bounds) -> Counts {
     var by_mass = Counts(1u, 1u);
     var by_chance = Counts(0u, 0u);
@@ -140,7 +143,7 @@ fn count_kept(ranks: RankedRow, draw: Draw, cut: Bounds) -> Counts {
     return Counts(max(fewest, 1u), max(min(min(by_mass.greatest, by_chance.greatest), most), 1u));
 }
 
-// The rank of the token that is drawn, or NONE.
+// Return the rank of the token that is drawn, or NONE.
 fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>, num_read: u32) -> u32 {
     let ranks = describe_row(row, lost, num_read);
     let size = ranks.size;
@@ -150,7 +153,7 @@ fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>, num_read: u32) -> u32 {
     }
     let masses = bound_certain(ranks, draw.top_k);
     let certain = masses.all;
-    let num_rest = min(VOCAB - size, draw.top_k - min(draw.top_k, size)); // of those that top_k keeps
+    let num_rest = min(VOCAB - size, draw.top_k - min(draw.top_k, size)); // uncertain tokens that top_k keeps
     let rest = bound_rest(ranks, certain, num_rest);
     let cut = bound_cut(ranks, draw, masses.first, rest);
     let counts = count_kept(ranks, draw, cut);
@@ -159,7 +162,7 @@ fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>, num_read: u32) -> u32 {
     }
 
     let error_of_weight = 2.5 * ranks.most_doubt / draw.temperature;
-    var kept = Bounds(0.0, 0.0); // the weight of those that are kept
+    var kept = Bounds(0.0, 0.0); // the weight of the kept tokens
     var sum = 0.0;
     var errors = 0.0;
     for (var i = 0u; i < size; i++) {
@@ -190,7 +193,7 @@ fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>, num_read: u32) -> u32 {
 
     let word = philox(vec2<u32>(draw.seed_low, draw.seed_high), vec4<u32>(draw.index, 0u, 0u, 0u)).x >> 8u;
     let place = widen(Bounds(f32(word) / 16777216.0 * kept.least, f32(word + 1u) / 16777216.0 * kept.most));
-    var before = 0.0; // the most that all tokens before may weigh
+    var before = 0.0; // an upper bound of the weight of all tokens before
     sum = 0.0;
     errors = 0.0;
     for (var i = 0u; i < size; i++) {

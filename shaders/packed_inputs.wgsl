@@ -1,5 +1,6 @@
-// Inputs as quantise_inputs.wgsl leaves them: blocks of 32 columns of a token, an eight of bytes in a pair of words.
-// The pair behind a block's bytes has, as the bits of f32, their scale and the sum of the inputs that they stand for.
+// Inputs as quantise_inputs.wgsl writes them: blocks of 32 columns of a token, with eight bytes in a pair of words.
+// The pair after a block's bytes holds two f32 as bits: the scale of the bytes, and the sum of the inputs that they
+// represent.
 
 const BLOCK_EIGHTS = 4u;
 const BLOCK_PAIRS = 5u;

@@ -1,9 +1,9 @@
-// A pair of words of each token's inputs, those of one token loaded by each lane: as inputs_by_token.wgsl.
+// Load a pair of words of each token's inputs: each lane loads the pair of one token. As in inputs_by_token.wgsl.
 
 var<private> shared_inputs: array<vec2<u32>, PANEL>;
 
 fn first_block_taken(split: u32) -> u32 {
-    return 0u; // as inputs_broadcast.wgsl has it
+    return 0u; // see inputs_broadcast.wgsl
 }
 
 fn share_inputs(own_index: u32) {

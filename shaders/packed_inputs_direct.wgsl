@@ -1,4 +1,4 @@
-// Every thread loads a pair of words of the inputs itself.
+// Load a pair of words of the inputs: every thread loads it itself.
 
 fn first_block_taken(split: u32) -> u32 {
     return split;

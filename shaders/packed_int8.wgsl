@@ -1,4 +1,4 @@
-// The bytes of weights_int8.wgsl less 128, which makes them signed, as products_int8.wgsl takes them.
+// The bytes of weights_int8.wgsl less 128, since products_int8.wgsl needs signed bytes.
 // A weight is its signed byte times a step, plus an offset.
 
 #include weights_int8

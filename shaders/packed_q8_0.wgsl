@@ -1,4 +1,4 @@
-// The bytes of weights_q8_0.wgsl and their scale, as products_int8.wgsl takes them.
+// The bytes of weights_q8_0.wgsl and their scale, in the form that products_int8.wgsl needs.
 
 #include weights_q8_0
 

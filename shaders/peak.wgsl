@@ -1,4 +1,4 @@
-// Multiplies and adds in registers alone, to measure how fast arithmetic is.
+// Multiply and add in registers alone, to measure how fast arithmetic is.
 #include NUMBER
 
 @group(0) @binding(0) var<storage, read_write> sums: array<f32>;
@@ -10,7 +10,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let place = (group.y * groups.x + group.x) * THREADS + thread;
-    // What is read is not known to the compiler, so it can't work the sums out beforehand.
+    // The compiler does not know the values that are read, so it can't compute the sums beforehand.
     let factor = vec4<Number>(Number(0.5 + 0.001 * sums[place]));
     let addend = vec4<Number>(Number(0.25));
     var a = factor;

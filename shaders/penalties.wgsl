@@ -1,14 +1,15 @@
-// What penalties make of the logits of tokens that a text has, as rnn_engine/sampling/adjustments.py has it.
-// A slot has two rows of VOCAB words. The first holds numbers; what is taken off is `scale` times as great, so that one
-// product lets all of it decay. The host keeps `scale` from becoming too small by `rescale`, which begins a new text
-// too. The second row holds the place at which each token was seen last, from 1 on; 0 is none.
+// Apply penalties to the logits of the tokens in a text, as rnn_engine/sampling/adjustments.py does.
+// A slot has two rows of VOCAB words. The first holds a number for each token. Its penalty is `scale` times that
+// number, so that all penalties decay by one product. If `scale` becomes too small, the host sets `rescale` to multiply
+// the numbers; it sets it to 0 for a new text without earlier penalties. The second row holds the place, from 1 on, at
+// which each token was seen last; 0 is none.
 
-const LEAST_NUMBER = 1e-30; // of a token that the text has, however long ago
-const MOST_DROP = 200.0;    // after which nothing of a mass is left
+const LEAST_NUMBER = 1e-30; // the least number of a token in the text, even if it was seen long ago
+const MOST_DROP = 200.0;    // the drop of a logit after which nothing of its mass is left
 
 struct Penalty {
-    less: f32,   // that is taken off, last of all
-    factor: f32, // that a positive logit is divided by, and another one multiplied with; 1 or more
+    less: f32,   // is taken off last
+    factor: f32, // a positive logit is divided by it, any other is multiplied by it; 1 or more
 }
 
 fn penalises(row: u32) -> bool {
@@ -31,7 +32,7 @@ fn scale_logit(penalty: Penalty, logit: f32) -> f32 {
     return select(logit, scaled, penalty.factor > 1.0);
 }
 
-// What a penalised logit may be off by, but for the last subtraction.
+// Return a bound of the error of a penalised logit, except that of the last subtraction.
 fn doubt_of(row: u32, penalty: Penalty, logit: f32, scaled: f32) -> f32 {
     let doubt_of_scaled = select(0.0, (abs(logit) + 4.0 * abs(scaled)) * ULP, penalty.factor > 1.0);
     return penalty.less * draws.rows[row].penalty_error + doubt_of_scaled;
@@ -50,7 +51,7 @@ fn rescale_penalties(row: u32, slot: u32, thread: u32) {
     }
 }
 
-// Let all penalties decay by a token, then count `token`.
+// Decay all penalties by one token, then count `token`.
 fn count_token(row: u32, slot: u32, token: u32) {
     let scale = draws.rows[row].scale * draws.rows[row].decay;
     let number = bitcast<f32>(penalties[2u * slot * VOCAB + token]);
@@ -61,7 +62,8 @@ fn count_token(row: u32, slot: u32, token: u32) {
     penalties[(2u * slot + 1u) * VOCAB + token] = draws.rows[row].position;
 }
 
-// A thread's part of the mass that the penalties take away, in units of the likeliest token's before, and its error.
+// Return a thread's part of the mass that the penalties take away, and its error. The unit is the mass that the
+// likeliest token had before.
 fn lose_mass(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     let greatest = readout[row].logits[0];
     var lost = vec2<f32>(0.0, 0.0);

@@ -1,7 +1,7 @@
-// Philox4x32-10: four random words of a key and a counter (Salmon et al. 2011, "Parallel Random Numbers: As Easy as
-// 1, 2, 3"). The same function as in rnn_engine/sampling/philox.py.
+// Philox4x32-10: four random words from a key and a counter (Salmon et al. 2011, "Parallel Random Numbers: As Easy as
+// 1, 2, 3"). The same function as `philox` in rnn_engine/sampling/sequence_sampler.py.
 
-// The upper word of a product.
+// Return the upper word of a product.
 fn multiply_high(a: u32, b: u32) -> u32 {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let left = (a >> 16u) * (b & 0xffffu) + (low >> 16u);

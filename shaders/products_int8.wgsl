@@ -1,5 +1,5 @@
 // Products of weights and inputs in signed bytes. Those of a block of 32 columns are summed exactly, then scaled.
-// A thread takes whole blocks, every SPLITS-th.
+// A thread takes every SPLITS-th block as a whole.
 
 #include eight
 #include WEIGHTS

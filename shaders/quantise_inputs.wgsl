@@ -1,13 +1,13 @@
-// Inputs of matmuls as bytes: blocks of 32 columns of a token, each with a scale of its own.
-// Workgroups: (ceil(blocks of a token / THREADS), T); a thread makes a block.
+// Quantise the inputs of matmuls to bytes: blocks of 32 columns of a token, each with a scale of its own.
+// Workgroups: (ceil(blocks of a token / THREADS), T). Each thread makes a block.
 
 #include batch
 
 const BLOCK_FOURS = 8u; // fours of floats of a block
-const BLOCK_PAIRS = 5u; // what a block has of `packed`: 32 bytes, their scale, and the sum of what they stand for
+const BLOCK_PAIRS = 5u; // pairs of a block in `packed`: 32 bytes, their scale, and the sum of the inputs they represent
 const NOT_A_NUMBER = 0x7fc00000u;
 
-// A vector of each token.
+// The place of one vector of each token.
 struct Source {
     start: u32,       // index of the first token's first float in `inputs`
     stride: u32,      // floats from one token's to the next
@@ -46,7 +46,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let source = find_source(block);
     let first_four = (block - source.first_block) * BLOCK_FOURS;
     let start = (source.start + token * source.stride) / 4u + first_four;
-    let num_fours = min(BLOCK_FOURS, 2u * source.num_eights - first_four); // what follows is another token's
+    let num_fours = min(BLOCK_FOURS, 2u * source.num_eights - first_four); // those after these are another token's
 
     var fours: array<vec4<f32>, BLOCK_FOURS>;
     var greatest = 0.0;
@@ -59,7 +59,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
         greatest = max(greatest, max(max(sizes.x, sizes.y), max(sizes.z, sizes.w)));
         is_finite &= all((bitcast<vec4<u32>>(fours[i]) & vec4<u32>(0x7f800000u)) < vec4<u32>(0x7f800000u));
     }
-    let is_tiny = greatest < 1e-30; // what is as small as this is taken for zero: its inverse would be infinite
+    let is_tiny = greatest < 1e-30; // such a block counts as zeros, since its inverse scale would be infinite
     let scale = select(greatest * (1.0 / 127.0), 0.0, is_tiny);
     let inverse = select(127.0 / greatest, 0.0, is_tiny);
     var words: array<u32, BLOCK_FOURS>;

@@ -1,27 +1,27 @@
 // A matmul is one or more matrices, each times inputs of its own, computed by one dispatch.
-// Each matrix, or the part of it that fits a binding, is a segment. Its rows are stored in panels of 8 rows, a panel
-// in blocks of as many columns as its weight format says: [rows / 8][columns / B][8 rows][B columns], both rounded up.
-// So the threads that own neighbouring rows read neighbouring memory, and any kernel below reads it in full lines.
-// A kernel loads 8 columns at once, and no column beyond the last 8 that the matrix has: what follows in the inputs is
-// another token's, and even times zero it would make a NaN of infinity.
+// Each matrix, or the part of it that fits a binding, is a segment. Its rows are stored in panels of 8 rows, and a
+// panel in blocks of B columns, as its weight format defines: [rows / 8][columns / B][8 rows][B columns], both rounded
+// up. So threads that own neighbouring rows read neighbouring memory, and all kernels read it in full lines.
+// A kernel loads 8 columns at once. It loads none beyond the last 8 of the matrix: the inputs after these are another
+// token's, and an infinite input would give NaN even times zero.
 
 struct Segment {
-    first_row: u32,     // where it starts among the rows of all segments, a multiple of 64
-    num_rows: u32,      // rows that are real; the next segment starts at the next multiple of 64
+    first_row: u32,     // its first row among the rows of all segments, a multiple of 64
+    num_rows: u32,      // rows without padding; the next segment starts at the next multiple of 64
     num_eights: u32,    // eights of columns, rounded up
     panel_blocks: u32,  // blocks of a panel
     weights_start: u32, // number of its first block
-    inputs_start: u32,  // where the first token's inputs begin in `inputs`, in numbers of 4 bytes
-    inputs_stride: u32, // such numbers from one token's inputs to the next
+    inputs_start: u32,  // index of the first token's first input in `inputs`, in numbers of 4 bytes
+    inputs_stride: u32, // numbers of 4 bytes from one token's inputs to the next
     outputs_start: u32, // index of the first token's first output in `outputs`
     outputs_stride: u32,
-    operand_start: u32, // index of what the first row of the first token is combined with, such as a bias
-    operand_stride: u32, // floats from one token's operands to the next; 0 for those that all tokens share
+    operand_start: u32, // index of the operand, such as a bias, of the first row of the first token
+    operand_stride: u32, // floats from one token's operands to the next; 0 if all tokens share them
     activation: u32,
 }
 
 struct MatMul {
-    counts_rows: u32, // 1 where a step's rows are run through, 0 where its tokens are
+    counts_rows: u32, // 1 to multiply with a step's rows, 0 to multiply with its tokens
     num_segments: u32,
     segments: array<Segment, MAX_SEGMENTS>,
 }
@@ -47,7 +47,8 @@ fn sigmoid(value: f32) -> f32 {
     return 1.0 / (1.0 + exp(-value));
 }
 
-// What becomes of a finished sum. The clamp is there because tanh of a large argument is NaN on some drivers.
+// Apply the activation to a finished sum and store it. The clamp avoids NaN: some drivers return it for tanh of a large
+// argument.
 fn store(segment: Segment, token: u32, row: u32, sum: f32) {
     let place = segment.outputs_start + token * segment.outputs_stride + row;
     let operand = segment.operand_start + token * segment.operand_stride + row;

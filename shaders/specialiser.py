@@ -1,8 +1,8 @@
-"""Turns a WGSL file into the text of a shader module: constants and includes in, text with a line map out.
+"""Turn a WGSL file into the text of a shader module: resolve includes, add constants, and map lines to their files.
 
 A kernel varies in two ways only. A line `#include NAME` is replaced by the file that the caller gives for NAME,
 or by NAME.wgsl itself. Constants become generated `const` lines at the top, since WGSL's `override` can't size
-an array. Bindings are numbered once, in the WGSL, and are known to everybody else by their variables' names.
+an array. Binding numbers are written only in the WGSL. All other code uses the names of the variables.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Binding:
 class ShaderSource:
     """The text of one shader module.
 
-    `bindings` maps a variable's name to its binding. `lines` gives, for each line of `text`,
-    the file and line that it came from, so that a compiler's message can be traced back.
+    `bindings` maps a variable's name to its binding. `lines` holds the origin of each line of `text`, as file and
+    line, so that a compiler's message can be traced back.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ShaderSource:
     lines: tuple[tuple[str, int], ...]
 
     def origin(self, line: int) -> str:
-        """Where the 1-based `line` of `text` came from, as `file:line`."""
+        """Return the origin of the 1-based `line` of `text`, as `file:line`."""
         file, number = self.lines[line - 1]
         return f"{file}:{number}"
 
@@ -54,9 +54,9 @@ class ShaderSource:
 def specialise(
     name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
 ) -> ShaderSource:
-    """The module of `name`.wgsl with `constants` fixed and each `#include X` resolved through `includes`.
+    """Return the module of `name`.wgsl with `constants` and with each `#include X` resolved through `includes`.
 
-    Raises KeyError for a constant or an include that the text never mentions: it would be a misspelling.
+    Raises KeyError for a constant or an include that the text never mentions, since it is probably misspelt.
     """
     chosen = dict(includes or {})
     header = [f"const {key} = {_literal(value)};" for key, value in constants.items()]

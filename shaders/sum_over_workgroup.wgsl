@@ -1,4 +1,4 @@
-// A sum over the threads of a workgroup, which every thread gets.
+// Add up a value over the threads of a workgroup, and return the sum to every thread.
 
 var<workgroup> partial: array<f32, THREADS>;
 

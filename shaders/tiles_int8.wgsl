@@ -1,5 +1,5 @@
-// Products of tiles in signed bytes, a block of 32 columns at a time, which EIGHTS has to be. Its sums are exact, and
-// blocks are added in their order, so a sum is that of products_int8.wgsl where it has one split.
+// Products of tiles in signed bytes, one block of 32 columns at a time, so EIGHTS must be 4. The sums of a block are
+// exact, and blocks are added in their order. So a sum is the same as that of products_int8.wgsl with one split.
 
 #include eight
 #include WEIGHTS

@@ -1,4 +1,4 @@
-// Eight consecutive numbers of a head's vector, one loaded by each lane.
+// Load eight consecutive numbers of a head's vector, one by each lane.
 
 #include broadcast
 

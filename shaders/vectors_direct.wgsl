@@ -1,4 +1,4 @@
-// Every thread loads eight consecutive numbers of a head's vector itself.
+// Load eight consecutive numbers of a head's vector: every thread loads all of them itself.
 
 fn load_eight(vector: u32, index: u32, thread: u32) -> Eight {
     let start = vector * HEAD_THREADS + 8u * index;

@@ -1,4 +1,4 @@
-// Weights as pairs of bfloat16, the upper halves of floats: a block is eight of them, one vec4<u32>.
+// Weights as pairs of bfloat16, the upper halves of floats. A block is eight weights, one vec4<u32>.
 
 @group(0) @binding(2) var<storage, read> weights: array<vec4<u32>>;
 

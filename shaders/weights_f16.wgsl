@@ -1,4 +1,4 @@
-// Weights as pairs of halves: a block is eight consecutive weights of one matrix row, one vec4<u32>.
+// Weights as pairs of f16. A block is eight consecutive weights of one matrix row, one vec4<u32>.
 
 @group(0) @binding(2) var<storage, read> weights: array<vec4<u32>>;
 

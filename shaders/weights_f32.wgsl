@@ -1,4 +1,4 @@
-// Weights as they are: a block is eight consecutive weights of one matrix row, two vec4<f32>.
+// Weights as f32. A block is eight consecutive weights of one matrix row, two vec4<f32>.
 
 @group(0) @binding(2) var<storage, read> weights: array<vec4<f32>>;
 

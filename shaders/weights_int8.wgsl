@@ -1,9 +1,9 @@
-// Weights as bytes from the least to the greatest weight of their block: 128 of them, in eights of two u32.
+// Weights as bytes: 0 is the least weight of the block, 255 the greatest. A block is 128 weights, in eights of two u32.
 
 @group(0) @binding(2) var<storage, read> weights: array<vec2<u32>>;
 @group(0) @binding(6) var<storage, read> ranges: array<u32>; // the least and the greatest weight as halves
 
-// Signed, since some devices convert unsigned numbers slowly.
+// Converted as signed numbers, since some devices convert unsigned ones slowly.
 fn four_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>((vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u)));
 }

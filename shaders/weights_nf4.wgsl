@@ -1,4 +1,4 @@
-// Weights as the numbers of levels, which are quantiles of the normal distribution.
+// Weights as indices of levels. The levels are quantiles of the normal distribution.
 
 const LEVELS = array<f32, 16>(
     -1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,

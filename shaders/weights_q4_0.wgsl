@@ -1,4 +1,4 @@
-// Weights as numbers below 16, of which 8 is zero, times the scale of their block: 32 of them, in eights of one u32.
+// Weights as numbers below 16, less 8, times the scale of their block. A block is 32 weights, in eights of one u32.
 
 #include block_scales
 #include nibbles

@@ -1,4 +1,4 @@
-// Weights as the numbers of levels, which are quantiles of Student's t distribution with 5 degrees of freedom.
+// Weights as indices of levels. The levels are quantiles of Student's t distribution with 5 degrees of freedom.
 
 const LEVELS = array<f32, 16>(
     -1.0, -0.62778056, -0.454736, -0.33433074, -0.23743437, -0.15289871, -0.07498246, 0.0,

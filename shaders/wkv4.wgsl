@@ -1,7 +1,9 @@
 // The RWKV-4 recurrence over one run, a channel a thread: an average of all v so far, weighted by e^k that decays.
 // Workgroups: (ceil(WIDTH / THREADS), runs).
-//   out    = r * (aa e^pp + v e^(u + k)) / (bb e^pp + e^(u + k))
-//   aa e^pp, bb e^pp  =  aa e^(pp + decay) + v e^k,  bb e^(pp + decay) + e^k
+//
+//   out    = r * (aa e^pp + v e^(u + k)) / (bb e^pp + e^(u + k));
+//   aa e^pp, bb e^pp  =  aa e^(pp + decay) + v e^k,  bb e^(pp + decay) + e^k.
+//
 // The greater exponent is taken out of each sum, and kept as pp, so that nothing overflows.
 
 #include batch

@@ -1,14 +1,15 @@
-// The recurrence of RWKV-5 and RWKV-6 for one head over one run, with everything that surrounds it inside a head.
+// The recurrence of RWKV-5 and RWKV-6 for one head over one run, with the bonus, group norm and gate of the head.
 // Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
 //   y    = S r + (sum of r * u * k) v          (S from before the token)
 //   S    = S * decay + v k^T
 //   out  = group_norm(y) * g
-// The decay is one vector for all tokens where DECAY_STRIDE is 0, otherwise one for each token.
+//
+// If DECAY_STRIDE is 0, the decay is one vector for all tokens, otherwise one for each token.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> vectors: array<f32>;           // the layer's vectors, packed
-@group(0) @binding(2) var<storage, read> projected: array<f32>;         // r, k, v and, where HAS_GATE, g: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(2) var<storage, read> projected: array<f32>;         // r, k, v and, if HAS_GATE, g: [4, MAX_TOKENS, WIDTH]
 @group(0) @binding(3) var<storage, read> decay: array<f32>;             // [WIDTH] or [T, WIDTH], from DECAY_START on
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, HEAD_THREADS / 4, N, 4]
 @group(0) @binding(5) var<storage, read_write> mixed: array<f32>;       // [T, WIDTH]

@@ -1,17 +1,17 @@
-// The recurrence of RWKV-5 and RWKV-6 for one head of 64 over one run, as wkv5.wgsl has it: see head_by_lanes.wgsl.
+// The recurrence of RWKV-5 and RWKV-6 for one head of size 64 over one run, as in wkv5.wgsl: see head_by_lanes.wgsl.
 // Workgroups: (H, runs); a thread owns four rows of S and walks the run's tokens in order.
 
 #include head_by_lanes
 @group(0) @binding(5) var<storage, read> decay: array<vec4<f32>>; // [WIDTH] or [T, WIDTH], from DECAY_START on
 
-// What all rows of a token have in common.
+// The vectors that all rows use for a token.
 struct Columns {
     decay: Whole,
     key: Whole,
     receptance: Whole,
 }
 
-// Return the products of four columns of the rows with a token's receptance, and take the token into them.
+// Return the products of four columns of the rows with a token's receptance, then take the token into these columns.
 fn update_columns(quad: u32, columns: Columns, v: vec4<f32>) -> vec4<f32> {
     let y = multiply_columns(quad, columns.receptance[quad]);
     let rate = columns.decay[quad];

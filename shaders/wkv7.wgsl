@@ -1,4 +1,4 @@
-// The RWKV-7 recurrence of one head over one run, with everything that surrounds it inside a head.
+// The RWKV-7 recurrence of one head over one run, with the head's value residual, keys, group norm, bonus and gate.
 // Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
 //   v    = v + (v_first - v) * v_gate          (layer 0 keeps v_first instead)
 //   kk   = k * k_k, divided by its length;     k = k * (1 + (a - 1) * k_a)
@@ -18,7 +18,7 @@ const PLANE = MAX_TOKENS * WIDTH;
 
 const R = 0u;
 const DECAY = 1u;
-const RATED_K = 2u; // k after its in-context rate
+const RATED_K = 2u; // k after the in-context rate
 const KK = 3u;      // not yet of length 1
 const RATED_KK = 4u; // kk * a
 const BONUS = 5u;   // r * k * r_k

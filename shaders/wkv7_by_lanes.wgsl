@@ -1,11 +1,11 @@
-// The RWKV-7 recurrence of one head of 64 over one run, as wkv7.wgsl has it: see head_by_lanes.wgsl.
+// The RWKV-7 recurrence of one head of size 64 over one run, as in wkv7.wgsl: see head_by_lanes.wgsl.
 // Workgroups: (H, runs); a thread owns four rows of S and walks the run's tokens in order.
 
 #include head_by_lanes
 @group(0) @binding(5) var<storage, read> gates: array<vec4<f32>>;         // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
 @group(0) @binding(6) var<storage, read_write> v_first: array<vec4<f32>>; // [MAX_TOKENS, WIDTH]
 
-// What all rows of a token have in common.
+// The vectors that all rows use for a token.
 struct Columns {
     decay: Whole,
     rate: Whole,

@@ -80,7 +80,7 @@ def _greatest(row: F32, count: int) -> I32:
 
 
 def _logsumexp(logits: F32) -> F32:
-    """[R, V] -> [R]"""
+    """Return [R] the log-sum-exp of each row of `logits` [R, V]."""
     peak = logits.max(axis=-1)
     total = np.exp(logits - peak[:, np.newaxis]).sum(axis=-1, dtype=np.float64)
     return np.asarray(peak + np.log(total), np.float32)

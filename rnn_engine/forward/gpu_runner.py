@@ -54,7 +54,7 @@ class OpenRuns:
                 raise InvalidRequestError(f"run {position}: follows", True, "a slot whose last run has a draw")
 
     def add(self, ticket: Ticket, batch: Batch) -> None:
-        """Note that `batch` was submitted."""
+        """Record the runs of `batch`, which was submitted."""
         self._steps[ticket] = {}
         for run in batch:
             if run.draw is None:

@@ -216,6 +216,6 @@ class SlotRead:
         self._on_finished(self)
 
     def abandon(self) -> None:
-        """Let `result` raise from now on."""
+        """Drop the download. `result` raises from now on."""
         self._download = None
         self._packed = DeviceError("a state was not read before the runner was closed")

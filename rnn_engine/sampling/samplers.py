@@ -47,7 +47,7 @@ class Greedy:
         return 0 if len(ranking.ids) else None
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Carries no state."""
+        """Do nothing: this sampler carries no state."""
 
 
 # Top-k, top-p and temperature, on a ranking that may be certain in its first part only.
@@ -91,7 +91,7 @@ class Nucleus:
         return index
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Carries no state."""
+        """Do nothing: this sampler carries no state."""
 
     def _bound_weight(self, ranking: Ranking, rest: Rest, mass: F64, weight: F64) -> Bounds:
         """Bound the sum of p^(1/T) over the kept tokens."""

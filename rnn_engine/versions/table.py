@@ -1,4 +1,4 @@
-"""The versions of RWKV that are served.
+"""The versions of RWKV that can be served.
 
 A new version is a package beside this module and a row in `VERSIONS`.
 """
@@ -20,25 +20,25 @@ from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version that is served."""
+    """A version of RWKV that can be served."""
 
     name: str  # ModelShape.version of its models
     title: str
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[str]  # of names of tensors that no version after it in the table has
     layout: Layout
     run_layers: RunLayers  # the forward pass in numpy
     load_layers: LoadLayers  # the forward pass on a device
-    suits: Callable[[Mapping[str, TensorInfo]], bool] = lambda _: True  # tells apart those that share a pattern
+    suits: Callable[[Mapping[str, TensorInfo]], bool] = lambda _: True  # distinguishes versions that share a pattern
 
 
 @dataclass(frozen=True, slots=True)
 class VersionTable:
-    """Versions in the order in which their patterns are tried."""
+    """Versions, in the order in which their patterns are tried."""
 
     rows: tuple[Version, ...]
 
     def recognise(self, tensors: Mapping[str, TensorInfo]) -> Version:
-        """Return the version that has such tensors. Raises ModelError for one that is not served."""
+        """Return the version that has such tensors. Raises ModelError if there is none."""
         for row in self.rows:
             if any(row.pattern.fullmatch(name) for name in tensors) and row.suits(tensors):
                 return row
@@ -50,7 +50,7 @@ class VersionTable:
         return self.recognise(tensors).layout
 
     def get(self, name: str) -> Version:
-        """Return the served version called `name`. Raises KeyError where there is none."""
+        """Return the version called `name`. Raises KeyError if there is none."""
         return {version.name: version for version in self.rows}[name]
 
 
@@ -66,7 +66,7 @@ def _v5_row(name: v5.VersionV5) -> Version:
     )
 
 
-# Both spellings of a name stand here where the two file conventions differ.
+# If the two file conventions differ in a name, its pattern has both spellings.
 VERSIONS: Final = VersionTable(
     (
         Version(

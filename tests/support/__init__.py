@@ -1,1 +1,1 @@
-"""What the tests of several parts share."""
+"""Helpers shared by the tests of several parts."""

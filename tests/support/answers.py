@@ -1,7 +1,7 @@
-"""How often a model answers dialogues right, by the numpy reference.
+"""The number of dialogues that a model answers right, by the numpy reference.
 
-An answer is right where each of its tokens is the model's first choice given those before: then greedy decoding writes
-it.
+An answer is right if each of its tokens is the model's first choice after those before. Greedy decoding then writes
+that answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.demo_model.corpus.dialogue import Dialogue
 def right_answers(
     model: Model, tokenizer: Tokenizer, dialogues: Sequence[Dialogue], initial: State | None = None
 ) -> int:
-    """How many of `dialogues` end as the model would end them."""
+    """Return how many of `dialogues` end with the answer that the model would give."""
     weights = Weights(model.shape, model.tensor)
     before = model.shape.initial_state() if initial is None else initial
     prompts = [tokenizer.encode(dialogue.prompt) for dialogue in dialogues]

@@ -15,7 +15,7 @@ _LISTS = {
 
 @contextmanager
 def broken_server(*answers: bytes) -> Iterator[str]:
-    """Give the URL of a server whose POSTs get `answers`, status line and all, one after the other."""
+    """Yield the URL of a server that answers POSTs with `answers`, one after the other, which include status lines."""
     left = iter(answers)
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What pages of the browser may not have, and how the tests of the web page open them."""
+"""Helpers of the tests of the web page: opening pages in the browser, and noting what pages may not do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PHONE: ViewportSize = {"width": 360, "height": 720}
 
 
 class Visit(Protocol):
-    """Opens a page in a new context."""
+    """A function that opens a page in a new context."""
 
     async def __call__(
         self,
@@ -30,7 +30,7 @@ class Visit(Protocol):
 
 
 class Guard:
-    """Notes what no page may have: errors, and requests to other hosts than `roots`."""
+    """A guard of pages, which notes errors and requests to other hosts than `roots`."""
 
     def __init__(self, *roots: str) -> None:
         self._hosts = {urlsplit(root).netloc for root in roots}
@@ -38,11 +38,11 @@ class Guard:
         self._noted: list[str] = []
 
     def allow(self, pattern: str) -> None:
-        """Let pass what matches `pattern`: the browser reports an answer such as 400 as an error."""
+        """Allow errors that match `pattern`, since the browser reports an answer such as 400 as an error."""
         self._allowed.append(re.compile(pattern))
 
     def add_host(self, root: str) -> None:
-        """Let pages ask another server, too."""
+        """Allow pages to send requests to another server, too."""
         self._hosts.add(urlsplit(root).netloc)
 
     def watch(self, page: Page) -> None:
@@ -51,7 +51,7 @@ class Guard:
         page.on("request", self._on_request)
 
     def check(self) -> None:
-        """Fail where something was noted that is not allowed."""
+        """Fail if something was noted that is not allowed."""
         assert [line for line in self._noted if not any(pattern.search(line) for pattern in self._allowed)] == []
 
     def _on_console(self, message: ConsoleMessage) -> None:
@@ -71,7 +71,7 @@ async def sideways_scroll(page: Page) -> int:
 
 
 async def wait_until_kept(page: Page, draft: str, text: str) -> None:
-    """Have the page write its drafts at once, as when it is left, and wait until one is kept that holds `text`."""
+    """Make the page write its drafts at once, as when it is left, and wait until the draft holds `text`."""
     await page.evaluate(
         """async ([draft, text]) => {
             const {readRecords} = await import("/web/storage.js");
@@ -84,7 +84,7 @@ async def wait_until_kept(page: Page, draft: str, text: str) -> None:
 
 
 async def call(page: Page, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401
-    """Return what the page's server answers to a call."""
+    """Return the answer of the page's server to a call."""
     return await page.evaluate(
         """async ([method, path, body]) => {
             const {send} = await import("/web/api.js");

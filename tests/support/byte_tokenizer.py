@@ -1,4 +1,4 @@
-"""A tokenizer of single bytes: token b + 1 stands for byte b, and token 0, which ends a text, for none."""
+"""A tokenizer of single bytes: token b + 1 stands for byte b. Token 0 ends a text and stands for no byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ByteTokenizer:
-    """Follows the `Tokenizer` protocol."""
+    """A `Tokenizer` of single bytes."""
 
     name: str = "bytes"
     special_tokens: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Check a cache's counters against its records."""
+"""Checks of a cache's counters against its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from states.cache.tree import TokenTree
 
 
 def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:
-    """`records` are all that the cache knows, `stats` are those of the same moment."""
+    """Check counters against records. `records` are all of the cache's, `stats` are of the same moment."""
     assert stats.checkpoints == sum(record.resumable for record in records)
     assert stats.ghosts == len(records) - stats.checkpoints
     for tier in stats.tiers:

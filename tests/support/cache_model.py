@@ -1,8 +1,8 @@
-"""A state cache beside a simple model of what it must hold, with checks of one against the other.
+"""A state cache and a simple model of its contents, with checks of one against the other.
 
-A path is a word of letters; a letter stands for 300 tokens, so that words span several blocks of the tree. The
-model is a set of words; what can't be predicted (which of them were evicted) is read from the cache's own records and
-must agree with every answer it gives.
+A path is a word of letters. A letter stands for 300 tokens, so that words span several blocks of the tree. The model
+is a set of words. The evicted ones can't be predicted: they are read from the cache's own records, which must agree
+with every answer of the cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def packed_of(word: str) -> bytes:
 
 @cache
 def state_of(root: str, word: str) -> dict[str, F32]:
-    """The state after a word: whole numbers that f16 holds, other ones for every word and root."""
+    """Return the state after a word: whole numbers that f16 holds, different for every word and root."""
     number = zlib.crc32(f"{root}:{word}".encode())
     return {
         name: ((np.arange(array.size, dtype=np.int64) * 37 + number) % 2039).astype(np.float32).reshape(array.shape)
@@ -57,7 +57,7 @@ def logits_of(root: str, word: str) -> F32:
 
 
 class CacheModel:
-    """The operations and, after each, what must hold."""
+    """The operations on a cache, with checks of what must hold after each."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class CacheModel:
         disk_bytes: int = 9000,
         index_capacity: int | None = None,
     ) -> None:
-        """With an `index_capacity` which paths the cache knows is read from its records, too."""
+        """With an `index_capacity`, the paths that the cache knows are read from its records, too."""
         self._folder = folder
         self._slabs = slabs
         disk = DiskConfig(folder, disk_bytes, background_bytes=0, write_after=0.0) if disk_bytes > 0 else None
@@ -90,7 +90,7 @@ class CacheModel:
         self.device.arrive()
 
     def write_behind(self) -> None:
-        """Write some of what is in memory alone."""
+        """Write some of the states that only memory holds."""
         self.operations["write_behind"] += 1
         self.cache.write_behind()
         self._forget_trimmed()
@@ -101,12 +101,12 @@ class CacheModel:
         self._insert_slot(root, word, 0, logits=logits)
 
     def match(self, root: str, prompt: str) -> None:
-        """Look up, and keep what is found locked until `let_go` or `restore`."""
+        """Look up a prompt, and keep the match locked until `let_go` or `restore`."""
         self.operations["match"] += 1
         self.held.append((root, prompt, self._look_up(root, prompt)))
 
     def fetch(self, root: str, prompt: str) -> None:
-        """Begin to read what a look-up would find, and hold on to it until `end_fetch`."""
+        """Begin to read the state that a look-up would find, and hold it until `end_fetch`."""
         self.operations["fetch"] += 1
         ended = threading.Event()
         fetch = self.cache.prefetch(root, tokens_of(prompt), on_done=ended.set)
@@ -139,7 +139,7 @@ class CacheModel:
             self._forget_trimmed()
 
     def fork(self, root: str, prompt: str, tails: tuple[str, str]) -> None:
-        """Go on from what is found in two ways."""
+        """Look up a prompt, and go on from the match with two different tails."""
         self.operations["fork"] += 1
         matches = [self._look_up(root, prompt), self._look_up(root, prompt)]
         for slot, (match, tail) in enumerate(zip(matches, tails, strict=True)):
@@ -161,7 +161,7 @@ class CacheModel:
             self._record_of.pop(key, None)
 
     def restart(self) -> None:
-        """Close, and open again on the same folder: what is there now is what the disk kept."""
+        """Close the cache, and open it again on the same folder. It then has the states that the disk kept."""
         self.operations["restart"] += 1
         self._let_all_go()
         self.cache.close()
@@ -173,7 +173,7 @@ class CacheModel:
         self._record_of = kept
 
     def end(self) -> None:
-        """Let everything go: nothing may be left anywhere."""
+        """Release and drop everything, and check that nothing is left anywhere."""
         self._let_all_go()
         for root in {root for root, _ in self.words}:
             self.drop_root(root)
@@ -191,7 +191,7 @@ class CacheModel:
 
     def check(self) -> None:
         """Check that the records, the counters, the pool and the folder agree."""
-        self.cache.peek("none", [0])  # what has arrived is put away
+        self.cache.peek("none", [0])  # stores the states that have arrived
         records = self._record_of = self._records()
         assert records.keys() == self.words
         for _, _, match in self.held:
@@ -266,7 +266,7 @@ def _shared(first: str, second: str) -> int:
 
 
 def run_random(model: CacheModel, seed: int, operations: int, check_every: int) -> None:
-    """Seeded random operations, as a service would see them: mostly look-ups and inserts, now and then the rest."""
+    """Run seeded random operations as in a service: mostly look-ups and inserts, now and then the others."""
     chance = random.Random(seed)
     for number in range(operations):
         _run_one(model, chance)

@@ -1,4 +1,4 @@
-"""How the tests of the command line call it."""
+"""The type by which tests call the command line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Protocol
 
 
 class Command(Protocol):
-    """Runs `rnn-engine`, checks its exit code, and gives what it printed on both outputs."""
+    """A function that runs `rnn-engine`, checks its exit code, and returns what it printed on both outputs."""
 
     def __call__(self, *arguments: object, stdin: str | None = None, code: int = 0) -> str: ...

@@ -1,4 +1,4 @@
-"""Clients of a scheduler: what each of them hears, and what it should hear by a loop as plain as can be."""
+"""Clients of a scheduler: the events that each receives, and those that it should receive by a simple loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.plain_search import first_stop
 
 @dataclass
 class Heard:
-    """All that one client heard, in order."""
+    """All events that one client received, in order."""
 
     events: list[Event] = field(default_factory=list)
     error: RnnEngineError | None = None
@@ -60,9 +60,9 @@ class Heard:
 
 @dataclass
 class Clients:
-    """Sends requests to a scheduler and keeps what comes back.
+    """Clients that send requests to a scheduler and keep the events that come back.
 
-    By its clock no step is short or, with `run_ahead`, all are: it then submits steps before others are done.
+    By their clock no step is short. With `run_ahead` all are short, and steps are submitted before others are done.
     """
 
     runner: FakeRunner
@@ -92,7 +92,7 @@ class Clients:
         )
 
     def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:
-        """A state to start from, which has taken in `tokens`."""
+        """Return a state to start from, which has taken in `tokens`."""
         return InitialState(
             f"after {tokens}", self.runner.make_state(tokens), self.runner.logits(tokens) if logits else None
         )
@@ -123,7 +123,7 @@ class Clients:
                 self._check_end(self.requests[delivery.key], delivery.outcome.end)
 
     def run(self, max_steps: int = 1000) -> int:
-        """Step until there is no request; how many steps it took."""
+        """Step until there is no request; return the number of steps."""
         for steps in range(max_steps):
             if not self.scheduler.has_work:
                 if self.scheduler.num_waiting == 0 and self.scheduler.num_late == 0:
@@ -155,10 +155,11 @@ def run_alone(
     before: Tokens = (),
     others: Sequence[Tokens] = (),
 ) -> Heard:
-    """What the client of `request`, which starts from the state after `before`, should hear but for what was cached.
+    """Return the events that the client of `request` should receive, except the number of cached tokens.
 
-    `others` are the tokens that the further states of its mix have taken in.
-    The whole text comes in one piece, and the end without its state. The request has a seed.
+    The request starts from the state after `before`. `others` are the tokens that the other states of its mix have
+    taken in.
+    The whole text comes in one piece, and the end without its state. The request must have a seed.
     """
 
     def own_logits(tokens: Tokens) -> F32:
@@ -209,7 +210,7 @@ def run_alone(
 
 
 def assert_heard(heard: Heard, expected: Heard) -> None:
-    """Equal but for how the text was cut, what was cached, and the rounding of log-probabilities."""
+    """Assert that both are equal, except the cuts of the text, the cached tokens and rounded log-probabilities."""
     assert heard.error is None
     assert heard.text == expected.text
     assert_same_end(heard.finished, expected.finished)
@@ -225,7 +226,7 @@ def assert_heard(heard: Heard, expected: Heard) -> None:
 
 
 def assert_same_end(finished: Finished, expected: Finished) -> None:
-    """Equal but for the state, which `Clients` looks at, and the rounding of the last log-probability."""
+    """Assert that both are equal, except the state and a rounded last log-probability. `Clients` checks the state."""
     assert replace(finished, end=None, stop_token=None) == replace(expected, end=None, stop_token=None)
     assert_same_tokens(_stop_tokens(finished), _stop_tokens(expected))
     assert (finished.end is None) == (expected.end is None)

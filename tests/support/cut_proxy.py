@@ -1,4 +1,4 @@
-"""A way to a server that can be cut, as when the server dies, and mended, as when it is started again."""
+"""A proxy of a server. It can cut all connections, as if the server died, and mend, as if it started again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 
 class CutProxy:
-    """Passes connections on to a server on this machine. Its port stays the same over cuts."""
+    """A proxy of a server on this machine. Its port stays the same over cuts."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -23,7 +23,7 @@ class CutProxy:
         return f"http://127.0.0.1:{self.port}"
 
     async def mend(self, port: int | None = None) -> None:
-        """Take connections, and pass them on to another server where its port is given."""
+        """Accept connections. If `port` is given, pass them on to the server there from now on."""
         self._to = self._to if port is None else port
         self._listener = await asyncio.start_server(self._pass_on, "127.0.0.1", self.port)
 
@@ -54,7 +54,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def cut_proxy(port: int) -> AsyncIterator[CutProxy]:
-    """Give a proxy that takes connections; they end with the block."""
+    """Yield a proxy that accepts connections; they end with the block."""
     proxy = CutProxy(port)
     await proxy.mend()
     try:

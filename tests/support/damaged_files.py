@@ -1,4 +1,4 @@
-"""What is said of a model file that can't be right."""
+"""The errors of opening damaged model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server as clients in other programs meet it: its event loop runs on a thread of its own."""
+"""A server for clients of other libraries: its event loop runs on a thread of its own."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _STATES = StateSettings()
 
 
 def demo_choice(slots: int = 4, cache: CacheConfig | None = _CACHE, states: StateSettings = _STATES) -> EngineChoice:
-    """The demo model on the CPU."""
+    """Return the choice of the demo model on the CPU."""
     return EngineChoice(model_path(), LoadSettings("cpu"), slots, cache, states)
 
 
 @contextmanager
 def demo_server(settings: ServerSettings) -> Iterator[str]:
-    """Serve the demo model while the block runs; gives the server's root URL."""
+    """Serve the demo model while the block runs; yield the server's root URL."""
     with engine_server(lambda: load_engine(demo_choice()), settings) as url:
         yield url
 
 
 @contextmanager
 def engine_server(load: Callable[[], Awaitable[EngineLike]], settings: ServerSettings | None = None) -> Iterator[str]:
-    """Serve an engine, which is loaded on the server's thread, while the block runs; gives the server's root URL."""
+    """Serve an engine while the block runs; yield the server's root URL. `load` is called on the server's thread."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     thread = threading.Thread(
         target=lambda: asyncio.run(_serve(load, settings or ServerSettings(), started)), name="server"

@@ -1,4 +1,4 @@
-"""The kernels that reduce rows of logits to candidates and draw from them, by themselves."""
+"""The kernels that reduce rows of logits to candidates and draw from them, without a model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.models import tiny_shape
 
 @dataclass(frozen=True)
 class DrawKernels:
-    """Kernels for rows of `vocab_size` logits, of which `num_candidates` are kept."""
+    """Kernels that reduce rows of `vocab_size` logits to `num_candidates` candidates and draw from these."""
 
     vocab_size: int
     num_candidates: int
     kind: str = "software"
 
     def run(self, logits: F32, draws: Sequence[TokenDraw | None]) -> tuple[Readout, Sequence[Drawn]]:
-        """Return the read-out of rows [R, V], and what was drawn from each: at most one token a row."""
+        """Return the read-out of rows [R, V], and the tokens drawn from them: at most one for each row."""
         device, tuning = open_checked(self.kind)
         num_rows = len(logits)
         candidates = min(self.num_candidates, self.vocab_size)

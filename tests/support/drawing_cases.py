@@ -1,4 +1,4 @@
-"""Random requests of a small model on a GPU, and what their clients hear where host or device draws their tokens."""
+"""Random requests to a small model on a GPU, and their answers if the host or the device draws the tokens."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def make_runner() -> Runner:
 
 
 def token_bytes(token: int) -> bytes:
-    """One to three letters, or a part of a character."""
+    """Return a token's bytes: one to three letters, or a part of a character."""
     if token % 7 == 0:
         return b"\xc3\xa9"[token % 2 : token % 2 + 1]
     return b"abcdefghij"[token % 8 : token % 8 + token % 3 + 1]
 
 
 def make_request(number: int) -> GenerateRequest:
-    """The request of this number; all of them have a seed, and their end is kept."""
+    """Return the random request of this number. It has a seed, and keeps its end."""
     chance = np.random.default_rng([52, number])
     vocab = SHAPE.vocab_size
     penalises = chance.random() < 0.5
@@ -81,7 +81,7 @@ _Logprobs: TypeAlias = tuple[tuple[int, ...], tuple[float, ...]]
 
 @dataclass
 class Answer:
-    """What a client has heard."""
+    """The text, tokens and end that a client has received."""
 
     text: str = ""
     infos: list[TokenInfo] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def logprobs(self) -> list[_Logprobs]:
-        """Of each token, where they were asked for, the likeliest ones; and the log-probabilities, first its own."""
+        """The likeliest ids and the log-probabilities at each token that has them. Its own log-probability is first."""
         return [
             (tuple(token for token, _ in info.top), (info.logprob, *(value for _, value in info.top)))
             for info in self.infos
@@ -101,7 +101,7 @@ class Answer:
         ]
 
     def assert_same(self, expected: Answer) -> None:
-        """Equal, but for the rounding of the state at the end."""
+        """Assert that both are equal, except for the rounding of log-probabilities and of the state at the end."""
         assert (self.tokens, self.text) == (expected.tokens, expected.text)
         _assert_same_logprobs(self.logprobs, expected.logprobs)
         assert self.finished is not None
@@ -118,7 +118,7 @@ class Answer:
             np.testing.assert_allclose(values, expected_end.state[name], atol=1e-4)
 
     def assert_begins(self, whole: Answer) -> None:
-        """Equal to the beginning of another one."""
+        """Assert that this is the beginning of another answer."""
         assert self.tokens == whole.tokens[: len(self.tokens)]
         _assert_same_logprobs(self.logprobs, whole.logprobs[: len(self.logprobs)])
         assert whole.text.startswith(self.text)
@@ -139,9 +139,9 @@ def answer_all(
     request_of: Callable[[int], GenerateRequest] = make_request,
     drafts: DraftSettings = NO_DRAFTS,
 ) -> dict[int, Answer]:
-    """Run requests, each from its moment on; those that `leaves` names are cancelled once they have so many tokens.
+    """Run requests, each from the step in `arrivals` on. `leaves` gives the tokens after which some are cancelled.
 
-    `max_draws` and `drafts` are the scheduler's. Raises what a request ends with.
+    `max_draws` and `drafts` are the scheduler's. Raises the error with which a request ends.
     """
     num_slots = NUM_SLOTS - len(drafts.spare_slots)
     scheduler = Scheduler(

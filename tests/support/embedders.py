@@ -1,4 +1,4 @@
-"""A tiny embedding model in ONNX with its tokenizer, as a folder of sentence-transformers has them."""
+"""A tiny embedding model in ONNX with its tokenizer, in a folder as sentence-transformers writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE: F32 = np.random.default_rng(1).standard_normal((len(WORDS), 4)).astype(np
 def save_embedder(folder: Path, *, first: bool = False, pooled: bool = False) -> Path:
     """Write a model whose vector of a token is its row of `TABLE`.
 
-    With `first` its folder says that the first token counts; with `pooled` the model itself adds them up.
+    With `first` its folder asks for the first token's vector; with `pooled` the model itself adds the vectors up.
     """
     (folder / "1_Pooling").mkdir(parents=True)
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))

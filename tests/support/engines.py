@@ -1,4 +1,4 @@
-"""Engines over a runner that answers at once, and what tests ask them."""
+"""Engines over a runner that answers at once, and requests to them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _LIMITS = StepLimits(num_slots=4, max_tokens=64, max_rows=8, num_candidates=16)
 
 
 def every_shader() -> dict[str, str]:
-    """Return the text of each shader, by a name that says where it is run first."""
+    """Return the text of each shader, by the name of its first use."""
     names: dict[str, str] = {}  # by text
     for name, text in _each():
         names.setdefault(text, name)
@@ -68,7 +68,7 @@ def _each() -> Iterator[tuple[str, str]]:
 
 
 def _variants() -> Iterator[tuple[str, str]]:
-    """Every constant and include that a matmul's variants may have."""
+    """Yield shaders with every constant and include that a matmul's variants may have."""
     device = _Collector()
     tuning = tuning_for(device.info, can_broadcast=True)
     matmuls = MatMulKernels(device.kernels, tuning, _LIMITS)
@@ -84,7 +84,7 @@ def _variants() -> Iterator[tuple[str, str]]:
 
 
 def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> Iterator[tuple[str, str]]:
-    """Load a model of `shape` to a device that runs nothing, and make its plan of every kind of step."""
+    """Load a model of `shape` on a device that runs nothing, and yield the shaders of every kind of step."""
     model = random_model(shape, seed=1)
     tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
     classes = ",".join(f"{name}={weights.split(',')[0]}" for name in ("head", "emb", "adapters"))
@@ -116,7 +116,7 @@ def _unpacked(choice: FormatOf, name: str) -> Unpacked:
 
 
 class _Collector(SizingDevice):
-    """A device that keeps the text of the shaders that it is given."""
+    """A device that keeps the text of every shader it gets."""
 
     def __init__(self) -> None:
         super().__init__(SizingDevice.smallest().info, SizingDevice.smallest().wgpu_device.limits)

@@ -1,4 +1,4 @@
-"""How a runner without a model draws, with biases, and with penalties that it keeps for each slot as a device does."""
+"""The draws of a runner without a model, with biases, and with penalties kept for each slot as on a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rnn_engine.types import F32, DrawPenalties, TokenDraw, TokenLogprobs
 
 
 def tell(row: F32, token: int, count: int) -> TokenLogprobs:
-    """Return the log-probabilities that a device tells with a token."""
+    """Return the log-probabilities that a device returns with a token."""
     whole = LogitRow.of_full(row, count)
     return TokenLogprobs(row.item(token) - whole.logsumexp, top_logprobs(whole, count))
 
@@ -22,12 +22,12 @@ class SlotDraws:
     """Draws for one slot, token by token."""
 
     penalties: DrawPenalties | None = None  # of the latest draw
-    less: dict[int, float] = field(default_factory=dict)  # by token, what is taken off
-    seen: dict[int, int] = field(default_factory=dict)  # by token, at which place it was seen last
+    less: dict[int, float] = field(default_factory=dict)  # by token, the amount subtracted from its logit
+    seen: dict[int, int] = field(default_factory=dict)  # by token, the place at which it was last seen
     num_seen: int = 0
 
     def begin(self, draw: TokenDraw, ran: Sequence[int]) -> None:
-        """Begin with what a run says that has run the tokens `ran`."""
+        """Begin the draws of a run that ran the tokens `ran`."""
         if draw.penalties is not self.penalties:
             self.penalties, self.less, self.seen, self.num_seen = draw.penalties, {}, {}, 0
             if self.penalties is not None and (earlier := self.penalties.earlier) is not None:
@@ -58,7 +58,7 @@ class SlotDraws:
         return token
 
     def _add(self, token: int, logit: float, biases: dict[int, float]) -> float:
-        """Return what is added to a token's logit."""
+        """Return the amount to add to a token's logit."""
         biased = logit + biases.get(token, 0.0)
         if self.penalties is not None and self._is_recent(token, self.penalties.window):
             biased = biased / self.penalties.repeat if biased > 0.0 else biased * self.penalties.repeat

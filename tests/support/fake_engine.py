@@ -1,7 +1,7 @@
 """An engine without a model: it answers every prompt with a text that the test chooses, one byte a token.
 
-Token 0 ends a text and token b + 1 stands for byte b. It keeps the promises of `EngineLike` that the server leans on
-(checks, events in order, stop strings, limits, slots, closing) and can be held, overloaded or made to fail.
+Token 0 ends a text and token b + 1 stands for byte b. The engine keeps the promises of `EngineLike` that the server
+relies on (checks, events in order, stop strings, limits, slots, closing). It can be held, overloaded or made to fail.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ RANDOM_SEED = 4321
 
 
 def encode(text: str) -> list[int]:
-    """The fake engine's tokens of `text`."""
+    """Return the fake engine's tokens of `text`."""
     return [byte + 1 for byte in text.encode()]
 
 
 def state_after(tokens: Sequence[int], root: str = "") -> dict[str, F32]:
-    """The fake engine's state after these tokens from this root: random, and the same for the same ones."""
+    """Return the fake engine's state after these tokens from this root: random, but the same for the same arguments."""
     fields = tiny_shape(vocab=VOCAB_SIZE).initial_state().items()
     return {
         name: np.random.default_rng([number, *root.encode(), *tokens]).standard_normal(array.shape, np.float32)
@@ -65,7 +65,7 @@ def state_after(tokens: Sequence[int], root: str = "") -> dict[str, F32]:
 
 @dataclass
 class FakeEngine:
-    """Answers `reply(request)`; `hold` stops every request before its token number `hold` until `release` is set."""
+    """An engine that answers `reply(request)`. If `hold` is set, requests wait before that token for `release`."""
 
     reply: Callable[[GenerateRequest], str] = lambda request: " Hello there!"
     num_slots: int = 2
@@ -74,16 +74,16 @@ class FakeEngine:
     hold: int | None = None
     fail_at: int | None = None  # raise StepError before this token
     vanish_at: int | None = None  # end without `Finished` before this token
-    unrun: int = 0  # so many of the last tokens of a text were one with its stop, and are not run
+    unrun: int = 0  # the number of last tokens of a text that came with its stop, and are not run
     refuse: RnnEngineError | None = None
-    cache: StateCache | None = None  # to be looked at; no request uses it
+    cache: StateCache | None = None  # for the routes that show it; no request uses it
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
     named: BlockingStates = field(default_factory=lambda: make_states(shape=tiny_shape(vocab=VOCAB_SIZE)))
     requests: list[GenerateRequest] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)  # roots of states that have no name any more
-    slots_held: Sequence[SlotUse] = ()  # as it tells of them
+    slots_held: Sequence[SlotUse] = ()  # as it reports them
     active: int = 0
     most_active: int = 0
     produced: int = 0  # tokens, over all requests
@@ -95,7 +95,7 @@ class FakeEngine:
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)
     special_tokens: dict[str, int] = field(default_factory=dict)
     max_draft: int = 0
-    queue_seconds: float = 0.25  # as its reports say; it does not wait
+    queue_seconds: float = 0.25  # as reported; it does not really wait
     prefill_seconds: float = 0.5
 
     def __post_init__(self) -> None:
@@ -271,7 +271,7 @@ class FakeEngine:
         return tuple(self._score(request, request.prompt[first:], unknown))
 
     def _score(self, request: GenerateRequest, tokens: Sequence[int], unknown: bool) -> Iterator[TokenInfo]:
-        """Token t has log-probability -t / 100, where it is not unknown; token 1 is always the likeliest."""
+        """Yield token infos. Token t has log-probability -t / 100 unless it is unknown; token 1 is the likeliest."""
         for position, token in enumerate(tokens):
             scored = request.logprobs is not None and not (unknown and position == 0)
             top = tuple((rank + 1, -(rank + 1) / 100) for rank in range(request.logprobs or 0)) if scored else ()

@@ -1,7 +1,7 @@
-"""A runner without a model: the logits are a function, which the test chooses, of a sequence's tokens so far.
+"""A runner without a model: the test chooses a function that gives the logits for a sequence's tokens so far.
 
-It keeps a slot's tokens as its state, refuses every batch that breaks the `Runner` contract, can be told to fail,
-and, as a real runner's, its read-out's whole rows can be read only until the next but one step. With `max_draws` it
+It keeps a slot's tokens as its state, and refuses every batch that breaks the `Runner` contract. Tests can make it
+fail. As with a real runner, a read-out's whole rows can be read only until the next but one step. With `max_draws` it
 draws as a device does, and leaves some rows to the host.
 """
 
@@ -40,11 +40,11 @@ Tokens: TypeAlias = tuple[int, ...]
 Logits: TypeAlias = Callable[[Tokens], F32]  # the tokens so far -> [V]
 
 NEVER_STEPPED = 0  # the number of a state that holds no token
-UNDECIDED = 7  # of so many rows the device leaves one to the host
+UNDECIDED = 7  # the device leaves one of this many rows to the host
 
 
 def random_logits(vocab_size: int, spread: float = 3.0) -> Logits:
-    """Rows that look random and depend on every token so far and on their order."""
+    """Return a function to rows that look random and depend on every token so far and on their order."""
 
     def logits(tokens: Tokens) -> F32:
         generator = np.random.default_rng([token + 1 for token in tokens])
@@ -54,7 +54,7 @@ def random_logits(vocab_size: int, spread: float = 3.0) -> Logits:
 
 
 def table_logits(vocab_size: int, num_rows: int = 4096, spread: float = 3.0) -> Logits:
-    """The same for little time: each sequence has one of `num_rows` rows."""
+    """Return a quicker function of the same kind: each sequence has one of `num_rows` rows."""
     table = np.random.default_rng(0).normal(0.0, spread, (num_rows, vocab_size)).astype(np.float32)
 
     def logits(tokens: Tokens) -> F32:
@@ -65,9 +65,9 @@ def table_logits(vocab_size: int, num_rows: int = 4096, spread: float = 3.0) -> 
 
 
 def scripted_logits(vocab_size: int, script: Sequence[int], margin: float = 100.0) -> Logits:
-    """Rows that make a greedy client hear `script`, then token 0, and all that over again, whatever the prompt.
+    """Return a function to rows by which greedy sampling draws `script`, then token 0, again and again.
 
-    The place in the script is the longest of its beginnings that the tokens so far end with.
+    The prompt may be any. The place in the script is the longest beginning of it that ends the tokens so far.
     """
 
     def logits(tokens: Tokens) -> F32:
@@ -81,9 +81,10 @@ def scripted_logits(vocab_size: int, script: Sequence[int], margin: float = 100.
 
 @dataclass
 class FakeRunner:
-    """Set `fail_when` to make a step raise StepError, `on_step` to look on. `batches` lists what was run.
+    """A runner whose logits are a function of the tokens.
 
-    One that gets the `known_states` of another knows its states."""
+    `fail_when` makes a step raise StepError, `on_step` is called with every batch, and `batches` lists those that ran.
+    A runner that gets the `known_states` of another one knows the other's states."""
 
     logits: Logits
     shape: ModelShape = field(default_factory=lambda: tiny_shape(vocab=257))
@@ -109,7 +110,7 @@ class FakeRunner:
         self._in_flight: dict[Ticket, Readout | StepError] = {}
         self._undefined: set[int] = set()  # slots of a step that failed, until a state is written to them
         self._draws = [SlotDraws() for _ in range(self.num_slots)]
-        self._drawn_last: dict[int, int | None] = {}  # by slots whose last run has a draw; None = it has halted
+        self._drawn_last: dict[int, int | None] = {}  # by slot, if its last run has a draw; None = it has halted
 
     def submit(self, batch: Batch) -> Ticket:
         self._check(batch)
@@ -130,12 +131,12 @@ class FakeRunner:
 
     @property
     def num_in_flight(self) -> int:
-        """How many steps have been submitted and not collected."""
+        """The number of steps that have been submitted and not collected."""
         return len(self._in_flight)
 
     @property
     def failures_in_flight(self) -> int:
-        """How many steps that failed have not been collected."""
+        """The number of failed steps that have not been collected."""
         return sum(isinstance(outcome, StepError) for outcome in self._in_flight.values())
 
     def _step(self, batch: Batch) -> Readout:
@@ -161,7 +162,7 @@ class FakeRunner:
         return self.make_state(self._tokens(slot))
 
     def make_state(self, tokens: Tokens) -> dict[str, F32]:
-        """The state that holds `tokens`."""
+        """Return the state that holds `tokens`."""
         state = self.shape.initial_state()
         if tokens not in self._numbers:
             self._numbers[tokens] = len(self.known_states)
@@ -170,7 +171,7 @@ class FakeRunner:
         return state
 
     def tokens_of(self, state: State) -> Tokens:
-        """The tokens that a state of this runner holds."""
+        """Return the tokens that a state of this runner holds."""
         return self.known_states[int(state["att_shift"][0, 0])]
 
     def copy_state(self, source: int, target: int) -> None:
@@ -199,7 +200,7 @@ class FakeRunner:
         return run.follows and run.slot not in self._undefined and self._drawn_last[run.slot] is None
 
     def _draw(self, run: TokenRun, draw: TokenDraw) -> tuple[list[F32], Drawn]:
-        """Return the rows of a run and what is drawn after it."""
+        """Return the rows of a run, and the tokens drawn after it."""
         if self._has_halted(run):
             return [self.logits(self._tokens(run.slot))], Drawn((), is_settled=True)
         if run.follows and (token := self._drawn_last.get(run.slot)) is not None:

@@ -1,4 +1,4 @@
-"""A shell for the tests of the set-up: it does nothing, answers as told, and remembers what was asked of it."""
+"""A shell for the tests of the set-up: it runs nothing, returns scripted answers, and records the commands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tools.setup.shell import SetupError, Shell
 
 @dataclass
 class FakeShell(Shell):
-    """`answers` maps a part of a command line to what the command prints, or to a function that makes that.
+    """A shell that runs nothing. `answers` maps a part of a command line to its output, or to a function for that.
 
-    A command whose line contains an entry of `failing` fails; one that `read` has no answer for fails too.
+    `run` fails if the line contains an entry of `failing`. `read` fails if it has no answer for the line.
     """
 
     programs: tuple[str, ...] = ("apt-get",)

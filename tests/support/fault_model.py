@@ -1,9 +1,9 @@
 """A worker on a device that fails in every way, among clients that come, leave and keep their states under names.
 
-Whatever fails, each request ends once, with its answer or with an error that a fault explains; answers are those of a
-device that does not fail; no slot, lock or lead is lost; cache and names hold what they say. Clients of two API keys
-share the engine, and no request goes on from what only the other key's requests have run. `run_random_faults` draws the
-operations from a seed.
+Whatever fails, each request ends once, with its answer or with an error that a fault explains. Answers are those of a
+device that does not fail. No slot, lock or lead is lost. Cache and names hold the right states. Clients of two API
+keys share the engine, and no request goes on from tokens that only the other key's requests have run.
+`run_random_faults` draws the operations from a seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE, random_reques
 
 NUM_SLOTS = 3
 SPARE_SLOTS = 4
-LEAST_TOKENS = 4  # that a request runs until it may be suspended for one of the other API key
+LEAST_TOKENS = 4  # that a request runs before it may be suspended for a request of the other API key
 API_KEYS = ("one", "two")
 NAMES = ("ann", "bob", "cid")
 LOGITS = table_logits(VOCAB_SIZE)
@@ -45,26 +45,26 @@ FORCED = frozenset({Fault.SLOW, Fault.HANG})  # those that end no request
 
 
 class FaultModel:
-    """The operations and, after each, what must hold. The worker's turns run on the caller's thread.
+    """The operations on a worker, with checks of what must hold after each. Its turns run on the caller's thread.
 
-    `rnn_engine.scheduler.worker.RETRY_SECONDS` should be set to zeros, so that nothing is waited for.
+    `rnn_engine.scheduler.worker.RETRY_SECONDS` should be set to zeros, so that the worker does not wait.
     """
 
     def __init__(self, folder: Path | None = None, host_states: int = 6) -> None:
-        """`folder` is for the disk tier; None = there is none."""
+        """`folder` is for the disk tier; None = no disk tier."""
         self.operations: Counter[str] = Counter()
         self.faults = Faults(on_slow=lambda: self.jump(1.0))
         self.now = 0.0
         self.recoveries = 0
         self.answers = 0
         self.errors = 0
-        self.refused_loads = 0  # how many of the next attempts to open the device fail
+        self.refused_loads = 0  # the number of next attempts to open the device that fail
         self._fake = self._make_fake([()])
         self._heard: dict[int, Heard] = {}
-        self._sent: dict[int, tuple[GenerateRequest, Tokens, int]] = {}  # with its start's tokens and the faults then
+        self._sent: dict[int, tuple[GenerateRequest, Tokens, int]] = {}  # and start's tokens, and faults then
         self._expected: dict[int, Heard] = {}  # what an open request would hear alone
         self._ran: Counter[int] = Counter()  # hash of a key, a start and tokens -> requests that may have run these
-        self._name_of: dict[int, str] = {}  # request -> the name that its end gets
+        self._name_of: dict[int, str] = {}  # request -> the name under which its end is kept
         self._names: dict[str, Tokens] = {}
         self._paused: set[int] = set()
         self._num_sent = 0
@@ -81,18 +81,18 @@ class FaultModel:
             wake=self._fetched.set,
             least_tokens=LEAST_TOKENS,
         )
-        self._delivered: list[Delivery] = []  # by the worker, and not looked at yet
+        self._delivered: list[Delivery] = []  # by the worker, and not checked yet
         self.worker = Worker(self.scheduler, self._delivered.extend, lambda: None, self.parts.reopen)
         self.named = BlockingStates(self.parts.own_states)
         self.named.on_forgotten(self._drop_root)
 
     @property
     def open(self) -> list[int]:
-        """The requests that have neither ended nor left."""
+        """The keys of requests that have neither ended nor left."""
         return list(self._sent)
 
     def send(self, request: GenerateRequest, *, name: str | None = None, save_as: str | None = None) -> None:
-        """Queue a request, which starts from a named state where `name` stands for one."""
+        """Queue a request. It starts from the state `name`, if there is one of that name."""
         self.operations["send"] += 1
         before = () if name is None else self._names.get(name, ())
         if before and name is not None:
@@ -117,7 +117,7 @@ class FaultModel:
         self._forget(key)
 
     def pause(self, key: int) -> None:
-        """A client stops to read, or reads again."""
+        """Stop reading as a client, or read again."""
         self.operations["pause"] += 1
         pause = key not in self._paused and bool(self._heard[key].events)
         (self._paused.add if pause else self._paused.discard)(key)
@@ -130,7 +130,7 @@ class FaultModel:
             self.named.delete(name)
 
     def jump(self, seconds: float) -> None:
-        """The clock goes on by `seconds` at once."""
+        """Advance the clock by `seconds` at once."""
         self.operations["jump"] += 1
         self.now += seconds
 
@@ -140,7 +140,7 @@ class FaultModel:
         self.faults.arm(fault, after, times)
 
     def refuse_loads(self, times: int) -> None:
-        """The next attempts to open the device fail."""
+        """Make the next attempts to open the device fail."""
         self.operations["refuse_loads"] += 1
         self.refused_loads = times
 
@@ -163,7 +163,7 @@ class FaultModel:
             assert self._fake.tokens_of(self.named.get(name).frozen.state) == tokens
 
     def end(self) -> None:
-        """Let no more faults strike and serve all that are left; nothing may be held then, and every slot serves."""
+        """Serve the remaining requests without faults. Check that nothing is held then, and that every slot serves."""
         self.faults.disarm()
         self.refused_loads = 0
         for key in list(self._paused):
@@ -213,7 +213,7 @@ class FaultModel:
         self._delivered.clear()
 
     def _expect_own(self, key: int, cached_tokens: int) -> None:
-        """Another request of the same API key must have run what this one goes on from."""
+        """Assert that another request of the same API key has run the tokens that this one goes on from."""
         request, before, _ = self._sent[key]
         *_, ran = _prefix_hashes(request.cache_scope, before, tuple(request.prompt[:cached_tokens]))
         assert cached_tokens == 0 or self._ran[ran] > 1, f"request {key} goes on from what its key never ran"
@@ -295,7 +295,7 @@ def _tokens_of(heard: Heard) -> list[int]:
 
 
 def _prefix_hashes(api_key: str, before: Tokens, tokens: Tokens) -> Iterator[int]:
-    """Yield a hash for each prefix of `tokens`, which tells API keys and starts apart."""
+    """Yield a hash for each prefix of `tokens`, which differs for other API keys and other starts."""
     prefix = hash((api_key, before))
     yield prefix
     for token in tokens:
@@ -304,7 +304,7 @@ def _prefix_hashes(api_key: str, before: Tokens, tokens: Tokens) -> Iterator[int
 
 
 def run_random_faults(model: FaultModel, seed: int, operations: int, check_every: int) -> None:
-    """Seeded random operations, as a service on a bad device would see them."""
+    """Run seeded random operations, as in a service on a bad device."""
     chance = random.Random(seed)
     for number in range(operations):
         _random_operation(model, chance)()

@@ -1,5 +1,7 @@
-"""A runner that does what another does until it is told to fail: refused and failed steps, rows that are not numbers,
-reads, writes and copies of states that fail, a device that is lost, slow, or hangs.
+"""A runner that works as another one does, except for the faults that a test arms.
+
+The faults: refused and failed steps, rows that are not numbers, failed reads, writes and copies of states, and a device
+that is lost, slow, or hangs.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import numpy as np
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.types import F32, NOTHING_DRAWN, Batch, ModelShape, PendingState, Readout, Runner, State, Ticket
 
-HANG_SECONDS = 30.0  # until a device that hangs, and is not released, fails its step
+HANG_SECONDS = 30.0  # after which a hanging device that is not released fails its step
 
 
 class Fault(StrEnum):
-    """What goes wrong, and with which call."""
+    """A fault of one kind of call."""
 
     SUBMIT = "submit"  # a step is refused
     COLLECT = "collect"  # a step fails, and leaves its states undefined
@@ -36,7 +38,7 @@ class Fault(StrEnum):
 
 @dataclass
 class Faults:
-    """What goes wrong when, for a runner and those that are opened after it."""
+    """The armed faults, for a runner and for those that are opened after it."""
 
     on_slow: Callable[[], None] = lambda: None
     on_lost: Callable[[Runner], None] | None = None  # makes the wrapped runner fail by itself; None = it is left alone
@@ -45,23 +47,23 @@ class Faults:
     hanging: threading.Event = field(default_factory=threading.Event)  # a step hangs
 
     def __post_init__(self) -> None:
-        self._armed: dict[Fault, tuple[int, int]] = {}  # calls before it strikes, and how many it then strikes
+        self._armed: dict[Fault, tuple[int, int]] = {}  # calls before it strikes, calls that it strikes
         self._released = threading.Event()
 
     def arm(self, fault: Fault, after: int = 0, times: int = 1) -> None:
-        """Have `fault` strike so many calls in a row, after so many that it could strike."""
+        """Make `fault` strike `times` calls in a row, after sparing the first `after` calls that it could strike."""
         self._armed[fault] = after, times
 
     def disarm(self) -> None:
-        """Have nothing go wrong any more."""
+        """Disarm all faults."""
         self._armed.clear()
 
     def release(self) -> None:
-        """Let steps that hang end."""
+        """Let hanging steps end."""
         self._released.set()
 
     def strikes(self, fault: Fault) -> bool:
-        """Whether `fault` strikes this call; for runners."""
+        """Return True if `fault` strikes this call. For runners."""
         after, times = self._armed.get(fault, (0, 0))
         if after > 0:
             self._armed[fault] = after - 1, times
@@ -194,7 +196,7 @@ class FaultRunner:
             slots.discard(slot)
 
     def _spoil(self, slots: Collection[int]) -> None:
-        """Put something into slots of a step that failed that they should not hold."""
+        """Write wrong states into the slots of a failed step."""
         for slot in slots:
             self.inner.write_state(slot, None)
 

@@ -1,7 +1,7 @@
 """A disk that fails at a chosen operation: once, from then on, or because the process is killed or the power goes.
 
-It stands between `rnn_engine.files` and the system: it counts the operations that change the disk, and leaves
-the real files as the fault would have left them.
+It stands between `rnn_engine.files` and the system. It counts the operations that change the disk, and leaves the real
+files in the state after the fault.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing_extensions import Buffer
 
 
 class Crash(BaseException):
-    """The process has ended here: whatever it would do next does not happen."""
+    """Raised at the point at which the process would have ended."""
 
 
 class Fault(Enum):
-    """What happens at the chosen operation."""
+    """The fault that happens at the chosen operation."""
 
     ERROR = "one operation fails"
     FULL = "from then on nothing can be written"
@@ -33,7 +33,7 @@ class Fault(Enum):
 
 
 class FaultyDisk:
-    """Counts operations, and fails at operation `at`; None never fails. Lasts as long as `patch`."""
+    """A disk that counts operations, and fails at operation `at`; None = never. It lasts as long as `patch`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, fault: Fault = Fault.ERROR, at: int | None = None) -> None:
         self.operations = 0
@@ -50,7 +50,7 @@ class FaultyDisk:
         patch.setattr("os.unlink", self._unlink_noted)
 
     def step(self, *, writes: bool) -> None:
-        """Count an operation. Raises OSError or Crash where it does not happen."""
+        """Count an operation. Raises OSError or Crash if the operation does not happen."""
         number, self.operations = self.operations, self.operations + 1
         if self._crashed:
             raise Crash

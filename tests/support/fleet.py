@@ -1,4 +1,4 @@
-"""Replicas in this process: everything between them and the front goes as the bytes that Ray would carry."""
+"""Replicas in this process. They and the front exchange the same bytes that Ray would carry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class LocalLinks:
-    """The `Links` to replicas of this process, each of which can be killed."""
+    """The `Links` to replicas of this process, which tests can kill."""
 
     def __init__(self, engines: Mapping[str, ReplicaEngine]) -> None:
         self.calls: list[str] = []  # the replicas that requests went to
@@ -37,7 +37,7 @@ class LocalLinks:
             self.add(name, engine)
 
     def add(self, name: str, engine: ReplicaEngine) -> None:
-        """Have one more replica, which closes the engine."""
+        """Add a replica, which closes the engine at its end."""
         self._replicas[name] = Replica(engine, name)
         self._killed[name] = asyncio.Event()
 
@@ -51,7 +51,7 @@ class LocalLinks:
     async def run(self, replica: str, front: str, key: int, call: bytes) -> None:
         self.calls.append(replica)
         work = self._replica(replica).run(front, key, call)
-        running = asyncio.create_task(work, context=Context())  # another process knows nothing of who asks
+        running = asyncio.create_task(work, context=Context())  # another process does not have the sender's context
         try:
             await self._unless_killed(replica, running)
         finally:
@@ -104,7 +104,7 @@ class LocalLinks:
 
 
 class EngineTokenizer:
-    """The tokenizer of an engine, as far as its methods show it."""
+    """The tokenizer of an engine, made of the engine's own methods."""
 
     def __init__(self, engine: EngineLike) -> None:
         self.name = engine.info.tokenizer
@@ -118,13 +118,13 @@ class EngineTokenizer:
 
 
 def front_of(engine: EngineLike) -> Front:
-    """What a server's process has of the model of an engine, which tells of states without names itself."""
+    """Return the server process's part of a fleet for an engine's model."""
     info = engine.info
     return Front(EngineTokenizer(engine), info.chat_template, engine.states, engine.state_files, info.folders)
 
 
 async def local_fleet(engines: Mapping[str, ReplicaEngine], max_queued: int = 64) -> tuple[RemoteEngine, LocalLinks]:
-    """Return a fleet over engines of this process, with the way to them; the first has the named states."""
+    """Return a fleet over engines of this process, and the links to them. The first engine has the named states."""
     links, first = LocalLinks(engines), next(iter(engines.values()))
     front = front_of(first)
     if isinstance(first, FakeEngine):

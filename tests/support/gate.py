@@ -1,4 +1,4 @@
-"""Holds the steps of a fake runner until a test lets them through."""
+"""A gate that holds the steps of a fake runner until a test lets them through."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rnn_engine.types import Batch
 
 @dataclass
 class Gate:
-    """Holds the worker before every step until it is let through. It is a `FakeRunner`'s `on_step`."""
+    """The `on_step` of a `FakeRunner`, which holds the worker before every step until the test lets it through."""
 
     permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     is_open: bool = False

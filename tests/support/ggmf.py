@@ -1,4 +1,4 @@
-"""Write models as rwkv.cpp's converter and its quantiser do."""
+"""Writing of models as rwkv.cpp's converter and its quantiser do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGE = ("emb.weight", "head.weight")
 
 
 def ggmf_tensors(model: TensorModel) -> dict[str, NDArray[Any]]:
-    """Return the tensors that rwkv.cpp's converter makes of a model."""
+    """Return the tensors that rwkv.cpp's converter writes for a model."""
     version, tensors = model.shape.version, dict(model.tensors)
     if version == "v7":
         for layer in range(model.shape.num_layers):
@@ -64,7 +64,7 @@ def write_ggmf(
 
 
 def _entry(name: str, values: NDArray[Any], kind: str) -> bytes:
-    """Blocks are for matrices alone, without embedding and head."""
+    """Return the bytes of a tensor. Only matrices are in blocks, without embedding and head."""
     stored = "FP32" if values.ndim == 1 or any(part in name for part in _SMALL) else kind
     if stored.startswith("Q") and (values.ndim != 2 or name in _LARGE or values.shape[1] % 32):
         stored = "FP32"

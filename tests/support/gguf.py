@@ -1,4 +1,4 @@
-"""Write models as llama.cpp's converter does: its names, its transforms, and its metadata."""
+"""Writing of models as llama.cpp's converter does, with its names, transforms and metadata."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RESCALED = re.compile(r"blk\.(\d+)\.(time_mix_output|channel_mix_value)\.weight
 
 
 def llama_cpp_tensors(model: TensorModel, *, rescale_every: int = 0, fused: bool = True) -> dict[str, NDArray[Any]]:
-    """Return the tensors that llama.cpp's converter makes of a model of RWKV-6 or RWKV-7."""
+    """Return the tensors that llama.cpp's converter writes for a model of RWKV-6 or RWKV-7."""
     tensors = {_rename(name): values for name, values in model.tensors.items()}
     for name, values in tensors.items():
         if _TRANSPOSED.fullmatch(name):
@@ -89,7 +89,7 @@ def save_gguf(
     tokens: Sequence[bytes] = (),
     more: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write `model` with its large matrices in the type `matrices`, and `more` metadata over what is usual."""
+    """Write `model` with its large matrices in the type `matrices`. `more` adds to or replaces the usual metadata."""
     tensors = llama_cpp_tensors(model, rescale_every=rescale_every, fused=fused)
     described = metadata(model.shape, rescale_every=rescale_every) | dict(more or {})
     return write_gguf(path, _architecture(model.shape), described, tensors, matrices, tokens)
@@ -104,9 +104,9 @@ def write_gguf(
     tokens: Sequence[bytes] = (),
     encoded: Mapping[str, GGMLQuantizationType] | None = None,
 ) -> Path:
-    """Write tensors under the names that they have; those that llama.cpp quantises in the type `matrices`.
+    """Write tensors under their given names. Those that llama.cpp quantises are written in the type `matrices`.
 
-    Those that `encoded` gives a type for are bytes of that type.
+    If `encoded` has a type for a tensor, its values are bytes of that type.
     """
     writer = GGUFWriter(path, architecture)
     for key, value in described.items():
@@ -129,7 +129,7 @@ def write_gguf(
 
 
 def encode(values: NDArray[Any], kind: GGMLQuantizationType) -> NDArray[Any]:
-    """Return numbers as a file has them in some type."""
+    """Return numbers encoded in a type of GGUF files."""
     contiguous = np.ascontiguousarray(values, np.float32)
     match kind.name:
         case "F32":

@@ -1,4 +1,4 @@
-"""The golden files: small models, and what BlinkDL's `rwkv` package computes with them in f32."""
+"""The golden files: small models, and the results of BlinkDL's `rwkv` package with them in f32."""
 
 from __future__ import annotations
 

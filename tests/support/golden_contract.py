@@ -1,7 +1,7 @@
 """A runner against the golden files, as tests to inherit.
 
-A subclass is named Test..., and where it stands there is a fixture `make_runner`, of class scope or wider,
-that returns a `MakeRunner`.
+A subclass is named Test.... Its module has a fixture `make_runner`, of class scope or wider, that returns a
+`MakeRunner`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GoldenContract:
 
 
 def run_in_chunks(runner: Runner, tokens: list[int], chunk: int) -> F32:
-    """The logits after every token, by slot 1: [T, V]."""
+    """Run tokens in slot 1 in chunks, and return the logits after every token: [T, V]."""
     logits = []
     for start in range(0, len(tokens), chunk):
         part = tokens[start : start + chunk]

@@ -15,7 +15,7 @@ KINDS = ("software", "discrete")
 
 
 def open_checked(kind: str) -> tuple[Device, Tuning]:
-    """The first device of this machine, with the tuning for devices of `kind`, whatever it is itself."""
+    """Return the first device of this machine, with the tuning for devices of `kind` even if it is of another."""
     device = open_device(checked=True)
     tuning = tuning_for(DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device) >= 8)
     return device, tuning

@@ -1,4 +1,4 @@
-"""Texts under a grammar: which ones it takes, and random ones that it leads to."""
+"""Texts under a grammar: a check of given texts, and random texts that it allows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ END = 0
 
 @cache
 def byte_vocabulary() -> Vocabulary:
-    """Token b + 1 stands for byte b, and token 0 for the end."""
+    """Return the vocabulary in which token b + 1 stands for byte b, and token 0 for the end."""
     return Vocabulary.of(ByteTokenizer(), ByteTokenizer().size)
 
 
 def takes(grammar: Grammar, text: str, vocabulary: Vocabulary | None = None) -> bool:
-    """Return whether `grammar` leads to `text` and may end there."""
+    """Return True if `grammar` allows `text` and may end there."""
     vocabulary = vocabulary or byte_vocabulary()
     return leads_to(compile_grammar(grammar, vocabulary).start(), text, vocabulary)
 
 
 def leads_to(mask: TokenMask, text: str, vocabulary: Vocabulary | None = None) -> bool:
-    """Return whether `mask`, which is at its start, leads to `text` and may end there."""
+    """Return True if `mask` allows `text` and may end there. The mask must be at its start."""
     vocabulary = vocabulary or byte_vocabulary()
     for token in vocabulary.encode(text):
         if mask.ended or token not in _allowed(mask, vocabulary):
@@ -37,7 +37,7 @@ def leads_to(mask: TokenMask, text: str, vocabulary: Vocabulary | None = None) -
 
 
 def random_text(grammar: Grammar, seed: int, vocabulary: Vocabulary | None = None, most: int = 400) -> bytes | None:
-    """Return a text of random tokens that `grammar` allows; None where it has not come to its end after `most`."""
+    """Return a text of random tokens that `grammar` allows; None if it does not end within `most` tokens."""
     vocabulary = vocabulary or byte_vocabulary()
     mask, chance = compile_grammar(grammar, vocabulary).start(), random.Random(seed)
     text = b""

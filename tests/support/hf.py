@@ -75,7 +75,7 @@ def save_folder(
 
 
 def save_hf(model: TensorModel, folder: Path, library: Library, num_shards: int = 1, **changes: object) -> Path:
-    """Write a model's folder; `changes` are of its config, where None drops a field."""
+    """Write a model's folder. `changes` replace fields of its config; None drops a field."""
     config = {key: value for key, value in {**hf_config(model, library), **changes}.items() if value is not None}
     return save_folder(folder, hf_tensors(model, library), config, num_shards=num_shards)
 
@@ -96,7 +96,7 @@ def _transformers_name(name: str) -> str:
 
 
 def _fla_v7(model: TensorModel) -> Tensors:
-    """As convert_from_rwkv7.py does; layer 0's value residual has no place there."""
+    """Return the tensors as convert_from_rwkv7.py does. It leaves out layer 0's value residual."""
     return {
         fla_name(name): _fla_mix(name, values.T if is_transposed(name) else values)
         for name, values in model.tensors.items()
@@ -109,7 +109,7 @@ def _fla_mix(name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _fla_v6(model: TensorModel) -> Tensors:
-    """As convert_from_rwkv6.py does, step by step."""
+    """Return the tensors as convert_from_rwkv6.py does, step by step."""
     tensors = {
         "model.embeddings.weight": model.tensor("emb.weight"),
         "lm_head.weight": model.tensor("head.weight"),

@@ -1,4 +1,4 @@
-"""How the tests of the server ask and what they read from its answers."""
+"""Helpers of the tests of the server: sending requests, and reading and checking answers."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ AT_ONCE = pytest.mark.over_one_engine("what replicas tell of themselves is up to
 
 
 def engine_in(client: Client) -> EngineLike:
-    """The engine of a server with one model."""
+    """Return the engine of a server with one model."""
     engine = client.app[MODELS].default.engine
     assert engine is not None
     return engine
 
 
 class Serve(Protocol):
-    """Starts a server over an engine and gives a client of it."""
+    """A function that starts a server over an engine and returns a client of it."""
 
     async def __call__(self, engine: ReplicaEngine, settings: ServerSettings | None = None) -> Client: ...
 
 
 class Through(Protocol):
-    """Gives an engine as the server is to reach it, which has a place for `max_queued` requests beside its slots."""
+    """A function that returns an engine the way the server reaches it, with a queue for `max_queued` requests."""
 
     async def __call__(self, engine: ReplicaEngine, max_queued: int = 64) -> EngineLike: ...
 
 
 class Load(Protocol):
-    """Loads a model."""
+    """A function that loads a model."""
 
     async def __call__(self, choice: EngineChoice, progress: Progress = ..., /) -> EngineLike: ...
 
 
 async def post(client: Client, path: str, kind: type[object], body: Body) -> Body:
-    """The answer to a request that succeeds, of the shape `kind`."""
+    """Return the answer to a request, after checking that it succeeded and has the shape `kind`."""
     response = await client.post(path, json=body)
     assert response.status == 200, await response.text()
     answer: Body = await response.json()
@@ -59,7 +59,7 @@ async def post(client: Client, path: str, kind: type[object], body: Body) -> Bod
 
 
 async def post_stream(client: Client, path: str, kind: type[object], body: Body) -> list[Body]:
-    """The events of a stream that succeeds, each of the shape `kind`."""
+    """Return the events of a stream, after checking that it succeeded and each has the shape `kind`."""
     response = await client.post(path, json={**body, "stream": True})
     assert response.status == 200, await response.text()
     assert response.content_type == "text/event-stream"
@@ -70,7 +70,7 @@ async def post_stream(client: Client, path: str, kind: type[object], body: Body)
 
 
 def events(body: str) -> list[Body]:
-    """The JSON events of a whole stream, which must be framed as the standard has it and end with [DONE]."""
+    """Return the JSON events of a whole stream, which must have the standard's framing and end with [DONE]."""
     frames = body.split("\n\n")
     assert frames.pop() == "", "the last event lacks its blank line"
     assert frames.pop() == "data: [DONE]"
@@ -78,7 +78,7 @@ def events(body: str) -> list[Body]:
 
 
 def parse_event(frame: str) -> Body:
-    """One event without its blank line."""
+    """Parse one event, given without its blank line."""
     assert frame.startswith("data: "), frame
     assert "\n" not in frame, frame
     event: Body = json.loads(frame.removeprefix("data: "))
@@ -86,12 +86,12 @@ def parse_event(frame: str) -> Body:
 
 
 def check_shape(kind: type[object], body: object) -> None:
-    """Raise where `body` has a field more, a field less or one of another type than the TypedDict `kind`."""
+    """Raise if `body` has a field more, a field less or one of another type than the TypedDict `kind`."""
     TypeAdapter(kind).validate_python(body, strict=True)
 
 
 async def error_of(response: ClientResponse, status: int) -> Body:
-    """The error object of an answer, whose shape and status are checked."""
+    """Return the error object of an answer, after checking its shape and status."""
     body: Body = await response.json()
     assert response.status == status, body
     assert set(body) == {"error"}

@@ -16,13 +16,13 @@ COMMIT = "c" * 40
 
 @dataclass(slots=True)
 class StandInHub:
-    """What it serves, how it misbehaves, and what was asked of it."""
+    """A hub with its files, its faults, and a record of the requests."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     large: tuple[str, ...] = (".pth", ".safetensors", ".st", ".gguf")  # kept apart, under their SHA-256
-    cuts: list[int] = field(default_factory=list)  # after how many bytes the next answers end
-    damages: set[str] = field(default_factory=set)  # files that come with other bytes than the hub says
-    digest: str | None = None  # what it says of each large file; None = what is so
+    cuts: list[int] = field(default_factory=list)  # the numbers of bytes after which the next answers break off
+    damages: set[str] = field(default_factory=set)  # files that are sent with other bytes than their digests say
+    digest: str | None = None  # the digest stated for every large file; None = the right one
     gated: set[str] = field(default_factory=set)
     downloads: list[tuple[str, str | None]] = field(default_factory=list)  # file and range of each
     url: str = ""

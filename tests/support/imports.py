@@ -1,4 +1,4 @@
-"""Finds the imports in a tree of Python files by reading them, without running anything."""
+"""Find the imports in a tree of Python files by reading them, without running anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import: which file, at which line, of which modules."""
+    """One import: its file and line, the importing module, and the imported name."""
 
     path: str  # relative to the root of the tree
     line: int
@@ -23,12 +23,12 @@ class Import:
 
 
 def find_imports(root: Path, folders: tuple[str, ...]) -> list[Import]:
-    """Every import in the Python files under `folders`, wherever in the file it stands."""
+    """Return every import in the Python files under `folders`, also those inside functions."""
     return [found for path in find_files(root, folders) for found in _imports_of(root, path)]
 
 
 def find_files(root: Path, folders: tuple[str, ...]) -> list[Path]:
-    """Every Python file under `folders`."""
+    """Return every Python file under `folders`."""
     return [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
 
 
@@ -42,7 +42,7 @@ def _imports_of(root: Path, path: Path) -> Iterator[Import]:
 
 
 def module_name(relative: Path) -> str:
-    """a/b.py -> a.b; a/__init__.py -> a"""
+    """Return the dotted name of a file's module: a/b.py -> a.b; a/__init__.py -> a."""
     parts = relative.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

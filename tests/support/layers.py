@@ -1,6 +1,6 @@
 """The rules that keep the parts of the project apart, and the search for breaches of them.
 
-docs/architecture.md tells the reasons. A unit is a module or package that the table of layers names.
+docs/architecture.md gives the reasons. A unit is a module or package that the table of layers names.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ ABOVE_APIS = ("server.apis.routes", "server.core.app")  # put all APIs together
 
 @dataclass(frozen=True, slots=True)
 class Restricted:
-    """A module that few may import."""
+    """A module that only some modules may import."""
 
     target: str
-    allowed: tuple[str, ...]  # modules, with all that is below them
+    allowed: tuple[str, ...]  # modules, with those below them
     reason: str
 
 
@@ -103,7 +103,7 @@ OF_ANY_VERSION = ("rnn_engine/forward", "rnn_engine/reference", "rnn_engine/load
 
 
 def find_breaches(root: Path) -> list[str]:
-    """One line a breach: file, line and the rule."""
+    """Return the breaches, each as one line with file, line number and rule."""
     product = find_imports(root, PRODUCT)
     everything = product + find_imports(root, DEVELOPMENT)
     declared = _declared_distributions(root)
@@ -116,13 +116,13 @@ def find_breaches(root: Path) -> list[str]:
 
 
 def unit_of(module: str) -> str:
-    """The unit that a module of the product belongs to: the longest that its name begins with."""
+    """Return the unit that a module of the product belongs to: the longest unit that its name begins with."""
     parts = module.split(".")
     return next(unit for length in range(len(parts), 0, -1) if (unit := ".".join(parts[:length])) in LAYER_OF)
 
 
 def _strays(root: Path) -> set[str]:
-    """Files of rnn_engine that belong to no unit but the package itself."""
+    """Return the files of rnn_engine that belong to no unit except the package itself."""
     names = {path.relative_to(root): module_name(path.relative_to(root)) for path in find_files(root, ("rnn_engine",))}
     strays = [path for path, name in names.items() if name not in LAYER_OF and unit_of(name) == "rnn_engine"]
     return {f"{path.as_posix()}:1: is in no layer; the table in tests/support/layers.py names all" for path in strays}
@@ -155,7 +155,7 @@ def _layer_breaches(found: Import) -> Iterator[str]:
 
 
 def _api_breaches(found: Import) -> Iterator[str]:
-    """An API imports itself and the bases; nothing below the routes imports an API."""
+    """Yield breaches: an API may import itself and the bases, and only modules above the APIs may import an API."""
     target = _api_of(found.target)
     if target is None or _is_within(found.importer, (*ABOVE_APIS, *DEVELOPMENT)):
         return
@@ -169,7 +169,7 @@ def _api_breaches(found: Import) -> Iterator[str]:
 
 
 def _api_of(module: str) -> str | None:
-    """Return the package or module of an API that a module belongs to; None where it belongs to none."""
+    """Return the package or module of the API that a module belongs to, or None."""
     return ".".join(module.split(".")[:3]) if module.startswith(f"{APIS}.") else None
 
 
@@ -193,19 +193,19 @@ def _undeclared(found: Import, declared: frozenset[str]) -> Iterator[str]:
 
 
 def _unused(declared: frozenset[str], product: Iterable[Import]) -> set[str]:
-    """Dependencies that nothing imports."""
+    """Return the declared dependencies that nothing imports."""
     tops = {found.target.partition(".")[0] for found in product}
     unused = {name for name in declared if not any(_has_module(name, top) for top in tops)}
     return {f"pyproject.toml:1: nothing imports {name}" for name in unused}
 
 
 def _has_module(distribution: str, top: str) -> bool:
-    """Whether a distribution's name, as a module name, begins with that of a module."""
+    """Return True if a distribution's name, written as a module name, begins with the module's name `top`."""
     return f"{distribution}_".startswith(f"{top.lower()}_")
 
 
 def _declared_distributions(root: Path) -> frozenset[str]:
-    """The dependencies of pyproject.toml, those of extras too, as module names: lower case, with underscores.
+    """Return the dependencies of pyproject.toml, extras included, as module names: lower case, with underscores.
 
     OpenTelemetry is one module in many distributions.
     """

@@ -13,7 +13,7 @@ from rnn_engine.sampling.masks import allowed_tokens
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Sampler, Ai00Typical
 from rnn_engine.types import F32
 
-LOGSUMEXP_ERROR = 5e-6  # what an f32 sum on a device may be off by
+LOGSUMEXP_ERROR = 5e-6  # the greatest error of an f32 sum on a device
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Device:
 
 
 def make_row(seed: int, vocab_size: int) -> F32:
-    """Ordinary logits, many equal ones, or steep ones; at times with some that are ruled out."""
+    """Return ordinary logits, many equal ones, or steep ones. Sometimes a few tokens are ruled out."""
     generator = np.random.default_rng(seed)
     spread = generator.choice([1.0, 3.0, 30.0])
     row = generator.normal(0.0, spread, vocab_size)
@@ -82,7 +82,7 @@ def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
 
 @st.composite
 def chains(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
-    """Parameters of llama-server's steps, of mirostat or of ai00's samplers."""
+    """Draw parameters of llama-server's steps, of mirostat or of ai00's samplers."""
     kind = draw(st.sampled_from(["chain", "chain", "chain", "mirostat", "ai00"]))
     bias = draw(st.dictionaries(st.integers(0, vocab_size - 1), st.sampled_from([-np.inf, -2.0, 1.5]), max_size=2))
     temperature = draw(st.sampled_from([0.0, 0.05, 0.7, 1.0, 1.0, 1.6]))
@@ -121,5 +121,5 @@ def cases(draw: st.DrawFn, *, plain: bool = False) -> tuple[list[F32], SamplingP
 
 
 def peaked(vocab_size: int = 1000) -> F32:
-    """Falls off so fast that the first eight tokens weigh 0.98 together."""
+    """Return logits that fall off so fast that the first eight tokens weigh 0.98 together."""
     return (-0.5 * np.arange(vocab_size)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Finds work on large values that runs on the event loop's thread, by counting and not by time."""
+"""Find work on large values on the event loop's thread, by counting calls and not by time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _CHEAP = frozenset({"append", "get", "pop", "extend", "startswith", "endswith", 
 
 
 class LoopGuard:
-    """Watches the thread that enters it: notes each callback of the loop that makes more calls than `most_calls`, and
-    each text of more than `most_size` characters that is made, or has a method called, as of a list or dict so large.
-    What other threads do is not seen."""
+    """A guard of the thread that enters it, which notes work on large values.
+
+    It notes callbacks of the loop that make more than `most_calls` calls. It notes texts of more than `most_size`
+    characters that a function returns, and method calls on texts, lists or dicts of more than `most_size` items.
+    Other threads are not watched."""
 
     def __init__(self, most_calls: int = 10_000, most_size: int = 50_000) -> None:
         self._most_calls = most_calls
         self._most_size = most_size
         self._calls = 0
-        self.offences: dict[str, int] = {}  # where -> the calls or the size
+        self.offences: dict[str, int] = {}  # place -> the calls or the size
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:  # noqa: ANN401
         if event == "call":
@@ -40,7 +42,7 @@ class LoopGuard:
             return
         if event == "return":
             makes = isinstance(arg, str | bytes) and len(arg) > self._most_size
-            if makes and not frame.f_code.co_flags & CO_COROUTINE:  # which only hands on what was made
+            if makes and not frame.f_code.co_flags & CO_COROUTINE:  # a coroutine only passes the text on
                 self._note(frame, len(arg), "returned")
             return
         self._calls += 1

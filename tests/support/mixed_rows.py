@@ -1,4 +1,4 @@
-"""What a mix of states gives, from the definition in float64."""
+"""The logits of a mix of states, computed from the definition in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log_softmax(row: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def mixed_logprobs(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> NDArray[np.float64]:
-    """The natural-log probabilities [V] of the mix."""
+    """Return the natural-log probabilities [V] of the mix."""
     logprobs = np.array([log_softmax(row.astype(np.float64)) for row in rows])
     column = np.array(weights)[:, None]
     if kind == "log":
@@ -30,9 +30,9 @@ def mixed_logprobs(rows: Sequence[F32], weights: Sequence[float], kind: MixKind)
 
 
 def mixed_logits(request: GenerateRequest, logits: Logits, befores: Sequence[Tokens]) -> Logits:
-    """What follows from the prompt of `request`, which has a mix, and tokens after it.
+    """Return a function to the logits of a mix after the prompt of `request` and tokens after it.
 
-    `befores` are the tokens that its states have taken in, first the request's own.
+    `befores` are the tokens that the mix's states have taken in, first those of the request's own state.
     """
     mix, own = request.mix, tuple(request.prompt)
     assert mix is not None

@@ -1,7 +1,7 @@
 """Models with random weights: small, from a fixed seed, in memory or as a safetensors file.
 
-The magnitudes are those of trained models: decays from nearly 0.55 to nearly 1, activations near one, logits that
-spread over several units, so that a wrong sum shows and the greatest logit stands clear of the next.
+The magnitudes are those of trained models: decays from nearly 0.55 to nearly 1, activations near one, and logits that
+spread over several units. So a wrong sum shows, and the greatest logit is clearly greater than the next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def tiny_shape(
     vocab: int = 96,
     ranks: AdapterRanks | None = None,
 ) -> ShapeV7:
-    """A shape small enough for any test; `ffn` is four times the width unless given."""
+    """Return a shape small enough for any test. `ffn` is four times the width unless given."""
     return ShapeV7(
         num_layers=layers,
         width=width,
@@ -75,7 +75,7 @@ def tiny_shape(
 
 
 def deep_embedded(shape: ShapeV7) -> ShapeV7DeepEmbed:
-    """The same sizes with DeepEmbed."""
+    """Return a shape of the same sizes with DeepEmbed."""
     return ShapeV7DeepEmbed(
         num_layers=shape.num_layers,
         width=shape.width,
@@ -90,7 +90,7 @@ def deep_embedded(shape: ShapeV7) -> ShapeV7DeepEmbed:
 def random_model(
     shape: ModelShape, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
 ) -> TensorModel:
-    """Random weights as arrays of `dtype`; the same seed gives the same numbers in every dtype.
+    """Return a model with random weights as arrays of `dtype`. A seed gives the same numbers in every dtype.
 
     Values have `bits` significant bits: 8 lose nothing in f16, bf16 and f32, 11 lose nothing in f16 and f32.
     `layer0_v=False` leaves out layer 0's v0, v1, v2, as some published files of RWKV-7 do.
@@ -107,7 +107,7 @@ def random_model(
 def save_safetensors(
     model: TensorModel, path: Path, dtype: FileDtype = "f16", convention: Convention = "blinkdl"
 ) -> Path:
-    """Write `model` as published files are: vectors as [1, 1, D]; ai00's files have other names and orientations."""
+    """Write `model` as in published files, with vectors as [1, 1, D]. ai00's have other names and orientations."""
     specs = {spec.name: spec for spec in VERSIONS.get(model.shape.version).layout.specs(model.shape.num_layers)}
     stored = {}
     for name, values in model.tensors.items():
@@ -168,7 +168,7 @@ def _draw_channel_mix(
 def _draw_deep_embed(
     prefix: str, shape: ShapeV7DeepEmbed, generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Such that the channel mix is scaled by numbers around 1."""
+    """Yield DeepEmbed's tensors, which scale the channel mix by numbers around 1."""
     yield f"{prefix}.s_emb.weight", generator.normal(0.0, 0.1, (shape.vocab_size, MATRIX_SIZE))
     yield f"{prefix}.s_emb_x.weight", 0.1 * _draw_matrix(MATRIX_SIZE, shape.width, generator)
     yield f"{prefix}.s1", generator.normal(0.0, shape.width**-0.5, (shape.width, SIDE))
@@ -177,7 +177,7 @@ def _draw_deep_embed(
 
 
 def _draw_matrix(rows: int, columns: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """[out, in], such that inputs of unit size give outputs of unit size."""
+    """Return a matrix [out, in] that gives outputs of unit size for inputs of unit size."""
     return generator.normal(0.0, columns**-0.5, (rows, columns))
 
 

@@ -1,4 +1,4 @@
-"""Named states for tests: small and random, with a clock that stands still, and calls that wait for their result."""
+"""Small random named states, a clock that only the test advances, and calls that wait for their result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PERSISTENT = Retention(persistent=True)
 
 @dataclass
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that only the test advances."""
 
     now: float = 0.0
 
@@ -160,7 +160,7 @@ def make_states(
     model: str = FINGERPRINT,
     quota: Quota | None = None,
 ) -> BlockingStates:
-    """Return states whose store keeps persistent states in `folder`, with those that are there already."""
+    """Return states whose store keeps persistent ones in `folder`, including those already in that folder."""
     files = StateFiles(shape, model, folder)
     saved = None if folder is None else SavedStates(files, folder)
     store = LocalStateStore(

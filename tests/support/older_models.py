@@ -29,7 +29,7 @@ def tiny_v6(
     mix_rank: int = 6,
     decay_rank: int = 9,
 ) -> ShapeV6:
-    """A shape small enough for any test."""
+    """Return a shape small enough for any test."""
     return ShapeV6(
         num_layers=layers,
         width=width,
@@ -50,7 +50,7 @@ def tiny_v5(
     ffn: int = 100,
     vocab: int = 96,
 ) -> ShapeV5:
-    """A shape small enough for any test."""
+    """Return a shape small enough for any test."""
     return ShapeV5(
         version=version,
         num_layers=layers,
@@ -63,7 +63,7 @@ def tiny_v5(
 
 
 def tiny_v4(layers: int = 2, width: int = 64, ffn: int = 100, vocab: int = 96) -> ShapeV4:
-    """A shape small enough for any test."""
+    """Return a shape small enough for any test."""
     return ShapeV4(num_layers=layers, width=width, ffn_width=ffn, vocab_size=vocab)
 
 
@@ -80,7 +80,7 @@ def draw_older(shape: ModelShape, generator: np.random.Generator) -> Iterator[tu
 
 
 def _dimensions(shape: ModelShape) -> dict[str, int]:
-    """The size of each dimension letter of the version's layout."""
+    """Return the size of each dimension letter of the version's layout."""
     sizes = {"D": shape.width, "F": shape.sizes["ffn_width"], "V": shape.vocab_size}
     match shape:
         case ShapeV6():
@@ -92,17 +92,17 @@ def _dimensions(shape: ModelShape) -> dict[str, int]:
 
 
 def _matrix(generator: np.random.Generator, size: tuple[int, ...]) -> F64:
-    """[out, in], such that inputs of unit size give outputs of unit size."""
+    """Return a matrix [out, in] that gives outputs of unit size for inputs of unit size."""
     return generator.normal(0.0, size[-1] ** -0.5, size)
 
 
 def _adapter(generator: np.random.Generator, size: tuple[int, ...]) -> F64:
-    """[..., in, out], as `_matrix`."""
+    """Return matrices [..., in, out] of the same magnitude as `_matrix`."""
     return generator.normal(0.0, size[-2] ** -0.5, size)
 
 
 def _spread(low: float, high: float) -> Draw:
-    """Every size between two in any order."""
+    """Return a draw of evenly spaced values from `low` to `high`, in random order."""
     return lambda generator, size: generator.permutation(np.linspace(low, high, int(np.prod(size)))).reshape(size)
 
 

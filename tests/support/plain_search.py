@@ -1,4 +1,4 @@
-"""Where a stop string cuts a text, by trying every place."""
+"""The place at which a stop string cuts a text, found by trying every place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def first_stop(data: bytes, stops: Sequence[bytes]) -> tuple[bytes, bytes | None]:
-    """The bytes before the match that ends first, the longest of several, and the match."""
+    """Return the bytes before the match that ends first, and the match; of several that end there, the longest."""
     for end in range(1, len(data) + 1):
         found = [stop for stop in stops if data[:end].endswith(stop)]
         if found:

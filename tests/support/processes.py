@@ -1,4 +1,4 @@
-"""`rnn-engine` as a process of its own, as its users start it."""
+"""`rnn-engine` in a process of its own, as users start it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = 120  # for a command to end
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that takes requests."""
+    """A running server that takes requests."""
 
     said: str
     address: str
@@ -43,9 +43,9 @@ def rnn_engine_process(*arguments: object, stdin: str | None = None, code: int =
 
 @contextmanager
 def serving_process(*arguments: object, log: Path | None = None) -> Iterator[Serving]:
-    """Run a command that serves while the block runs; SIGTERM ends it, and it must end with code 0.
+    """Run a command that serves while the block runs. SIGTERM then ends it, and it must end with code 0.
 
-    What it prints on standard error goes into the file `log`.
+    Its standard error goes into the file `log`.
     """
     with (
         open(os.devnull if log is None else log, "wb") as errors,

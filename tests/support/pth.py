@@ -1,6 +1,6 @@
-"""Writes .pth files as torch does, without torch, opcode by opcode, so that damaged and hostile ones can be made too.
+"""Write .pth files as torch does, but without torch and opcode by opcode, so that tests can make damaged ones, too.
 
-Each function gives the bytes of a pickle program that leaves one value on the stack; `program` makes a pickle of it.
+Most functions return the bytes of a pickle program that leaves one value on the stack. `program` makes a pickle of it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def parameter(value: bytes) -> bytes:
 
 
 def array(key: str, values: NDArray[Any]) -> bytes:
-    """A contiguous tensor that fills its storage."""
+    """Return the program of a contiguous tensor that fills its storage."""
     strides = [step // values.itemsize for step in np.ascontiguousarray(values).strides]
     return tensor(storage(key, values.dtype.name, values.size), 0, values.shape, strides)
 
@@ -90,14 +90,14 @@ def write_pth(
 
 
 def cast(model: TensorModel, dtype: FileDtype) -> dict[str, NDArray[Any]]:
-    """The model's arrays in another type."""
+    """Return the model's arrays in another type."""
     return {key: np.ascontiguousarray(values, _numpy_dtype(dtype)) for key, values in model.tensors.items()}
 
 
 def save_pth(
     model: TensorModel, path: Path, dtype: FileDtype = "f32", *, compression: int = zipfile.ZIP_STORED
 ) -> Path:
-    """Write `model` as BlinkDL's files are: a dict of tensors, each with a storage of its own."""
+    """Write `model` as in BlinkDL's files: a dict of tensors, each with a storage of its own."""
     arrays = {str(key): values for key, values in enumerate(cast(model, dtype).values())}
     entries = {label: array(key, arrays[key]) for key, label in zip(arrays, model.tensors, strict=True)}
     data = {key: values.tobytes() for key, values in arrays.items()}

@@ -8,7 +8,7 @@ from tests.support.models import TensorModel
 
 
 def quantised(model: ModelFile, choice: WeightChoice) -> TensorModel:
-    """The model with the weights that a device has of it."""
+    """Return the model with the weights as a device holds them."""
     format_of = choice.of(model.shape)
     tensors = {name: model.tensor(name) for name in model.names}
     for name, matrix in tensors.items():

@@ -13,7 +13,7 @@ _PATTERNS = ("^[a-z]{1,5}$", "^(ab|cd)+[0-9]?$", r"^\d{3}-\d{4}$", "^[^\\s]{2,4}
 
 
 def random_schema(seed: int) -> Schema:
-    """Return a schema; the greater `seed`, the deeper it may be."""
+    """Return a random schema. The greater `seed`, the deeper it may be."""
     chance = random.Random(seed)
     make = _Maker(chance)
     schema = make.any(depth=min(1 + seed // 60, 4))

@@ -1,4 +1,4 @@
-"""A server with connections as they are in use, over the fake engine, and clients that send bytes."""
+"""A server over the fake engine, with the product's own connections, and clients that send bytes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class RawClient:
         self.writer.write(data)
 
     def ask(self, path: str, body: Body | None = None) -> None:
-        """Send a request, with a body by POST."""
+        """Send a request: a POST if it has a body, else a GET."""
         data = b"" if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
         self.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
     async def answer(self) -> tuple[int, str, bytes]:
-        """The status, head and body of the next answer, which must have a Content-Length."""
+        """Return the status, head and body of the next answer, which must have a Content-Length."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         [length] = [line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length:")]
         return int(head.split()[1]), head, await self.reader.readexactly(int(length))
 
     async def error(self) -> tuple[int, Body]:
-        """The status and the error object of the next answer."""
+        """Return the status and the error object of the next answer."""
         status, head, body = await self.answer()
         assert "Content-Type: application/json" in head
         error: Body = json.loads(body)["error"]
@@ -47,7 +47,7 @@ class RawClient:
         return status, error
 
     async def ended(self) -> bytes:
-        """What came until the server closed the connection."""
+        """Return the bytes that come until the server closes the connection."""
         try:
             return await self.reader.read()
         except ConnectionResetError:
@@ -63,7 +63,7 @@ class RawServer:
     counters: ConnectionCounters
 
     async def connect(self, limit: int = 2**16) -> RawClient:
-        """`limit` is the most that a client takes in before it is asked for."""
+        """Open a connection. The client buffers at most about `limit` bytes that the test has not read."""
         client = RawClient(*await asyncio.open_connection("127.0.0.1", self.port, limit=limit))
         self.clients.append(client)
         return client
@@ -73,7 +73,7 @@ class RawServer:
 async def raw_server(
     engine: EngineLike, connections: ConnectionSettings | None = None, settings: ServerSettings | None = None
 ) -> AsyncIterator[RawServer]:
-    """Serve while the block runs; the clients' connections are closed with it."""
+    """Serve while the block runs; the clients' connections are closed at its end."""
     settings = settings or ServerSettings(connections=connections or ConnectionSettings())
     listener = socket.create_server(("127.0.0.1", 0))
     app = make_app(engine, settings)

@@ -34,10 +34,10 @@ _STARTS = 3  # of Ray, which gives its own processes 15 seconds each
 
 
 class RayFleets:
-    """Two replicas of each model that is asked for; tests that ask for it soon again get the same ones."""
+    """Fleets with two replicas of each model. Tests that soon ask for the same model again get the same replicas."""
 
     def __init__(self) -> None:
-        """Start Ray, on a thread that then ends, as one of an event loop does. Blocks."""
+        """Start Ray on a thread that then ends, like a thread of an event loop's pool. Blocks."""
         for start in range(_STARTS):
             try:
                 with ThreadPoolExecutor(1) as threads:
@@ -50,7 +50,7 @@ class RayFleets:
         self._numbers = itertools.count()
 
     async def __call__(self, choice: EngineChoice, _: object = None, /) -> RemoteEngine:
-        """Return a fleet whose replicas keep nothing of earlier tests, and whose named states are its own."""
+        """Return a fleet with named states of its own. Its replicas have nothing left from earlier tests."""
         front = await asyncio.to_thread(front_opener(choice))
         name = await asyncio.to_thread(self._deploy, _shared(choice))
         engine = await RemoteEngine.open(RayLinks(name, owned=False), front, max_queued=choice.max_queued)
@@ -58,7 +58,7 @@ class RayFleets:
         return engine
 
     async def counters(self, choice: EngineChoice) -> dict[str, EngineCounters]:
-        """Return what each replica counts at this moment."""
+        """Return the present counters of each replica."""
         links = RayLinks(self._names[repr(_shared(choice))], owned=False)
         return {report.name: report.counters for report in await links.survey() or ()}
 
@@ -69,7 +69,7 @@ class RayFleets:
     async def build(self, described: Mapping[str, Any], args: Mapping[str, Any]) -> str:
         """Deploy the one application of a config file as Serve does, with other `args` and resources; return its name.
 
-        Raises what Serve raises where the file is wrong.
+        Raises Serve's own error if the file is wrong.
         """
         [schema] = ServeDeploySchema.model_validate(described).applications
         built = import_attr(schema.import_path)({**schema.args, **args})
@@ -97,5 +97,5 @@ class RayFleets:
 
 
 def _shared(choice: EngineChoice) -> EngineChoice:
-    """Return what replicas are loaded with: all but the named states, which a front keeps."""
+    """Return the choice without its named states, which the front keeps and replicas don't load."""
     return replace(choice, states=StateSettings())

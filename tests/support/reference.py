@@ -21,7 +21,7 @@ def forward(
 ) -> tuple[Array, dict[str, Array]]:
     """Return the logits [T, V] after every token of one sequence, and the state after the last.
 
-    `state` is the one before the first token, None for the initial one; it is not changed.
+    `state` is the state before the first token; None = the initial one. It is not changed.
     """
     weights = Weights(model.shape, model.tensor, dtype)
     before = model.shape.initial_state() if state is None else state
@@ -32,7 +32,7 @@ def forward(
 
 
 def relative_error(found: Array, expected: Array) -> float:
-    """In parts of the greatest number of the array."""
+    """Return the greatest error, relative to the greatest number of the expected array."""
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 

@@ -1,4 +1,4 @@
-"""What every runner computes, as tests to inherit: see `runner_contract`. The oracle is the numpy reference in f64."""
+"""The results of every runner, as tests to inherit; see `runner_contract`. The oracle is the numpy reference in f64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, s
 
 
 class MakeRunner(Protocol):
-    """Makes the runner under test with these limits."""
+    """A function that makes the runner under test with given limits."""
 
     def __call__(
         self, model: Model, *, num_slots: int, max_tokens: int, max_rows: int, num_candidates: int
@@ -39,7 +39,7 @@ Timetable = list[list[tuple[int, int, int, int]]]
 
 @st.composite
 def timetables(draw: st.DrawFn) -> Timetable:
-    """Every sequence is cut anywhere, and its parts fall into any steps in order."""
+    """Draw a timetable: every sequence is cut at random places, and its parts go into random steps in order."""
     steps: dict[int, list[tuple[int, int, int, int]]] = {}
     for sequence in range(NUM_SEQUENCES):
         cuts = [0, *sorted(draw(st.sets(st.integers(1, LENGTH - 1), max_size=6))), LENGTH]
@@ -52,7 +52,7 @@ def timetables(draw: st.DrawFn) -> Timetable:
 
 
 class ResultsContract:
-    """What a runner computes, of a model of any version. Tests share the runner; each first writes its states."""
+    """Tests of a runner's results with a model of any version. They share the runner; each first writes its states."""
 
     tolerance = 1e-5
     """The greatest error of a logit or a state's number, in parts of the greatest in its array."""
@@ -121,13 +121,13 @@ class ResultsContract:
 
 @cache
 def expected_results(version: str) -> list[tuple[Array, dict[str, Array]]]:
-    """For each sequence the logits [LENGTH, V] and the last state of the version's model, f64."""
+    """Return for each sequence the logits [LENGTH, V] and the last state of the version's model, in f64."""
     model = MODEL if version == SHAPE.version else OTHER_MODELS[version]
     return [forward(model, tokens, dtype=np.float64) for tokens in TOKENS]
 
 
 def random_state(shape: ModelShape = SHAPE) -> dict[str, F32]:
-    """The same at every call, with no zero in it."""
+    """Return a state without zeros, the same at every call."""
     generator = np.random.default_rng(23)
     return {
         name: generator.uniform(0.1, 1.0, values.shape).astype(np.float32)

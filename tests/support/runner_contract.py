@@ -1,7 +1,7 @@
-"""What every `Runner` keeps to, whatever device it runs on, as tests to inherit.
+"""The contract of every `Runner` on any device, as tests to inherit.
 
-A subclass is named Test..., and where it stands there is a fixture `make_runner`, of class scope or wider, that returns
-a `MakeRunner`.
+A subclass is named Test.... Its module has a fixture `make_runner`, of class scope or wider, that returns a
+`MakeRunner`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.token_masks import pack_masks
 
 
 class RunnerContract(ResultsContract):
-    """All that a runner keeps to, with a model of one version."""
+    """All tests of the contract, with a model of one version."""
 
     # Results
 
@@ -126,7 +126,7 @@ class RunnerContract(ResultsContract):
                 assert abs(found[row] - exact) <= 1e-5 + 1e-6 * abs(exact)
         assert readout.allowed_logsumexp[:2].tolist() == readout.logsumexp[:2].tolist()
         assert readout.sound.all()
-        alone = run_step(runner, [TokenRun(0, [0], rows=1)])  # the masks of the step before are gone
+        alone = run_step(runner, [TokenRun(0, [0], rows=1)])  # the previous step's masks are gone
         assert alone.logits[0, 0] == alone.full_row(0).max()
         runner.close()
 
@@ -356,7 +356,7 @@ class RunnerContract(ResultsContract):
 
 
 def some_allowed(vocab_size: int) -> NDArray[np.bool_]:
-    """Rows of what may be allowed: all, one token, the last, a few, half of all and all but one. [rows, V]"""
+    """Return rows of allowed tokens: all, one token, the last, a few, half of all, and all except one. [rows, V]"""
     chance = np.random.default_rng(25)
     allowed = np.zeros((6, vocab_size), np.bool_)
     allowed[0] = True
@@ -371,13 +371,13 @@ def some_allowed(vocab_size: int) -> NDArray[np.bool_]:
 
 
 def write_states(runner: Runner) -> None:
-    """Give every slot the same state."""
+    """Write the same state to every slot."""
     for slot in range(NUM_SLOTS):
         runner.write_state(slot, random_state())
 
 
 def values_of(readout: Readout) -> list[Array]:
-    """All that a read-out says, its whole rows included."""
+    """Return all values of a read-out, its whole rows included."""
     rows = [readout.full_row(row) for row in range(len(readout.ids))]
     return [
         readout.ids,

@@ -53,7 +53,7 @@ def _dry(chance: random.Random) -> dict[str, Any]:
 
 
 def _chain(chance: random.Random) -> dict[str, Any]:
-    """Some steps at once, in some order."""
+    """Return parameters with several random steps in random order."""
     values: dict[str, Any] = {"top_p": 1.0, "top_k": 0}
     for kind in chance.sample(sorted(SINGLE), 3):
         values |= SINGLE[kind](chance)
@@ -119,23 +119,23 @@ KINDS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
 
 
 def random_row(chance: random.Random, vocab_size: int) -> F32:
-    """Logits as a model's: no two are equal but by accident."""
+    """Return logits like a model's: two are equal only by accident."""
     generator = np.random.default_rng(chance.getrandbits(32))
     return generator.gumbel(0.0, chance.choice([0.5, 1.5, 4.0]), vocab_size).astype(np.float32)
 
 
 @dataclass
 class Compared:
-    """One sequence of rows, drawn by the sampler and by the oracle."""
+    """A comparison of the sampler and the oracle over one sequence of rows."""
 
     params: SamplingParams
     context: SequenceContext
     chance: random.Random
-    selects: bool = False  # whether rows are ranked whole, or what the sampler selects of them alone
+    selects: bool = False  # rank only the tokens that the sampler selects, not whole rows
     checked: int = 0  # rows
 
     def run(self, rows: Sequence[F32]) -> None:
-        """Compare the distributions of all rows. Raises AssertionError where they differ by more than `TOLERANCE`."""
+        """Compare the distributions of all rows. Raises AssertionError if they differ by more than `TOLERANCE`."""
         sampler, adjustments = make_sampler(self.params, self.context), make_adjustments(self.params, self.context)
         context = self.context
         oracle = Oracle(self.params, context.vocab_size, token_text, context.earlier, context.prompt)
@@ -160,14 +160,14 @@ class Compared:
 
 
 def _draw(sampler: Sampler, ranking: Ranking, coin: float, place: float) -> int:
-    """Return the token at `place` of [0, 1); `coin` decides XTC."""
+    """Return the token that the sampler draws with the random number `place` of [0, 1); `coin` decides XTC."""
     index = sampler.draw(ranking, (place, coin)[: sampler.num_uniforms])
     assert index is not None
     return int(ranking.ids[index])
 
 
 def _agrees(draw: Callable[[float], int], chances: Sequence[tuple[int, float]]) -> bool:
-    """Whether the draws at both ends of every token's part of [0, 1) are that token."""
+    """Return True if the draws at both ends of every token's part of [0, 1) give that token."""
     end = 0.0
     for token, chance in chances:
         start, end = end, end + chance
@@ -177,7 +177,7 @@ def _agrees(draw: Callable[[float], int], chances: Sequence[tuple[int, float]]) 
 
 
 def compare(kind: str, seed: int, num_rows: int, vocab_size: int = 24) -> Compared:
-    """Draw parameters and rows of one kind by `seed` and compare them."""
+    """Draw parameters and rows of one kind by `seed`, and compare the sampler with the oracle on them."""
     chance = random.Random(f"{kind} {seed}")
     params = SamplingParams(**KINDS[kind](chance))
     if chance.random() < 0.3:
@@ -200,15 +200,15 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def chi_square(kind: str, seed: int, num_draws: int, vocab_size: int = 24, min_tokens: int = 3) -> tuple[float, int]:
-    """Draw first tokens of one row; return chi-square of their counts and its degrees of freedom.
+    """Draw first tokens from one row; return chi-square of their counts and its degrees of freedom.
 
-    Tokens that are expected fewer than 10 times count together. XTC is left out of the parameters, as it makes two
+    Tokens that are expected fewer than 10 times count together. XTC is left out of the parameters, since it makes two
     distributions of one.
     """
     chance = random.Random(f"{kind} {seed}")
     context = SequenceContext(vocab_size=vocab_size, token_bytes=token_bytes)
     expected: dict[int, float] = {}
-    while len(expected) < min_tokens:  # parameters that leave some choice
+    while len(expected) < min_tokens:  # until parameters leave some choice
         params = replace(SamplingParams(**KINDS[kind](chance)), xtc_probability=0.0)
         row = random_row(chance, vocab_size)
         expected = dict(Oracle(params, vocab_size, token_text).distribution(row.tolist(), coin=False))

@@ -1,6 +1,6 @@
-"""The samplers once more, each from its published formula, over the whole row, in plain f64: what tests compare with.
+"""The oracle of the samplers: each from its published formula, over the whole row, in plain f64.
 
-Nothing of `rnn_engine.sampling` is used but the names of its parameters.
+It uses only the names of parameters from `rnn_engine.sampling`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", 
 
 @dataclass
 class Oracle:
-    """One sequence. `distribution` gives the chances of the next token, `drawn` goes on by one."""
+    """The oracle for one sequence. `distribution` returns the chances of the next token, `drawn` goes on by one."""
 
     params: SamplingParams
     vocab_size: int
@@ -38,7 +38,7 @@ class Oracle:
         self.mu = 2.0 * (choice.tau if isinstance(choice, Ai00Mirostat) else self.params.mirostat_tau)
 
     def distribution(self, row: Sequence[float], *, coin: bool) -> list[tuple[int, float]]:
-        """Return (token, chance), those with the greater logit first; `coin` says whether XTC has its turn."""
+        """Return pairs (token, chance) by descending logit. XTC is applied if `coin` is True."""
         logits = {token: float(logit) for token, logit in enumerate(row)}
         for token, bias in self.params.logit_bias.items():
             assert isinstance(token, int)
@@ -48,7 +48,7 @@ class Oracle:
         return [(token, chances[token]) for token in sorted(left, key=lambda token: (-left[token], token))]
 
     def drawn(self, token: int, chance: float) -> None:
-        """Take `token` as the next one, which had this chance."""
+        """Take `token` as the next one. It had the probability `chance`."""
         self.generated.append(token)
         surprise = -math.log2(chance)
         match self.params.sampler:
@@ -225,7 +225,7 @@ def softmax(left: Logits) -> dict[int, float]:
 
 
 def first(left: Logits, count: int) -> Logits:
-    """The `count` greatest, equal ones by ascending id."""
+    """Return the `count` greatest logits, equal ones by ascending id."""
     return dict(sorted(left.items(), key=lambda one: (-one[1], one[0]))[:count])
 
 

@@ -1,7 +1,7 @@
-"""A scheduler among clients that come, leave and suffer failures, with what must hold at every moment.
+"""A scheduler among clients that come, leave and suffer failures, with checks of what must hold at every moment.
 
-Each client must hear what it would hear alone, whatever is kept, shared or in its way. Tests choose the operations;
-`run_random` draws them from a seed.
+Each client must receive the events that it would receive alone, whatever is cached, shared or in its way. Tests choose
+the operations; `run_random` draws them from a seed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHE_METHODS = ("peek", "prefetch", "look_up", "restore", "insert")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One scheduler. `cache_states` is the size of its cache; None = it has none. See `Clients` for `run_ahead`."""
+    """The settings of a scheduler. `cache_states` is its cache's size; None = no cache. `run_ahead`: see `Clients`."""
 
     slots: int = 4
     tokens: int = 24
@@ -48,14 +48,14 @@ class Setting:
     cache_states: int | None = 6
     run_ahead: bool = False
     mixes: bool = False  # requests may mix states
-    draft_tokens: int = 0  # at most, of a sequence in a step; two of them at a time
+    draft_tokens: int = 0  # the most of a sequence in a step; two sequences at a time
     draws: int = 0  # the most that the device draws after a run; see `FakeRunner`
-    clients: int = 1  # that share it, of which the first sends most; more than one suspend each other's requests
-    least_tokens: int = 3  # that a request runs until it may be suspended
+    clients: int = 1  # that share it; the first sends most. More than one suspend each other's requests
+    least_tokens: int = 3  # that a request runs before it may be suspended
 
 
 class SchedulerModel:
-    """The operations and, after each, what must hold."""
+    """The operations on a scheduler, with checks of what must hold after each."""
 
     def __init__(self, setting: Setting) -> None:
         self.operations: Counter[str] = Counter()
@@ -78,8 +78,8 @@ class SchedulerModel:
             self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead, drafts, setting.least_tokens
         )
         self.num_clients = setting.clients
-        self._chance = random.Random(0)  # of whose a request is
-        # Those that have neither ended nor left -> what each of their states has taken in
+        self._chance = random.Random(0)  # to draw the client of a request
+        # Requests that have neither ended nor left -> the tokens that each of their states has taken in
         self.open: dict[int, tuple[Tokens, ...]] = {}
         self.paused: set[int] = set()
         self.tokens_run = 0
@@ -97,7 +97,10 @@ class SchedulerModel:
         *,
         logits_known: bool = False,
     ) -> None:
-        """`request` gets a start that has taken in `before`, where that is not empty, and those of its mix `others`."""
+        """Send a request that starts from the state after `before`, if that is not empty.
+
+        The other states of its mix start after `others`.
+        """
         self.operations["send"] += 1
         request = replace(request, initial_state=self._after(before, logits=logits_known))
         if request.mix is not None:
@@ -119,7 +122,7 @@ class SchedulerModel:
         self._forget(key)
 
     def pause(self, key: int) -> None:
-        """A client stops to read, or reads again."""
+        """Stop reading as a client, or read again."""
         self.operations["pause"] += 1
         pause = key not in self.paused and bool(self.clients.heard[key].events)
         (self.paused.add if pause else self.paused.discard)(key)
@@ -130,7 +133,7 @@ class SchedulerModel:
         self._step()
 
     def fail(self) -> None:
-        """A step that fails, with all that were in it; what was in flight before it does not."""
+        """Run a step that fails, with all requests in it. Steps in flight before it do not fail."""
         self.operations["fail"] += 1
         self._failing = True
         self.runner.batches.clear()
@@ -141,7 +144,7 @@ class SchedulerModel:
             self._step()
 
     def step_without(self, method: str) -> None:
-        """A step in which a method of the cache fails; nobody may hear of it."""
+        """Run a step in which a method of the cache fails. No client may notice."""
         self.operations["step_without"] += 1
         with _broken(self.cache, method):
             self._step()
@@ -167,7 +170,7 @@ class SchedulerModel:
             check_books(records, self.cache.stats())
 
     def end(self) -> None:
-        """Serve all that are left; every slot must be free then, nothing held, nobody waited for."""
+        """Serve the remaining requests. Then every slot must be free, nothing held, and no request waited for."""
         for key in list(self.paused):
             self.pause(key)
         requests = [self.clients.requests[key] for key in self.open]
@@ -206,7 +209,7 @@ class SchedulerModel:
         if self.runner.num_in_flight > 0:
             self.steps_ahead += 1
             return
-        if self.num_clients > 1:  # a request may be about to be suspended, and one that is paused may have been
+        if self.num_clients > 1:  # a running request may soon be suspended, and a paused one may have been
             return
         num_running = scheduler.num_live - len(self.paused)
         if self.may_mix:  # a member may wait for the others, and a request for several slots
@@ -263,7 +266,7 @@ def _broken(cache: StateCache | None, method: str) -> Iterator[None]:
 
 
 def run_random(model: SchedulerModel, seed: int, operations: int, check_every: int) -> None:
-    """Seeded random operations, as a service would see them: mostly arrivals and steps, now and then the rest."""
+    """Run seeded random operations, as in a service: mostly arrivals and steps, now and then the others."""
     chance = random.Random(seed)
     for number in range(operations):
         _random_operation(model, chance)()
@@ -297,7 +300,7 @@ def _random_before(chance: random.Random) -> Tokens:
 def _mixed(
     chance: random.Random, request: GenerateRequest, before: Tokens, others: Sequence[Tokens]
 ) -> GenerateRequest:
-    """`request` with a mix of its state and others, which has a prompt wherever a state is empty."""
+    """Return `request` with a mix of its state and others. It has a prompt if one of the states is empty."""
     kind: MixKind = "log" if chance.random() < 0.7 else "probability"
     weights = [chance.choice((1.0, 0.5, 2.0)), *(chance.choice((0.0, 0.7, 1.0)) for _ in others)]
     if kind == "log" and others:
@@ -306,7 +309,7 @@ def _mixed(
     mixed = [MixedState(weight, prompt=prompt) for weight, prompt in zip(weights[1:], own, strict=True)]
     prompt = request.prompt if all((before, *others)) else request.prompt or (1,)
     mix = StateMix(weights[0], mixed, kind)
-    # It depends on the size of logits, and what is expected of a mix is known up to a constant alone.
+    # The repeat penalty depends on the size of logits, and a mix's expected logits are known only up to a constant.
     sampling = replace(request.sampling, repeat_penalty=1.0)
     return replace(request, prompt=prompt, mix=mix, score_from=None, sampling=sampling)
 

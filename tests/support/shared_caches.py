@@ -18,7 +18,7 @@ _SECONDS = 30
 
 
 class Clock:
-    """Seconds that the test advances."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class SharingServer:
-    """The cache of one server."""
+    """One server's cache, over the shared store."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class SharingServer:
         self.cache = make_cache(self.shape, model, self.device, config, clock=self.clock, store=self.store)
 
     def keep(self, tokens: Sequence[int], *, root: str = ROOT, logits: bool = True) -> bool:
-        """Run tokens and keep the state; return when it is in the store, or was refused there."""
+        """Run tokens and keep the state; return when the store has it or has refused it."""
         kept = keep(self.cache, self.device, tokens, root=root, logits=logits)
         self.write()
         return kept
 
     def write(self) -> None:
-        """Return when nothing is on its way to the store that it takes now."""
+        """Return when no state is on its way to the store that the store would take now."""
         tier, until = self.cache.tiers[-1], time.monotonic() + _SECONDS
         self.cache.write_behind()
         while (tier.is_busy or (self.cache.has_unwritten and tier.is_ready)) and time.monotonic() < until:
@@ -75,7 +75,7 @@ class SharingServer:
             self.cache.learn(inquiry)
 
     def found(self, tokens: Sequence[int], *, root: str = ROOT) -> int:
-        """How many tokens need not be run; what was found must be right."""
+        """Return the number of tokens that need not be run, after checking that the state found is right."""
         self.ask(tokens, root=root)
         match = look_up(self.cache, list(tokens), root=root)
         if match.saved > 0:
@@ -84,7 +84,7 @@ class SharingServer:
         return match.saved
 
     def counters(self) -> StoreCounters:
-        """What was counted of the store."""
+        """Return the counters of the store."""
         counters = self.cache.stats().store
         assert counters is not None
         return counters
@@ -92,7 +92,7 @@ class SharingServer:
 
 @contextmanager
 def serving(url: str, **settings: object) -> Iterator[SharingServer]:
-    """A server, which is closed at the end."""
+    """Yield a server, which is closed at the end."""
     server = SharingServer(url, **settings)  # type: ignore[arg-type]
     try:
         yield server

@@ -1,4 +1,4 @@
-"""A real Valkey or Redis server in a folder of the test's own, and a proxy that delays what goes through it."""
+"""A real Valkey or Redis server in a folder of the test's own, and a proxy that delays traffic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_SECONDS = 20
 
 
 def server_program() -> str:
-    """The path of the server. Skips the test where there is none, and fails it in CI."""
+    """Return the path of the server's program. If there is none, skip the test, or fail it in CI."""
     try:
         return find_store()
     except FileNotFoundError as error:
@@ -31,7 +31,7 @@ def server_program() -> str:
 
 
 class StoreServer:
-    """A server on a port of this machine, which keeps nothing over a restart."""
+    """A server on a port of this machine. It keeps nothing over a restart."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self._program = server_program()
@@ -53,7 +53,7 @@ class StoreServer:
         _wait_until_ready(self.port, self._process)
 
     def kill(self) -> None:
-        """End the server at once; what it kept is lost."""
+        """End the server at once. Its data is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -61,18 +61,18 @@ class StoreServer:
 
     @contextmanager
     def client(self, password: str | None = None) -> Iterator[Valkey]:
-        """A client of the test's own."""
+        """Yield a client for the test itself."""
         with Valkey(port=self.port, password=password) as client:
             yield client
 
     def keys(self, pattern: str = "*") -> list[bytes]:
-        """The names of what it keeps."""
+        """Return the keys that the server holds."""
         with self.client() as client:
             return sorted(client.scan_iter(pattern))
 
 
 class SlowProxy:
-    """Passes connections on to a port, every piece of bytes later by `delay` seconds in each direction."""
+    """A proxy of a port. It passes bytes on `delay` seconds later, in both directions."""
 
     def __init__(self, target: int, delay: float) -> None:
         self._target = target
@@ -101,7 +101,7 @@ class SlowProxy:
     async def _end(self) -> None:
         self._server.close()
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.sleep(0)  # each has begun then, and closes its connection where it is cancelled
+            await asyncio.sleep(0)  # each task has begun then, and closes its connection when it is cancelled
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,7 +124,7 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

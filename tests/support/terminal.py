@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, as somebody sees it."""
+"""A program in a terminal of its own, with the screen that a person would see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT = 120  # seconds until a text has to be there
 
 
 class _Screen(pyte.Screen):
-    """A screen that answers the program, as to where the cursor is."""
+    """A screen that answers the program's queries, such as for the cursor's position."""
 
     def __init__(self, child: pexpect.spawn) -> None:
         super().__init__(COLUMNS, LINES)
@@ -26,7 +26,7 @@ class _Screen(pyte.Screen):
 
 
 class Terminal:
-    """What is typed goes in; what the program draws is on the screen."""
+    """A terminal with a program in it. Tests type into it, and read the screen."""
 
     def __init__(self, child: pexpect.spawn) -> None:
         self._child = child
@@ -42,17 +42,17 @@ class Terminal:
         self._child.send(keys)
 
     def wait_for(self, text: str) -> None:
-        """Take in what the program writes until `text` is in the last lines."""
+        """Read the program's output until `text` is in the last lines."""
         while not any(text in line for line in self.lines[-3:]):
             self._stream.feed(self._child.read_nonblocking(4096, timeout=_TIMEOUT))
 
     def wait_for_prompt(self) -> None:
-        """Take in what the program writes until it asks for a line."""
+        """Read the program's output until it asks for a line."""
         while self.lines[-1:] != ["User:"]:
             self._stream.feed(self._child.read_nonblocking(4096, timeout=_TIMEOUT))
 
     def wait_for_end(self) -> int | None:
-        """Take in all that comes, and return the program's exit status."""
+        """Read all output, and return the program's exit status."""
         self._child.expect(pexpect.EOF, timeout=_TIMEOUT)
         self._stream.feed(self._child.before)
         self._child.close()
@@ -62,7 +62,7 @@ class Terminal:
 
 @contextmanager
 def open_terminal(*arguments: object, environment: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run `rnn-engine` with arguments in a terminal; it is ended with the block."""
+    """Run `rnn-engine` with arguments in a terminal; it ends with the block."""
     command = ["-m", "rnn_engine.cli", *map(str, arguments)]
     env = {**environment, "TERM": "xterm-256color"}
     child = pexpect.spawn(sys.executable, command, env=env, dimensions=(LINES, COLUMNS), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Masks of tokens to test with."""
+"""Token masks for tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rnn_engine.types import I32
 
 
 def pack_masks(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """Masks [rows, ceil(V / 32)] of `allowed` [rows, V], with bits set beyond the vocabulary."""
+    """Return masks [rows, ceil(V / 32)] of `allowed` [rows, V], with bits set beyond the vocabulary."""
     padding = -allowed.shape[1] % 32
     padded = np.pad(allowed, ((0, 0), (0, padding)), constant_values=True)
     return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def pack_mask(tokens: I32, vocab_size: int) -> Mask:
-    """The mask that allows `tokens` alone, with bits set beyond the vocabulary."""
+    """Return the mask that allows only `tokens`, with bits set beyond the vocabulary."""
     allowed = np.zeros((1, vocab_size), np.bool_)
     allowed[0, tokens] = True
     mask: Mask = pack_masks(allowed)[0]
@@ -27,12 +27,12 @@ def pack_mask(tokens: I32, vocab_size: int) -> Mask:
 
 
 class Residues:
-    """Allows the tokens that leave the remainder r when divided by 5, where r counts up with every odd token."""
+    """A mask that allows tokens with the remainder r when divided by 5; r is the number of odd tokens so far, mod 5."""
 
     ended = False
 
     def __init__(self, vocab_size: int, all_at: int | None = None) -> None:
-        """`all_at` is the number of the token, from 0 on, for which all are allowed."""
+        """All tokens are allowed at the place `all_at`, counted from 0."""
         self.accepted: list[int] = []
         self._vocab_size = vocab_size
         self._all_at = all_at
@@ -58,7 +58,7 @@ class Residues:
 
 
 class Forms(Residues):
-    """Forces some tokens behind a 3 that is drawn, and one more behind a 4; the `end`-th 9 ends the text."""
+    """A mask that forces some tokens after a drawn 3, and one token after a 4. The `end`-th 9 ends the text."""
 
     FORCED = (7, 1, 2)
 

@@ -1,6 +1,6 @@
-"""A device without a model: slots and slabs whose states tell exactly which tokens ran through them.
+"""A device without a model: the states in its slots and slabs show exactly which tokens ran through them.
 
-Every value is a whole number below 2039, which f32 and f16 both hold, so copies through any tier must be equal.
+Every value is a whole number below 2039, which both f32 and f16 hold, so copies through any tier must be equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MODULUS = 2039
 
 
 def toy_shape(vocab: int = 24) -> ModelShape:
-    """A state of 384 bytes and, by default, logits of 96."""
+    """Return a shape with a state of 384 bytes and, by default, logits of 96 bytes."""
     return tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=vocab)
 
 
@@ -47,11 +47,11 @@ class ToyDevice:
     """The live slots and the pool of slabs of one model; see `states.cache.tiers.tier`."""
 
     def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0, *, slow_reads: bool = False) -> None:
-        """With `slow_reads` a state that is read arrives at the next `arrive`, or when somebody waits for it."""
+        """With `slow_reads`, a state that is being read arrives at the next `arrive`, or when a caller waits for it."""
         self.shape = shape
         self.slow_reads = slow_reads
         self.reads: list[ToyRead] = []  # begun since the last `arrive`
-        self.num_waits = 0  # how many were waited for
+        self.num_waits = 0  # the number of reads that a caller waited for
         self._slots = [shape.initial_state() for _ in range(num_slots)]
         self._num_slabs = num_slabs
         self.slabs: dict[int, dict[str, F32]] = {}  # handle -> state
@@ -73,7 +73,7 @@ class ToyDevice:
         return {name: array.copy() for name, array in self._slots[slot].items()}
 
     def start_read(self, source: int) -> PendingState:
-        """Of a slot or of a slab; the handles of slabs are greater than the slots."""
+        """Begin to read a slot or a slab. Handles of slabs are greater than the numbers of slots."""
         state = self._slots[source] if source < len(self._slots) else self.slabs[source]
         copy = {name: array.copy() for name, array in state.items()}
         if not self.slow_reads:
@@ -113,14 +113,14 @@ class ToyDevice:
 
 
 def toy_state(shape: ModelShape, tokens: Sequence[int]) -> dict[str, F32]:
-    """The state after `tokens`."""
+    """Return the state after `tokens`."""
     device = ToyDevice(shape, num_slots=1)
     device.run(tokens)
     return device.read_state(0)
 
 
 def toy_logits(shape: ModelShape, tokens: Sequence[int]) -> F32:
-    """The logits after `tokens`. -> [V]"""
+    """Return the logits [V] after `tokens`."""
     return np.arange(shape.vocab_size, dtype=np.float32) * (sum(tokens) % 11) + len(tokens)
 
 
@@ -132,7 +132,7 @@ def keep(
     root: str = ROOT,
     logits: bool = True,
 ) -> bool:
-    """Run tokens from the start and insert what comes out."""
+    """Run tokens from the start, and insert the state after them into the cache."""
     device.start(tokens)
     row = toy_logits(device.shape, tokens) if logits else None
     kind = CheckpointKind.PROMPT_END
@@ -140,7 +140,7 @@ def keep(
 
 
 def look_up(cache: StateCache, tokens: Sequence[int], limit: int | None = None, *, root: str = ROOT) -> Match:
-    """Look up as a request does that waits until its state has been read."""
+    """Look up tokens, and wait until the state has been read, as a request does."""
     fetch: Fetch | None = None
     while True:
         ended = threading.Event()
@@ -157,5 +157,5 @@ def look_up(cache: StateCache, tokens: Sequence[int], limit: int | None = None, 
 
 
 def same(first: State, second: State) -> bool:
-    """Whether two states are equal to the last bit."""
+    """Return True if two states are equal to the last bit."""
     return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)

@@ -1,4 +1,4 @@
-"""A made-up version of one small idea, to show what a version is: its layers are a channel mix and nothing else.
+"""A made-up version to show what a version is: each of its layers is only a channel mix.
 
 Its state has a token shift, and a vector that no step changes. The embedding and the head have names of its own.
 """
@@ -25,7 +25,7 @@ from rnn_engine.versions.table import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToyShape(ModelShape):
-    """The sizes of a toy."""
+    """The sizes of a toy model."""
 
     version: str = field(default="toy", init=False)
     inner: int  # F
@@ -131,7 +131,7 @@ TOY: Final = Version(
 
 
 def save_toy(path: Path) -> Path:
-    """Write a toy with random weights and the sizes of TOY_SHAPE."""
+    """Write a toy model with random weights and the sizes of TOY_SHAPE."""
     shape, generator = TOY_SHAPE, np.random.default_rng(3)
     sizes = {"D": shape.width, "F": shape.inner, "V": shape.vocab_size}
     tensors = {

@@ -1,4 +1,4 @@
-"""A small model on the device with its matmuls, as the search for kernels takes them."""
+"""A small model on the device with its matmuls, in the form that the search for kernels takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model says the same with other kernels: what is promised of any choice among them, and the check of it."""
+"""The check that a model draws the same tokens with other kernels, except those that rounding decides."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Works: TypeAlias = Mapping[tuple[MatMulClass, int], MatMulWork]
 
 
 def load_chosen(model: Model, choices: Choices, weights: str = "f16") -> GpuRunner:
-    """Return a runner of `model` whose matmuls run by `choices`, and by the fixed choice where there is none."""
+    """Return a runner of `model` with the matmul kernels of `choices`, and with the fixed choice for other matmuls."""
     runner, matmuls = load_with_matmuls(model, weights=weights)
     matmuls.tuning = replace(matmuls.tuning, found=choices)
     return runner
 
 
 def works_of(matmuls: MatMulKernels, counts: Sequence[int]) -> Works:
-    """Return what each class of a model's matmuls has to compute, for each of these counts of tokens."""
+    """Return the work of each class of a model's matmuls, for each of `counts`, the numbers of tokens."""
     parts = [part for matmul in matmuls.bound for part, _ in matmul.parts]
     return {
         (part.kind, count): MatMulWork(part.num_rows, part.kind.columns, part.weight_bytes, count, part.kind.number)
@@ -47,7 +47,7 @@ def possible(work: MatMulWork, limits: KernelLimits) -> list[MatMulVariant]:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """A sequence to generate: greedily where the temperature is 0."""
+    """A sequence to generate, greedily if the temperature is 0."""
 
     prompt: Sequence[int]
     seed: int
@@ -56,9 +56,9 @@ class Draws:
 
 
 def count_same(usual: GpuRunner, other: GpuRunner, draws: Draws) -> int:
-    """Generate with both and return how many tokens are the same until rounding decides.
+    """Generate with both runners, and return the number of equal tokens before one that rounding decides.
 
-    Raises AssertionError where a logit differs by more than rounding may do, or a token that rounding does not decide.
+    Raises AssertionError if a logit differs by more than rounding explains, or a token that rounding does not decide.
     """
     numbers = uniforms_from(draws.seed, 0, draws.num_tokens, 1)
     tokens = list(draws.prompt)
@@ -77,7 +77,7 @@ def count_same(usual: GpuRunner, other: GpuRunner, draws: Draws) -> int:
 
 
 def draw(row: F32, temperature: float, number: float) -> int:
-    """Return the token whose part of the probabilities, the likeliest first, has the random number in it."""
+    """Return the token whose part of [0, 1) has the random number in it. The likeliest token's part is first."""
     order = np.argsort(-row, kind="stable")
     if temperature == 0:
         return int(order[0])
@@ -86,7 +86,7 @@ def draw(row: F32, temperature: float, number: float) -> int:
 
 
 def rounding_decides(row: F32, token: int, temperature: float, number: float, rounding: float) -> bool:
-    """Whether `token` may be drawn from `row` once every logit is changed by at most `rounding`."""
+    """Return True if a change of every logit by at most `rounding` can make `token` the one drawn from `row`."""
     order = np.argsort(-row, kind="stable")
     place = int(np.flatnonzero(order == token)[0])
     usual = draw(row, temperature, number)

@@ -1,1 +1,1 @@
-"""What several versions of RWKV are built from: tensors, sizes, numpy operations and stages."""
+"""The tensors, sizes, numpy operations and stages that several versions of RWKV share."""

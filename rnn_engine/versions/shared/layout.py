@@ -1,4 +1,4 @@
-"""The tensors that all versions have, and the sizes of versions whose state is one matrix a head."""
+"""The tensors that all versions have, and the sizes of versions with one state matrix a head."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RwkvShape(ModelShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsShape(RwkvShape):
-    """The sizes of a version whose state is one matrix a head, besides the two shifts, and its group norm's epsilon."""
+    """The sizes and group norm epsilon of a version with a state of one matrix a head and two shifts."""
 
     num_heads: int  # H
     head_size: int  # N; H * N == D
@@ -75,13 +75,13 @@ class HeadsShape(RwkvShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """Return the shape of a model whose group norm has this epsilon. Within rounding, it is the usual one."""
+        """Return the shape with this epsilon. A value that differs only by rounding counts as the usual one."""
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
 
 
 def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None:
-    """Raise ModelError where the heads that `tensor` [H, N] shows do not make up the width."""
+    """Raise ModelError if the heads of `tensor` [H, N] do not make up the width."""
     if num_heads * head_size != width:
         raise ModelError(
             f"{tensor} is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
@@ -95,7 +95,7 @@ def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None
 
 
 def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of all layers, with those before and after them."""
+    """Return the tensors `layers`, with those before and after all layers."""
     return (
         TensorSpec(TENSOR_NAMES.embedding, ("V", "D")),
         *list_norm(TENSOR_NAMES.embedding_norm),
@@ -124,7 +124,7 @@ def list_static_mixes(part: str, kinds: str) -> Iterator[TensorSpec]:
 
 
 def tuned_state(block: str) -> TensorSpec:
-    """Return the tensor of a tuned wkv [H, value, key], which a file need not have."""
+    """Return the tensor of a tuned initial wkv [H, value, key]. It is optional in a file."""
     return TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
 
 

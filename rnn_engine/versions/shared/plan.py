@@ -1,4 +1,4 @@
-"""What the stages of a layer are built with, and those stages that several versions have."""
+"""A builder for the stages of a layer, and the stages that several versions have."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
 from shaders import Constant
 
-MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows so many in a workgroup
-_HEAD_BY_LANES: Final = 64  # the size for which head_by_lanes.wgsl is written; all published models have it
+MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows this many in a workgroup
+_HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; all published models have it
 
 
 def check_head_size(shape: HeadsShape) -> None:
-    """Raise DeviceError where the heads are larger than the kernels take."""
+    """Raise DeviceError if the heads are larger than the kernels can process."""
     if shape.head_size > MAX_HEAD_SIZE:
         raise DeviceError(f"head size {shape.head_size} is not served on a GPU; expected at most {MAX_HEAD_SIZE}")
 
@@ -72,28 +72,28 @@ class LayerBuilder:
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
     ) -> BoundMatMul:
-        """A matmul whose operands are the layer's vectors unless `operands` says otherwise."""
+        """Return a matmul of `matrices`. Its operands are in `operands`, by default the layer's vectors."""
         operands = operands or self.vectors.buffer
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
 
     def alone(self, name: str, activation: Activation) -> Matrix:
-        """A matrix that has inputs and outputs for itself."""
+        """Return the matrix `name` with buffers of inputs and outputs that it does not share."""
         weights = self.weights(name)
         rows, columns = weights.values.shape
         return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
 
     def output(self, mixed: Buffer) -> BoundMatMul:
-        """The matmul at the end of a time mix, from `mixed` [T, D] to the residual."""
+        """Return the matmul at the end of a time mix, which adds to the residual from `mixed` [T, D]."""
         matrix = self.alone("att.output.weight", Activation.RESIDUAL)
         return self.matmul("output", [matrix], mixed, self.context.buffers.x)
 
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
-        """A square matrix from a plane of the inputs to one of the outputs."""
+        """Return the square matrix `name`, which reads the inputs' plane `source` and writes the outputs' `target`."""
         return Matrix(self.weights(name), source * self.plane, self.width, target * self.plane, self.width, activation)
 
 
 class ScratchBuffers:
-    """The buffers between the stages of a time mix without adapters; all layers share them."""
+    """The buffers between the stages of a time mix without adapters. All layers share them."""
 
     def __init__(self, context: BuildContext, num_mixes: int, num_projections: int) -> None:
         plane = 4 * context.limits.max_tokens * context.model.shape.width
@@ -103,20 +103,23 @@ class ScratchBuffers:
 
 
 def block_lookup(model: Model, layer: int) -> Callable[[str], F32]:
-    """Return a function that gives a tensor of a layer in f32, by what follows `blocks.N.` in its name."""
+    """Return a function that returns a tensor of a layer in f32, by its name without `blocks.N.`."""
     return lambda name: model.tensor(f"blocks.{layer}.{name}").astype(np.float32)
 
 
 def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str, F32]:
-    """Return the mixes m of RWKV-4 and RWKV-5, x * m + previous * (1 - m), as x + (previous - x) * (1 - m)."""
+    """Return 1 - m for each of the mixes m called `names` of RWKV-4 and RWKV-5.
+
+    These versions compute x * m + previous * (1 - m), and the kernels x + (previous - x) * (1 - m).
+    """
     return {name: 1 - lookup(name) for name in names}
 
 
 class GatedChannelMix:
-    """The channel mix of RWKV-4 to RWKV-6, whose output is scaled by a receptance: three stages."""
+    """The three stages of the channel mix of RWKV-4 to RWKV-6, which scales its output by a receptance."""
 
     def __init__(self, context: BuildContext, mixes: Buffer) -> None:
-        """`mixes` [2 planes or more] is free for the time of these stages."""
+        """`mixes` [2 planes or more] is a buffer that these stages may overwrite."""
         shape, tokens = context.model.shape, context.limits.max_tokens
         assert isinstance(shape, RwkvShape)
         self._mixes = mixes
@@ -126,7 +129,7 @@ class GatedChannelMix:
         self._hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
     def stages(self, builder: LayerBuilder, mix_k: str, mix_r: str) -> tuple[Stage, ...]:
-        """The stages of a layer; `mix_k` and `mix_r` lie side by side in its vectors."""
+        """Return the stages of a layer. `mix_k` and `mix_r` must lie side by side in its vectors."""
         width = builder.width
         key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
         receptance = Matrix(
@@ -157,11 +160,11 @@ class GatedChannelMix:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """Where the decay of a recurrence lies: one vector, or one for each token. Offsets count floats."""
+    """The place of the decay of a recurrence: one vector, or one for each token. Offsets count floats."""
 
     buffer: Buffer
     start: int
-    stride: int  # from one token to the next; 0 where all tokens have the same
+    stride: int  # from one token to the next; 0 if all tokens have the same decay
 
 
 def bonus_recurrence(
@@ -174,9 +177,9 @@ def bonus_recurrence(
     mixed: Buffer,
     has_gate: bool,
 ) -> KernelStage:
-    """The recurrence of RWKV-5 and RWKV-6 with its group norm and gate, from `projected` [r, k, v, g] to `mixed`.
+    """Return the stage of the recurrence of RWKV-5 and RWKV-6, with its group norm and gate.
 
-    `bonus` is the name of u [D] in the layer's vectors.
+    It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors.
     """
     constants = {
         "U": builder.vectors.starts[bonus],
@@ -196,9 +199,9 @@ def head_stage(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> KernelStage:
-    """The stage of a recurrence with its group norm: a workgroup for each head of each run.
+    """Return the stage of a recurrence with its group norm: a workgroup for each head of each run.
 
-    Where lanes may share what they load, heads of 64 are run by another kernel, which has `_by_lanes` in its name.
+    If lanes may share what they load, the kernel for heads of size 64 is another one, with `_by_lanes` in its name.
     """
     context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
     by_lanes = context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES

@@ -1,4 +1,4 @@
-"""What the numpy forward passes of several versions have in common, in f32 or f64.
+"""The common parts of the numpy forward passes of several versions, in f32 or f64.
 
 Shapes: T tokens of all runs, B runs, L layers, D width, H heads, N head size (H * N = D), F ffn width.
 """
@@ -51,9 +51,12 @@ def run_blocks(
 def run_bonus_wkv(
     r: Array, decay: Array, k: Array, v: Array, u: Array, wkv: Array, runs: PackedRuns
 ) -> tuple[Array, Array]:
-    """y = (S + v (u * k)^T) r; S <- S diag(decay) + v k^T, token after token, for all runs side by side.
+    """Run the recurrence of RWKV-5 and RWKV-6, token after token, for all runs side by side. Return y and `wkv`.
 
-    r, decay, k, v, y: [T, H, N]; u: [H, N]; wkv: [B, H, value, key] is S before the runs, and after them in the result.
+    y = (S + v (u * k)^T) r; S <- S diag(decay) + v k^T
+
+    r, decay, k, v, y: [T, H, N]; u: [H, N].
+    wkv: [B, H, value, key] is S: before the runs as an argument, after them in the result.
     """
     y = np.sum(r * u * k, axis=-1, keepdims=True) * v
 
@@ -66,21 +69,21 @@ def run_bonus_wkv(
 
 
 def channel_mix_with_receptance(block: Block, mixed_k: Array, mixed_r: Array) -> Array:
-    """The channel mix of RWKV-4 to RWKV-6, after the token shift: [T, D] twice -> [T, D]."""
+    """Run the channel mix of RWKV-4 to RWKV-6 after the token shift: [T, D] twice -> [T, D]."""
     k = np.square(np.maximum(block.matmul(mixed_k, "ffn.key.weight"), 0))
     out: Array = sigmoid(block.matmul(mixed_r, "ffn.receptance.weight")) * block.matmul(k, "ffn.value.weight")
     return out
 
 
 def static_mix(block: Block, name: str, x: Array, previous: Array) -> Array:
-    """The token shift of RWKV-4 and RWKV-5 with the mix `name`: [T, D] twice -> [T, D]."""
+    """Run the token shift of RWKV-4 and RWKV-5 with the mix `name`: [T, D] twice -> [T, D]."""
     mix = block(name)
     mixed: Array = x * mix + previous * (1 - mix)
     return mixed
 
 
 def channel_mix_with_static_mixes(block: Block, x: Array, previous: Array) -> Array:
-    """The channel mix of RWKV-4 and RWKV-5: [T, D] twice -> [T, D]."""
+    """Run the channel mix of RWKV-4 and RWKV-5: [T, D] twice -> [T, D]."""
     mixed = (static_mix(block, f"ffn.time_mix_{kind}", x, previous) for kind in "kr")
     return channel_mix_with_receptance(block, *mixed)
 

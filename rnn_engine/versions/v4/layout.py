@@ -17,7 +17,7 @@ from rnn_engine.versions.shared.layout import (
     list_static_mixes,
 )
 
-LEAST_EXPONENT: Final = -1e30  # of a sum that nothing has been added to
+LEAST_EXPONENT: Final = -1e30  # of an empty sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with so many layers."""
+    """Return every tensor of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}"))
 
 

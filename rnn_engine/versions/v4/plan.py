@@ -1,8 +1,15 @@
-"""RWKV-4 as dispatches: what its layers put on a device, and the stages of a layer.
+"""RWKV-4 as dispatches: the buffers of its layers on a device, and the stages of a layer.
 
-Seven dispatches a layer:
-norm and token shift into three mixes · r, k and v · the recurrence of every channel · output, added to the residual ·
-norm and token shift · key, squared relu, and receptance · value, scaled and added.
+A layer has seven dispatches:
+
+1. Norm and token shift into three mixes.
+2. r, k and v.
+3. The recurrence of every channel.
+4. The output, added to the residual.
+5. Norm and token shift.
+6. Key, squared relu, and receptance.
+7. Value, scaled and added.
+
 The maths is that of reference.py beside this module.
 """
 
@@ -25,7 +32,7 @@ _THREADS: Final = 64
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Put the layers of an RWKV-4 on the device, one a turn."""
+    """Load the layers of an RWKV-4 onto the device, one at a time, and yield the stages of each."""
     scratch = ScratchBuffers(context, num_mixes=3, num_projections=3)
     channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(context.model.shape.num_layers):

@@ -35,10 +35,12 @@ def time_mix(
 
 
 def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    """The average of all v so far, weighted by e^k that has decayed, and by e^(u + k) for the token's own.
+    """Return the weighted average of all v so far, and the sums after the runs.
 
-    k, v and the average: [T, D]; decay, the logarithm of what is left after a token, and u: [D]; sums [B, 3, D] are
-    aa, bb and pp before the runs, and after them in the result. aa and bb are divided by e^pp.
+    The weight of an earlier token is its e^k, decayed; the weight of the token itself is e^(u + k).
+    k, v and the average: [T, D].
+    decay, u: [D]. e^decay is the factor by which earlier weights shrink at each token.
+    sums: [B, 3, D] are aa, bb and pp before the runs. aa and bb are divided by e^pp.
     """
     average = np.empty_like(k)
 
@@ -55,6 +57,6 @@ def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: Packe
 
 
 def _weights(old: Array, new: Array) -> tuple[Array, Array]:
-    """e^old and e^new, both divided by the greater one."""
+    """Return e^old and e^new, both divided by the greater one."""
     greater = np.maximum(old, new)
     return np.exp(old - greater), np.exp(new - greater)

@@ -1,6 +1,6 @@
 """RWKV-5: 5.0 without a gate, 5.1 with one, 5.2 with a decay for each channel.
 
-The names are those of BlinkDL's `rwkv` package; rwkv.cpp calls the first of them 5.1.
+The names are those of BlinkDL's `rwkv` package. rwkv.cpp calls 5.0 "5.1".
 """
 
 from rnn_engine.versions.v5.layout import ShapeV5, VersionV5, find_version, make_layout

@@ -40,7 +40,7 @@ class ShapeV5(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError where none does."""
+    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
     width, num_heads = sizes["D"], sizes["H"]
     if "N" in sizes:
         check_heads("blocks.0.att.time_decay", num_heads, sizes["N"], width)
@@ -60,29 +60,29 @@ def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
 
 
 def make_decay(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return the decay of each key channel in one step. [H, N]"""
+    """Return [H, N] the decay of each key channel in one step."""
     return _for_each_channel(double_exp_decay(lookup("att.time_decay")), shape)
 
 
 def make_bonus(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return the weight u of the current token. [H, N]"""
+    """Return [H, N] the weight u of the current token."""
     u = np.exp(lookup("att.time_first")) if shape.version == "v5.0" else lookup("att.time_faaaa")
     return _for_each_channel(u, shape)
 
 
 def _for_each_channel(values: Array, shape: ShapeV5) -> Array:
-    """[H] or [H, N] -> [H, N]"""
+    """Return `values` [H] or [H, N] as [H, N]."""
     return np.broadcast_to(values.reshape(shape.num_heads, -1), (shape.num_heads, shape.head_size))
 
 
 # RWKV-5's tensors, in BlinkDL's names and orientation. D width, H heads, N head size.
 #
-# 5.0 and 5.1 have one decay and one bonus a head; ai00's files repeat those of 5.1 for each channel, which makes them
-# 5.2. A bonus called `time_first` is the logarithm of the real one, except where ai00 calls that of 5.2 so.
+# 5.0 and 5.1 have one decay and one bonus a head. ai00's files repeat those of 5.1 for each channel, so that they count
+# as 5.2. A bonus called `time_first` is the logarithm of the real one, except in ai00's files of 5.2.
 
 
 def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
-    """Return which RWKV-5 a file's tensors make."""
+    """Return the version of RWKV-5 that has a file's tensors."""
     if "blocks.0.att.gate.weight" not in tensors:
         return "v5.0"
     decay = tensors.get("blocks.0.att.time_decay")
@@ -91,12 +91,12 @@ def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
 
 
 def make_layout(version: VersionV5) -> Layout:
-    """Return the layout of one of them."""
+    """Return the layout of a version of RWKV-5."""
     return Layout(partial(list_tensors, version=version), partial(make_shape, version=version))
 
 
 def list_tensors(num_layers: int, version: VersionV5) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with so many layers."""
+    """Return every tensor of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}", version))
 
 

@@ -1,8 +1,15 @@
-"""RWKV-5 as dispatches: what its layers put on a device, and the stages of a layer.
+"""RWKV-5 as dispatches: the buffers of its layers on a device, and the stages of a layer.
 
-Seven dispatches a layer:
-norm and token shift into three or four mixes · r, k, v and the gate · the recurrence of every head · output, added to
-the residual · norm and token shift · key, squared relu, and receptance · value, scaled and added.
+A layer has seven dispatches:
+
+1. Norm and token shift into three or four mixes.
+2. r, k, v and the gate.
+3. The recurrence of every head.
+4. The output, added to the residual.
+5. Norm and token shift.
+6. Key, squared relu, and receptance.
+7. Value, scaled and added.
+
 The maths is that of reference.py beside this module.
 """
 
@@ -32,7 +39,10 @@ _PLAIN: Final = ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias", "att.ln_x.w
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Put the layers of an RWKV-5 on the device, one a turn. Raises DeviceError for a head size that isn't served."""
+    """Load the layers of an RWKV-5 onto the device, one at a time, and yield the stages of each.
+
+    Raises DeviceError if the head size is too large.
+    """
     shape = context.model.shape
     assert isinstance(shape, ShapeV5)
     check_head_size(shape)

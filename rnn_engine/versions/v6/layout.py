@@ -18,7 +18,7 @@ from rnn_engine.versions.shared.layout import (
     tuned_state,
 )
 
-NUM_MIXES: Final = 5  # those of w, k, v, r and g, which depend on the token
+NUM_MIXES: Final = 5  # the mixes of w, k, v, r and g, which depend on the token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class ShapeV6(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError where none does."""
+    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
     check_heads("blocks.0.att.time_faaaa", sizes["H"], sizes["N"], sizes["D"])
     if sizes["M"] != NUM_MIXES:
         raise ModelError(f"blocks.0.att.time_maa_w2 has {sizes['M']} matrices; expected {NUM_MIXES}")
@@ -54,12 +54,12 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
 
 # RWKV-6's tensors, in BlinkDL's names and orientation.
 #
-# D width, H heads, N head size, R the inner size of each adapter, M how many mixes depend on the token. ai00's files
-# have the names of RWKV-5 for the mixes and the bonus, and the adapters transposed.
+# D width, H heads, N head size, R the inner size of each adapter, M the number of mixes that depend on the token.
+# ai00's files have the names of RWKV-5 for the mixes and the bonus, and the adapters transposed.
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with so many layers."""
+    """Return every tensor of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

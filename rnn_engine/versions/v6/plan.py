@@ -1,9 +1,18 @@
-"""RWKV-6 as dispatches: what its layers put on a device, and the stages of a layer.
+"""RWKV-6 as dispatches: the buffers of its layers on a device, and the stages of a layer.
 
-Ten dispatches a layer:
-norm and token shift into six mixes · the first halves of the mixes' adapters · their second halves, added to five
-mixes · r, k, v, gate and the first half of the decay's adapter · its second half · the recurrence of every head ·
-output, added to the residual · norm and token shift · key, squared relu, and receptance · value, scaled and added.
+A layer has ten dispatches:
+
+1. Norm and token shift into six mixes.
+2. The first halves of the mixes' adapters.
+3. The second halves of the mixes' adapters, added to five mixes.
+4. r, k, v, the gate and the first half of the decay's adapter.
+5. The second half of the decay's adapter.
+6. The recurrence of every head.
+7. The output, added to the residual.
+8. Norm and token shift.
+9. Key, squared relu, and receptance.
+10. Value, scaled and added.
+
 The maths is that of reference.py beside this module.
 """
 
@@ -33,7 +42,10 @@ _VECTORS: Final = (
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Put the layers of an RWKV-6 on the device, one a turn. Raises DeviceError for a head size that isn't served."""
+    """Load the layers of an RWKV-6 onto the device, one at a time, and yield the stages of each.
+
+    Raises DeviceError if the head size is too large.
+    """
     shape = context.model.shape
     assert isinstance(shape, ShapeV6)
     check_head_size(shape)
@@ -44,7 +56,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class _Scratch:
-    """The buffers between the stages of a layer; all layers share them."""
+    """The buffers between the stages of a layer. All layers share them."""
 
     def __init__(self, context: BuildContext, shape: ShapeV6) -> None:
         tokens, width = context.limits.max_tokens, shape.width
@@ -82,7 +94,7 @@ def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> t
 
 
 def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
-    """The first halves of all five adapters as one matrix; the inner vector of each begins at a multiple of 8."""
+    """Return the first halves of all five adapters as one matrix. Each inner vector begins at a multiple of 8."""
     name, stride = "att.time_maa_w1", scratch.mix_stride
     stored = builder.weights(name, transposed=True)  # [5 * R, D]
     halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
@@ -92,7 +104,10 @@ def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
 
 
 def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
-    """The second halves, whose products with the difference are added to what the token shift left of each mix."""
+    """Return the second halves of the five adapters.
+
+    Each output, times the difference to the token before, is added to a mix that the token shift has made.
+    """
     stored = builder.weights("att.time_maa_w2")  # [5, R, D]
     return [
         Matrix(
@@ -110,7 +125,10 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
 
 
 def _projections(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
-    """r, k, v and the gate into their planes, and the first half of the decay's adapter behind them."""
+    """Return the matrices of r, k, v and the gate, and the first half of the decay's adapter.
+
+    The outputs of the first four go to their planes, and those of the last behind these.
+    """
     down = Matrix(
         builder.weights("att.time_decay_w1", transposed=True),  # [R, D]
         inputs_start=_W * builder.plane,

@@ -53,6 +53,6 @@ def time_mix(
 
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
-    """x, previous: [T, D] -> [T, D]."""
+    """Run the channel mix of RWKV-6. x, previous: [T, D] -> [T, D]."""
     delta = previous - x
     return channel_mix_with_receptance(block, x + delta * block("ffn.time_maa_k"), x + delta * block("ffn.time_maa_r"))

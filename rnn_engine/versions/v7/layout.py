@@ -18,7 +18,7 @@ from rnn_engine.versions.shared.layout import (
 
 @dataclass(frozen=True, slots=True)
 class AdapterRanks:
-    """Inner sizes R of the low-rank adapters: decay (w), in-context rate (a), value residual (v), gate (g)."""
+    """The inner sizes R of the low-rank adapters: decay (w), in-context rate (a), value residual (v), gate (g)."""
 
     w: int
     a: int
@@ -35,7 +35,7 @@ class ShapeV7(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError where none does."""
+    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
     width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
     check_heads("blocks.0.att.r_k", num_heads, head_size, width)
     return ShapeV7(
@@ -51,12 +51,12 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
 
 # RWKV-7's tensors, in BlinkDL's names and orientation.
 #
-# D width, V vocabulary, H heads, N head size, F ffn width, R the inner size of each adapter. Layer 0 has the
-# embedding's norm besides, and no use for the value residual's adapter, since it is where the first value comes from.
+# D width, V vocabulary, H heads, N head size, F ffn width, R the inner size of each adapter. Layer 0 also has the
+# embedding's norm. It does not use the value residual's adapter, since the first value comes from this layer.
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with so many layers."""
+    """Return every tensor of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

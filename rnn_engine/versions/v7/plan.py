@@ -1,8 +1,16 @@
-"""RWKV-7 as dispatches: what its layers put on a device, and the stages of a layer.
+"""RWKV-7 as dispatches: the buffers of its layers on a device, and the stages of a layer.
 
-Eight dispatches a layer:
-norm and token shift into six mixes · r, k, v and the adapters' first halves · the adapters' second halves ·
-the recurrence of every head · output, added to the residual · norm and token shift · key, squared relu · value, added.
+A layer has eight dispatches:
+
+1. Norm and token shift into six mixes.
+2. r, k, v and the adapters' first halves.
+3. The adapters' second halves.
+4. The recurrence of every head.
+5. The output, added to the residual.
+6. Norm and token shift.
+7. Key, squared relu.
+8. Value, added to the residual.
+
 The maths is that of reference.py beside this module.
 """
 
@@ -35,7 +43,7 @@ _VECTORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """A low-rank adapter: the plane of `gates` that it fills, and what its halves do with their sums."""
+    """A low-rank adapter: the plane of `gates` that it fills, and the activations of its two halves."""
 
     name: str
     plane: int
@@ -52,7 +60,10 @@ _ADAPTERS: Final = (
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Put the layers of an RWKV-7 on the device, one a turn. Raises DeviceError for a head size that isn't served."""
+    """Load the layers of an RWKV-7 onto the device, one at a time, and yield the stages of each.
+
+    Raises DeviceError if the head size is too large.
+    """
     shape = context.model.shape
     assert isinstance(shape, ShapeV7)
     check_head_size(shape)
@@ -62,12 +73,12 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class Scratch:
-    """The buffers between the stages of a layer; all layers share them."""
+    """The buffers between the stages of a layer. All layers share them."""
 
     def __init__(
         self, context: BuildContext, shape: ShapeV7, *, num_mixes: int = 6, ffn_floats: int | None = None
     ) -> None:
-        """A variant may have more mixes, or more floats in the buffer of the channel mix than [T, F]."""
+        """`num_mixes` and `ffn_floats` are for variants with more mixes, or a larger `ffn_hidden` than [T, F]."""
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
@@ -86,7 +97,7 @@ class Scratch:
 
 
 class Layer(LayerBuilder):
-    """One layer while it is loaded."""
+    """Builds the stages of one layer while it is loaded."""
 
     def __init__(
         self,
@@ -124,7 +135,10 @@ class Layer(LayerBuilder):
         )
 
     def _projections(self) -> list[Matrix]:
-        """r, k and v into their planes, and the first halves of the adapters behind them."""
+        """Return the matrices of r, k and v, and the first halves of the adapters.
+
+        The outputs of the first three go to their planes, and those of the adapters behind these.
+        """
         planes = enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
         matrices = [
             self.between_planes(f"att.{name}.weight", _MIXES.index(mix), plane) for plane, (name, mix) in planes
@@ -137,7 +151,7 @@ class Layer(LayerBuilder):
         return matrices
 
     def _gates(self) -> list[Matrix]:
-        """The second halves of the adapters."""
+        """Return the second halves of the adapters."""
         matrices = []
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
@@ -148,7 +162,7 @@ class Layer(LayerBuilder):
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
-        """Those of this layer: layer 0 is where the first value comes from, and has no value residual."""
+        """Return the adapters of this layer. Layer 0 has no value residual, since it makes the first value."""
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
     def _recurrence(self) -> KernelStage:

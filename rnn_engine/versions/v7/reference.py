@@ -15,7 +15,7 @@ from rnn_engine.versions.shared.reference import group_norm, run_blocks
 from rnn_engine.versions.v7.layout import ShapeV7
 
 _KEY_NORM_FLOOR: Final = 1e-12
-_DECAY_RATE: Final = -0.606531  # -exp(-1/2) to the digits that models are trained with
+_DECAY_RATE: Final = -0.606531  # -exp(-1/2), rounded as in the training of models
 
 
 def run_layers(
@@ -27,7 +27,7 @@ def run_layers(
 
 
 class TimeMix:
-    """The time mix of one layer after the other, which all share the first one's value."""
+    """The time mix of all layers, called for one after the other. They share the value of the first layer."""
 
     def __init__(self, shape: ShapeV7) -> None:
         self._shape = shape
@@ -68,9 +68,12 @@ class TimeMix:
 def run_wkv(
     r: Array, decay: Array, k: Array, v: Array, a: Array, b: Array, wkv: Array, runs: PackedRuns
 ) -> tuple[Array, Array]:
-    """S <- S diag(decay) + (S a) b^T + v k^T; y = S r, token after token, for all runs side by side.
+    """Run the recurrence of RWKV-7, token after token, for all runs side by side. Return y and `wkv`.
 
-    r, decay, k, v, a, b, y: [T, H, N]; wkv: [B, H, value, key] is S before the runs, and after them in the result.
+    S <- S diag(decay) + (S a) b^T + v k^T; y = S r
+
+    r, decay, k, v, a, b, y: [T, H, N].
+    wkv: [B, H, value, key] is S: before the runs as an argument, after them in the result.
     """
     y = np.empty_like(r)
     r, v, a, decay = r[..., np.newaxis], v[..., np.newaxis], a[..., np.newaxis], decay[..., np.newaxis, :]
@@ -86,7 +89,7 @@ def run_wkv(
 
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
-    """x, previous: [T, D] -> [T, D]."""
+    """Run the channel mix of RWKV-7. x, previous: [T, D] -> [T, D]."""
     k = block.matmul(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
     return block.matmul(np.square(np.maximum(k, 0)), "ffn.value.weight")
 

@@ -1,6 +1,6 @@
-"""RWKV-7 with DeepEmbed: the channel mix is scaled by what a table in every layer has for each token.
+"""RWKV-7 with DeepEmbed: every layer has a table with an entry for each token, which scales the channel mix.
 
-It is what BlinkDL's `rwkv` package runs under RWKV_DE_VERSION=1.
+BlinkDL's `rwkv` package runs it under RWKV_DE_VERSION=1.
 """
 
 from rnn_engine.versions.v7_deep_embed.layout import list_tensors, make_shape

@@ -10,7 +10,7 @@ from rnn_engine.model.layout import Sizes, TensorSpec
 from rnn_engine.versions import v7
 from rnn_engine.versions.v7.layout import ShapeV7
 
-SIDE: Final = 32  # S, that of the matrix of each token
+SIDE: Final = 32  # S, the side of each token's matrix
 MATRIX_SIZE: Final = SIDE * SIDE  # E
 
 
@@ -26,7 +26,7 @@ class ShapeV7DeepEmbed(ShapeV7):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError where none does."""
+    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
     plain = v7.make_shape(num_layers, sizes)
     if (sizes["S"], sizes["E"]) != (SIDE, MATRIX_SIZE):
         raise ModelError(
@@ -50,7 +50,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with so many layers."""
+    """Return every tensor of a model with `num_layers` layers."""
     added = [
         spec
         for block in (f"blocks.{layer}.ffn" for layer in range(num_layers))

@@ -1,8 +1,13 @@
-"""RWKV-7 with DeepEmbed as dispatches. Ten a layer, where the table of a layer fits one binding, and one for a step.
+"""RWKV-7 with DeepEmbed as dispatches.
 
-A layer is RWKV-7's up to the second norm, whose token shift has a second mix, the token itself. Then:
-key, squared relu, with the inner vector of the scale and the embedding's part of its matrix · the inner vector times
-the matrix of each token · the scale, by which the key is multiplied · value, added to the residual.
+A layer has ten dispatches if its table fits one binding. A step has one more, which keeps the embedding.
+A layer begins as RWKV-7's. The second token shift has one more mix, the token itself. After it come:
+
+1. Key, squared relu, together with the inner vector of the scale and the embedding's part of its matrix.
+2. The inner vector times the matrix of each token.
+3. The scale, by which the key is multiplied.
+4. Value, added to the residual.
+
 The maths is that of reference.py beside this module.
 """
 
@@ -22,12 +27,15 @@ from rnn_engine.versions.shared.plan import check_head_size
 from rnn_engine.versions.v7.plan import Layer, Scratch
 from rnn_engine.versions.v7_deep_embed.layout import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
 
-_MIX, _ITSELF, _EMBEDDED = 0, 1, 6  # planes of `mixes`: those of the channel mix, and the first layer's input
+_MIX, _ITSELF, _EMBEDDED = 0, 1, 6  # planes of `mixes`: two for the channel mix, and the first layer's input
 _NUM_PLANES: Final = 7
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Put the layers on the device, one a turn. Raises DeviceError for a head size that isn't served."""
+    """Load the layers onto the device, one at a time, and yield the stages of each.
+
+    Raises DeviceError if the head size is too large.
+    """
     shape = context.model.shape
     assert isinstance(shape, ShapeV7DeepEmbed)
     check_head_size(shape)
@@ -39,7 +47,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class _DeepEmbedScratch(Scratch):
-    """RWKV-7's buffers with room for what DeepEmbed has between its stages."""
+    """RWKV-7's buffers, with room for the intermediate results of DeepEmbed."""
 
     def __init__(self, context: BuildContext, shape: ShapeV7DeepEmbed) -> None:
         tokens = context.limits.max_tokens
@@ -65,7 +73,7 @@ def _keep_embedding(context: BuildContext, scratch: _DeepEmbedScratch) -> Kernel
 
 
 class _Layer(Layer):
-    """One layer while it is loaded."""
+    """Builds the stages of one layer while it is loaded."""
 
     def __init__(self, context: BuildContext, scratch: _DeepEmbedScratch, shape: ShapeV7DeepEmbed, layer: int) -> None:
         lookup = context.model.tensor
@@ -97,7 +105,7 @@ class _Layer(Layer):
         )
 
     def _key(self) -> list[Matrix]:
-        """The key, the inner vector, and what the embedding adds to the matrix of each token."""
+        """Return the matrices of the key, of the inner vector, and of the embedding's part of each token's matrix."""
         deep, width = self._deep, self.width
         inner, embedded = self.weights("ffn.s1", transposed=True), self.weights("ffn.s_emb_x.weight")  # [S, D], [E, D]
         return [
