@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, I32, MOST_DRAW_BIASES, DrawBiases, DrawPenalties
+from rnn_engine.types import I32, DrawBiases, DrawPenalties
 
 
 class RecentTokens:
@@ -108,11 +108,11 @@ class Adjustments:
         prompt: Sequence[int] = (),
         rules: Sequence[TokenRule] = (),
     ) -> None:
-        self._presence = presence
-        self._frequency = frequency
-        self._decay = decay
-        self._penalises = presence != 0.0 or frequency != 0.0
-        self._repeat_penalty = repeat_penalty
+        self.presence = presence
+        self.frequency = frequency
+        self.decay = decay
+        self.penalises_sights = presence != 0.0 or frequency != 0.0
+        self.repeat_penalty = repeat_penalty
         self._recent = None if repeat_penalty == 1.0 or repeat_last_n == 0 else RecentTokens(repeat_last_n, prompt)
         self._rules = tuple(rules)
         self._ruled: list[int] = []  # tokens that the rules add to in the next draw
@@ -125,10 +125,10 @@ class Adjustments:
         self._is_known: NDArray[np.bool_] = np.zeros(vocab_size if self.may_change or bias else 0, np.bool_)
         self._is_recent: NDArray[np.bool_] = np.zeros(vocab_size if self._recent else 0, np.bool_)
         self._bias: F64 = np.zeros(vocab_size if bias else 0)
-        self._penalty: F64 = np.zeros(vocab_size if self._penalises else 0)
+        self._penalty: F64 = np.zeros(vocab_size if self.penalises_sights else 0)
         self._by_rules: F64 = np.zeros(vocab_size if rules else 0)
-        self._num_biases = len(bias)
-        self._begin(bias, earlier if self._penalises else ())
+        self.num_biases = len(bias)
+        self._begin(bias, earlier if self.penalises_sights else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
         """Take in the biased, earlier and prompt tokens at once, since a million one by one would stall every step."""
@@ -138,8 +138,8 @@ class Adjustments:
             self._add(biased)
         if earlier:
             seen, places = np.unique(np.asarray(earlier, np.int32)[::-1], return_inverse=True)
-            sights = self._frequency * np.power(self._decay, np.arange(len(earlier), dtype=np.float64))
-            self._penalty[seen] = self._presence + np.bincount(places, sights, len(seen))
+            sights = self.frequency * np.power(self.decay, np.arange(len(earlier), dtype=np.float64))
+            self._penalty[seen] = self.presence + np.bincount(places, sights, len(seen))
             self._total = float(self._penalty[seen].sum())
             self._seen.update(seen.tolist())
             self._add(seen)
@@ -154,47 +154,39 @@ class Adjustments:
     @property
     def may_change(self) -> bool:
         """True if something is added to some logit, now or later."""
-        return self._size > 0 or self._penalises or self._recent is not None or len(self._rules) > 0
+        return self._size > 0 or self.penalises_sights or self._recent is not None or len(self._rules) > 0
 
     @property
-    def only_penalises(self) -> bool:
-        """True if presence and frequency penalties are the only adjustment, and neither is negative."""
-        plain = len(self._bias) == 0 and self._recent is None and not self._rules
-        return plain and self._presence >= 0.0 and self._frequency >= 0.0
+    def has_rules(self) -> bool:
+        """Return True if rules, such as DRY or bad words, may add to logits."""
+        return len(self._rules) > 0
+
+    @property
+    def penalises_repeats(self) -> bool:
+        """Return True if `repeat_penalty` has an effect."""
+        return self._recent is not None
 
     @property
     def penalises(self) -> bool:
         """True if tokens that have been generated are penalised."""
-        return self._penalises or self._recent is not None
-
-    @property
-    def fit_device(self) -> bool:
-        """True if a device can apply these adjustments: penalties in its ranges, few biases, no rules."""
-        amounts_fit = all(
-            amount == 0.0 or DRAW_PENALTIES[0] <= amount <= DRAW_PENALTIES[1]
-            for amount in (self._presence, self._frequency)
-        )
-        decay_fits = not self._penalises or DRAW_DECAYS[0] <= self._decay <= DRAW_DECAYS[1]
-        repeat_fits = self._recent is None or DRAW_REPEATS[0] <= self._repeat_penalty <= DRAW_REPEATS[1]
-        penalties_fit = amounts_fit and decay_fits and repeat_fits
-        return penalties_fit and not self._rules and self._num_biases <= MOST_DRAW_BIASES
+        return self.penalises_sights or self._recent is not None
 
     def for_device(self) -> DrawPenalties:
-        """Return the penalties for a device, which goes on from the tokens so far. They must `fit_device`."""
+        """Return the penalties for a device, which goes on from the tokens so far, if `draws_on_device` allows them."""
         earlier = None
         if self._seen:
             seen = np.fromiter(self._seen, np.int32, len(self._seen))
             earlier = np.zeros(len(self._penalty), np.float32)
             earlier[seen] = np.maximum(self._penalty[seen] * self._scale, _LEAST_ON_DEVICE)
-        penalties = DrawPenalties(self._presence, self._frequency, self._decay if self._penalises else 1.0, earlier)
+        penalties = DrawPenalties(self.presence, self.frequency, self.decay if self.penalises_sights else 1.0, earlier)
         if self._recent is None:
             return penalties
         window = None if self._recent.size < 0 else self._recent.size
         seen_last = self._recent.places(len(self._is_recent))
-        return replace(penalties, repeat=self._repeat_penalty, window=window, seen=seen_last)
+        return replace(penalties, repeat=self.repeat_penalty, window=window, seen=seen_last)
 
     def biases_for_device(self) -> DrawBiases | None:
-        """Return the biases for a device, or None if there are none. They must `fit_device`."""
+        """Return the biases for a device, or None if there are none. `draws_on_device` must allow them."""
         tokens = np.flatnonzero(self._bias).astype(np.int32)
         if len(tokens) == 0:
             return None
@@ -258,7 +250,7 @@ class Adjustments:
         if self._recent is None:
             return np.concatenate((plain, (0.0,)))
         recent = self._is_recent[tokens]
-        if self._repeat_penalty >= 1.0:  # lowers a logit, by no known amount
+        if self.repeat_penalty >= 1.0:  # lowers a logit, by no known amount
             gains: F64 = np.maximum(plain, 0.0)
         else:  # raises it, to at most what becomes of the highest
             bias = self._bias[tokens] if len(self._bias) else np.zeros(len(tokens))
@@ -284,15 +276,15 @@ class Adjustments:
 
     def generated(self, token: int) -> None:
         """Decay every penalty by one token, then count `token` as seen."""
-        if self._penalises:
-            self._scale *= self._decay
+        if self.penalises_sights:
+            self._scale *= self.decay
             if self._scale < _LEAST_SCALE:
                 self._rescale()
-            amount = self._frequency
+            amount = self.frequency
             if token not in self._seen:
                 self._seen.add(token)
                 self._know(token)
-                amount += self._presence
+                amount += self.presence
             amount /= self._scale
             self._penalty[token] += amount
             self._total += amount
@@ -317,11 +309,11 @@ class Adjustments:
 
     def _less(self, tokens: I32) -> F64:
         """Return what penalties and rules take off `tokens`."""
-        less: F64 = self._penalty[tokens] * self._scale if self._penalises else np.zeros(len(tokens))
+        less: F64 = self._penalty[tokens] * self._scale if self.penalises_sights else np.zeros(len(tokens))
         return less - self._by_rules[tokens] if self._rules else less
 
     def _scaled(self, logits: F64) -> F64:
-        scaled: F64 = np.where(logits <= 0.0, logits * self._repeat_penalty, logits / self._repeat_penalty)
+        scaled: F64 = np.where(logits <= 0.0, logits * self.repeat_penalty, logits / self.repeat_penalty)
         return scaled
 
     def _know(self, token: int) -> None:

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.sampling.adjustments import F64
-from rnn_engine.sampling.chain import Chain, Cuts
-from rnn_engine.sampling.params import Sampler, SamplingParams
+from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import NO_CONTEXT, LogitRow, SequenceContext
 from rnn_engine.sampling.samplers import Greedy, Nucleus, make_adjustments, make_sampler
-from rnn_engine.types import DRAW_TEMPERATURES, DrawPenalties, TokenDraw
+from rnn_engine.sampling.who_draws import draws_on_device, draws_together, find_cuts
+from rnn_engine.types import DrawPenalties, TokenDraw
 
 # Random numbers as a pure function of a seed and a place. The host and a device compute the same ones.
 #
@@ -84,19 +84,6 @@ def random_seed() -> int:
     return secrets.randbits(53)
 
 
-def _cuts_on_device(sampler: Sampler) -> Cuts | None:
-    """Return the settings with which a device keeps the same tokens as `sampler`, or None if it can't."""
-    match sampler:
-        case Greedy() | Nucleus():
-            return Cuts(sampler.top_k, sampler.top_p, None, sampler.temperature)
-        case Chain():
-            cuts = sampler.cuts
-            if cuts is None or cuts.min_p is None:
-                return None
-            return cuts if cuts.temperature > 0.0 else cuts._replace(top_k=1, temperature=1.0)
-    return None
-
-
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Draw:
     """A token, and its natural-log probability under the model, before penalties, bias and mask."""
@@ -124,13 +111,14 @@ class SequenceSampler:
         self.index = 0  # of the next token in the text: how many were drawn or given before it
         self._uniforms: list[float] = []  # random numbers of the tokens from `_first` on
         self._first = 0
-        sampler, joins = self._sampler, self.adjustments.only_penalises
-        self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
+        sampler, added = self._sampler, self.adjustments
+        self.nucleus = sampler if isinstance(sampler, Greedy | Nucleus) and draws_together(sampler, added) else None
         """How `JointDraws` draws for it; None: it has to draw by itself."""
         self.slot = 0  # where `JointDraws` keeps its penalties
         self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
-        self._cuts = _cuts_on_device(sampler)
-        self._biases = self.adjustments.biases_for_device() if self.adjustments.fit_device else None
+        self._fits_device = draws_on_device(sampler, added)
+        self._cuts = find_cuts(sampler) if self._fits_device else None
+        self._biases = added.biases_for_device() if self._fits_device else None
         self._on_device: DrawPenalties | None = None  # the penalties that the device applies
         self._num_on_device = 0  # how many tokens of the text are counted in these
 
@@ -149,9 +137,7 @@ class SequenceSampler:
 
         `has_penalties` says whether it can apply penalties in the sequence's slot.
         """
-        if not self.adjustments.fit_device or (self.adjustments.penalises and not has_penalties):
-            return False
-        return self._cuts is not None and DRAW_TEMPERATURES[0] <= self._cuts.temperature <= DRAW_TEMPERATURES[1]
+        return self._fits_device and (has_penalties or not self._penalises)
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
         """Return a draw of `count` tokens on a device. It ends early after a token that is set in `halts`.
