@@ -1,4 +1,4 @@
-"""Which format a matrix has, from what a user writes."""
+"""The format of each matrix, from a user's text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAPTER, V6_ADAPTER = "blocks.0.att.w1", "blocks.1.att.time_maa_w2"
 
 
 def formats(text: str) -> list[str]:
-    """The formats of one tensor of each class: att, ffn, head, emb, adapters."""
+    """Return the formats of one tensor of each class: att, ffn, head, emb, adapters."""
     choice = WeightChoice.parse(text).of(24)
     assert choice(ADAPTER) == choice(V6_ADAPTER)
     found = [choice(name) for name in (ATT, FFN, HEAD, EMB, ADAPTER)]

@@ -19,7 +19,7 @@ TALK = [{"role": "user", "content": "Hi"}]
 
 
 async def with_states(serve: Serve, engine: FakeEngine) -> Client:
-    """A client of a server with the states `a` and `b`."""
+    """Return a client of a server with the states `a` and `b`."""
     client = await serve(engine)
     for name in ("a", "b"):
         await post(client, "/v1/states", CreatedState, {"name": name, "prompt": f"state {name}"})
@@ -28,7 +28,7 @@ async def with_states(serve: Serve, engine: FakeEngine) -> Client:
 
 
 def digests(engine: FakeEngine, request: GenerateRequest) -> list[str | None]:
-    """The names of the states of a request's members; None for an empty one."""
+    """Return the names of the states of a request's mix; None for an empty one."""
     names = {engine.registry.get(name).frozen.digest: name for name in ("a", "b")}
     return [None if one.initial_state is None else names[one.initial_state.root] for one in request.members]
 

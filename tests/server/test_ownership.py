@@ -1,4 +1,4 @@
-"""States belong to the key that made them: no other key meets them, on any route."""
+"""States belong to the key that made them, and other keys can't reach them on any route."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def some_frozen() -> FrozenState:
 
 
 class Clients:
-    """The clients of a server, by the name of their key."""
+    """The clients of a server, by the names of their keys."""
 
     def __init__(self, client: Client, engine: FakeEngine) -> None:
         self._client = client
@@ -95,7 +95,7 @@ class Clients:
 
 @pytest.fixture
 async def clients(serve: Serve) -> Clients:
-    """Ann has a state; `poet` is the operator's."""
+    """Return clients of a server. Ann has a state; `poet` is the operator's."""
     engine = FakeEngine()
     clients = Clients(await serve(engine, SETTINGS), engine)
     engine.registry.add(LoadedState("tuned", some_state(1, SHAPE)), "poet", "test")
@@ -205,7 +205,7 @@ async def test_ones_own_states_are_as_without_keys(clients: Clients) -> None:
 
 @pytest.mark.parametrize("key", ["ann", "op"])
 async def test_shared_states_are_read_by_all_and_changed_by_the_operator(clients: Clients, key: str) -> None:
-    """`poet` is a file, which nobody changes; `house` is of a time without keys."""
+    """`poet` is a file, which no key can change; `house` is from a time without keys."""
     poet = clients.engine.registry.get("poet")
     clients.engine.registry.put("house", poet.frozen, Retention(), source="test")
     shown = await clients.ask(key, "GET", "/v1/states/house")
@@ -278,7 +278,7 @@ async def test_the_operator_shares_states(clients: Clients) -> None:
     shown = await clients.ask("bob", "GET", "/v1/states/own")
     assert (shown["owner"], shown["read_only"]) == ("y", True)
     taken = {"name": SECRET, "prompt": "x"}
-    await clients.ask("op", "POST", "/v1/states", {**taken, "shared": True})  # hidden to ann by her own
+    await clients.ask("op", "POST", "/v1/states", {**taken, "shared": True})  # hidden from ann by her own state
     assert (await clients.ask("ann", "GET", f"/v1/states/{SECRET}"))["read_only"] is False
     assert (await clients.ask("bob", "GET", f"/v1/states/{SECRET}"))["read_only"] is True
 
@@ -294,7 +294,7 @@ async def test_without_keys_everything_belongs_to_everybody(serve: Serve) -> Non
     clients = Clients(await serve(engine), engine)
     await clients.ask("", "POST", "/v1/states", {"name": "a", "prompt": "x"})
     await clients.ask("", "POST", "/v1/states/a/advance", {"input": "x"})
-    engine.registry.put("ann/b", engine.registry.get("a").frozen, Retention(), source="test")  # of a time with keys
+    engine.registry.put("ann/b", engine.registry.get("a").frozen, Retention(), source="test")  # from a time with keys
     assert await clients.names("") == ["a", "ann/b"]
     await clients.ask("", "DELETE", "/v1/states/ann%2Fb")
 
@@ -335,7 +335,7 @@ async def test_ownership_survives_a_restart(serve: Serve, tmp_path: Path) -> Non
 
 
 def test_routes_reach_the_engine_as_whoever_asks() -> None:
-    """Those that always answer ask nobody who they are, and tell of nothing that belongs to anybody."""
+    """Routes that always answer are the exception: they check no key, and show nothing that belongs to a key."""
     folder = Path(routes.__file__).parent
     whole = [path.stem for path in sorted(folder.glob("*.py")) if ".open_engine" in path.read_text()]
     modules = {route.handler.__module__.rpartition(".")[2] for route in ALL_ROUTES if route.always}

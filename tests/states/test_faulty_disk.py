@@ -1,4 +1,4 @@
-"""A disk that fails at any operation: what was acknowledged is there after a restart, and nothing half written is."""
+"""A disk that fails at any operation: after a restart, acknowledged states exist, and none is half written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kept(states: StateRegistry) -> Kept:
 
 
 def is_one_of(found: Kept, before: Kept, after: Kept) -> bool:
-    """Whether each name stands for what it stood for before a change or after it."""
+    """Return True if each name has the state that it had before a change, or the one after it."""
     names = {*found, *before, *after}
     return all(found.get(name) in (before.get(name), after.get(name)) for name in names)
 
@@ -55,7 +55,7 @@ def faulty(fault: Fault, at: int | None) -> Iterator[FaultyDisk]:
 
 
 def count_operations(folder: Path) -> tuple[int, list[Kept]]:
-    """How many operations all changes take, and what is kept after each."""
+    """Return the number of disk operations of all changes, and the states kept after each change."""
     states, after = make_registry(folder), [Kept()]
     with faulty(Fault.ERROR, None) as disk:
         for change in CHANGES:
@@ -65,7 +65,7 @@ def count_operations(folder: Path) -> tuple[int, list[Kept]]:
 
 
 def change_until(states: StateRegistry, error: type[BaseException]) -> int:
-    """Make the changes until one raises `error`; return how many were made before."""
+    """Make the changes until one raises `error`; return the number of changes before it."""
     for number, change in enumerate(CHANGES):
         try:
             change(states)
@@ -103,7 +103,7 @@ def test_a_change_that_can_not_be_written_is_undone_in_memory_and_on_the_disk(tm
                     refused += 1
                     assert kept(states) == before
                 except (NotFoundError, InvalidRequestError):
-                    pass  # it follows from a change that was refused
+                    pass  # it depends on a change that was refused
         assert kept(make_registry(folder)) == kept(states), at
         assert states.usage().failed_writes == refused
 
@@ -137,7 +137,7 @@ def use(cache: StateCache, device: ToyDevice) -> None:
 
 
 def found(cache: StateCache, device: ToyDevice) -> list[bool]:
-    """Which prompts are kept; what is kept must be right."""
+    """Return for each prompt True if its state is kept. The state must be right."""
     results = []
     for prompt in PROMPTS:
         match = look_up(cache, prompt)

@@ -1,4 +1,4 @@
-"""Whatever happened to persistent states, and from however many threads: the next start finds what there was."""
+"""The next start finds the persistent states after any changes, even from many threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.named_states import advance, make_registry, some_initial
 
 
 def change(states: StateRegistry, chance: random.Random) -> None:
-    """One random change; it may turn out to be impossible."""
+    """Make one random change, which may be refused."""
     name, other = chance.choice("abcd"), chance.choice("abcd")
     keeping = Retention(persistent=chance.random() < 0.5)
     with suppress(InvalidRequestError, NotFoundError):
@@ -34,7 +34,7 @@ def change(states: StateRegistry, chance: random.Random) -> None:
 
 
 def check(states: StateRegistry, folder: Path) -> StateRegistry:
-    """The registry of the next start, which has what stays and whose folder has nothing else."""
+    """Return the registry of the next start, after checking that it and its folder have just the persistent states."""
     again = make_registry(folder)
     kept = {(entry.name, entry.id, entry.frozen.digest) for entry in states.entries() if entry.persistent}
     assert {(entry.name, entry.id, entry.frozen.digest) for entry in again.entries()} == kept
