@@ -17,7 +17,7 @@ ADAPTER, V6_ADAPTER = "blocks.0.att.w1", "blocks.1.att.time_maa_w2"
 
 
 def formats(text: str) -> list[str]:
-    """Return the formats of one tensor of each class: att, ffn, head, emb, adapters."""
+    """The formats of one tensor of each class: att, ffn, head, emb, adapters."""
     choice = WeightChoice.parse(text).of(24)
     assert choice(ADAPTER) == choice(V6_ADAPTER)
     found = [choice(name) for name in (ATT, FFN, HEAD, EMB, ADAPTER)]

@@ -28,7 +28,7 @@ async def with_states(serve: Serve, engine: FakeEngine) -> Client:
 
 
 def digests(engine: FakeEngine, request: GenerateRequest) -> list[str | None]:
-    """Return the names of the states of a request's mix; None for an empty one."""
+    """The names of the states of a request's members; None for an empty one."""
     names = {engine.registry.get(name).frozen.digest: name for name in ("a", "b")}
     return [None if one.initial_state is None else names[one.initial_state.root] for one in request.members]
 

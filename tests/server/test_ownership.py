@@ -205,7 +205,7 @@ async def test_ones_own_states_are_as_without_keys(clients: Clients) -> None:
 
 @pytest.mark.parametrize("key", ["ann", "op"])
 async def test_shared_states_are_read_by_all_and_changed_by_the_operator(clients: Clients, key: str) -> None:
-    """`poet` is a file, which no key can change; `house` is from a time without keys."""
+    """`poet` is a file, which nobody changes; `house` is of a time without keys."""
     poet = clients.engine.registry.get("poet")
     clients.engine.registry.put("house", poet.frozen, Retention(), source="test")
     shown = await clients.ask(key, "GET", "/v1/states/house")
@@ -294,7 +294,7 @@ async def test_without_keys_everything_belongs_to_everybody(serve: Serve) -> Non
     clients = Clients(await serve(engine), engine)
     await clients.ask("", "POST", "/v1/states", {"name": "a", "prompt": "x"})
     await clients.ask("", "POST", "/v1/states/a/advance", {"input": "x"})
-    engine.registry.put("ann/b", engine.registry.get("a").frozen, Retention(), source="test")  # from a time with keys
+    engine.registry.put("ann/b", engine.registry.get("a").frozen, Retention(), source="test")  # of a time with keys
     assert await clients.names("") == ["a", "ann/b"]
     await clients.ask("", "DELETE", "/v1/states/ann%2Fb")
 

@@ -46,7 +46,7 @@ async def change(states: OwnStates, chance: random.Random, name: str, new: str) 
 
 
 def names_to_try(registry: StateRegistry) -> list[str]:
-    """Return the names and ids of all keys' states. Names are both in the clients' form and in the kept one."""
+    """Names and ids of everybody's, as clients say them and as they are kept."""
     entries = registry.entries()
     return ["a", "b", *OWN_NAMES.values(), *(entry.name for entry in entries), *(str(entry.id) for entry in entries)]
 
@@ -64,7 +64,7 @@ class Before:
         self.secrets |= {str(entry.id) for entry in self.foreign}
 
     def check(self, shown: Sequence[NamedState], told: str) -> None:
-        """Compare with the present states, and with the states and error texts that the key got."""
+        """Compare with what there is now, and with what the key was shown and told."""
         now = self.registry.entries()
         assert set(self.foreign + self.shared) <= set(now)
         assert {entry for entry in now if not entry.namespace} == set(self.shared)
@@ -76,7 +76,7 @@ class Before:
 async def test_nobody_meets_what_is_anothers(tmp_path: Path, seed: int) -> None:
     chance, done, refused = random.Random(seed), 0, 0
     for _ in range(4):
-        registry = make_registry(tmp_path)  # a restart, which finds the persistent states
+        registry = make_registry(tmp_path)  # a start, which finds the persistent states
         clients = {key: OwnStates(LocalStateStore(registry), who) for key, who in PRINCIPALS.items()}
         for _ in range(150):
             key = chance.choice(list(PRINCIPALS))

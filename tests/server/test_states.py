@@ -351,7 +351,7 @@ async def test_what_is_wrong_is_told_and_nothing_is_lost(
 
 
 def damaged(engine: FakeEngine, kind: str) -> bytes:
-    """Return an unusable upload of some kind."""
+    """An upload that does not serve."""
     files, named = engine.registry.files, engine.registry.get("a")
     whole = b"".join(files.export("full", "a", named.id, named.frozen))
     match kind:

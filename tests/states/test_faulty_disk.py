@@ -55,7 +55,7 @@ def faulty(fault: Fault, at: int | None) -> Iterator[FaultyDisk]:
 
 
 def count_operations(folder: Path) -> tuple[int, list[Kept]]:
-    """Return the number of disk operations of all changes, and the states kept after each change."""
+    """How many operations all changes take, and what is kept after each."""
     states, after = make_registry(folder), [Kept()]
     with faulty(Fault.ERROR, None) as disk:
         for change in CHANGES:
@@ -65,7 +65,7 @@ def count_operations(folder: Path) -> tuple[int, list[Kept]]:
 
 
 def change_until(states: StateRegistry, error: type[BaseException]) -> int:
-    """Make the changes until one raises `error`; return the number of changes before it."""
+    """Make the changes until one raises `error`; return how many were made before."""
     for number, change in enumerate(CHANGES):
         try:
             change(states)
@@ -103,7 +103,7 @@ def test_a_change_that_can_not_be_written_is_undone_in_memory_and_on_the_disk(tm
                     refused += 1
                     assert kept(states) == before
                 except (NotFoundError, InvalidRequestError):
-                    pass  # it depends on a change that was refused
+                    pass  # it follows from a change that was refused
         assert kept(make_registry(folder)) == kept(states), at
         assert states.usage().failed_writes == refused
 

@@ -1,4 +1,4 @@
-"""Names, leases and bytes of a registry compared with a simple model of them, under random operations."""
+"""Names, leases and bytes of a registry against a plain model of them, under random operations."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class RegistryMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.registry = make_registry(capacity=CAPACITY, clock=self.clock)
-        self.forgotten: list[str] = []  # since the last check
-        self.held: set[str] = set()  # digests, at the last check
+        self.forgotten: list[str] = []  # since the last look
+        self.held: set[str] = set()  # digests, at the last look
         self.registry.on_forgotten(self.forgotten.append)
         self.books = Books()
 

@@ -16,7 +16,7 @@ from tests.support.named_states import advance, make_registry, some_initial
 
 
 def change(states: StateRegistry, chance: random.Random) -> None:
-    """Make one random change, which may be refused."""
+    """One random change; it may turn out to be impossible."""
     name, other = chance.choice("abcd"), chance.choice("abcd")
     keeping = Retention(persistent=chance.random() < 0.5)
     with suppress(InvalidRequestError, NotFoundError):
@@ -34,7 +34,7 @@ def change(states: StateRegistry, chance: random.Random) -> None:
 
 
 def check(states: StateRegistry, folder: Path) -> StateRegistry:
-    """Return the registry of the next start, after checking that it and its folder have just the persistent states."""
+    """The registry of the next start, which has what stays and whose folder has nothing else."""
     again = make_registry(folder)
     kept = {(entry.name, entry.id, entry.frozen.digest) for entry in states.entries() if entry.persistent}
     assert {(entry.name, entry.id, entry.frozen.digest) for entry in again.entries()} == kept

@@ -59,7 +59,7 @@ class Fleet:
         url: str | None = None,
         quota: Quota | None = None,
     ) -> SharedStateStore:
-        """Return a server. If `own` is given, it has a state of that name from a file."""
+        """A server, which brings a state called `own` where that is given."""
         registry = make_registry(model=model)
         if own is not None:
             registry.add(LoadedState("full", some_state(9)), own, "file")
