@@ -1,4 +1,4 @@
-"""What holds for every test: a device to run shaders on, and properties that try the same examples on every run."""
+"""Set-up of every test: a device for shaders, and property tests that try the same examples on every run."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape what is no text in UTF-8 in what a test has printed and logged: processes can't send it to each other."""
+    """Escape text in a test's output and log that UTF-8 can't encode, since processes can't send it to each other."""
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Stop at once where there is no device: a test that skips for want of one would hide what it does not check."""
-    # A shell starts what it runs in the background with Ctrl-C ignored; tests that press it need it back.
+    """Stop at once if there is no device. Tests that skip without one would hide what they do not check."""
+    # A shell starts background processes with Ctrl-C ignored; tests that press it need the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not list_devices():
         pytest.exit(
@@ -60,14 +60,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the collected tests and all modules out of each later collection of garbage: they stay to the end."""
+    """Leave the collected tests and all modules out of later garbage collections, since they stay to the end."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a small random model that works on token ids."""
+    """Return the file of a small random model that works on token ids."""
     path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
     save_safetensors(random_model(tiny_shape(vocab=96), seed=5), path, "f32")
     return path
@@ -75,7 +75,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ray_fleets() -> Iterator[RayFleets]:
-    """Replicas on Ray Serve, started when they are first asked for."""
+    """Yield replicas on Ray Serve, started when a test first needs them."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed; pip install 'rnn-engine[fleet]'")
     from tests.support.ray_fleet import RayFleets

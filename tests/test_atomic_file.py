@@ -1,4 +1,4 @@
-"""A file that is replaced is seen whole, whatever fails while it is written."""
+"""A reader sees a replaced file whole, whatever fails during writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that several layers make: what is refused, and how the message names it."""
+"""Checks that several layers make: the refused values, and their errors."""
 
 from __future__ import annotations
 

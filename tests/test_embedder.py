@@ -1,4 +1,4 @@
-"""Embedding models in ONNX: the vectors, the pieces, and what is no such model."""
+"""Embedding models in ONNX: the vectors, the pieces, and refusals of other files."""
 
 from __future__ import annotations
 

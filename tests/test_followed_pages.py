@@ -1,4 +1,4 @@
-"""The pages that follow a step and a chat name the files and functions that really run."""
+"""The document pages that follow a step and a chat name the files and functions that really run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = LoadSettings("0")  # the first device: `auto` may be numpy, which has
 
 
 class Page:
-    """The files of a page's tables, and the functions that it names of each."""
+    """The files of a page's tables, with the functions that it names in each."""
 
     def __init__(self, name: str) -> None:
         text = (ROOT / "docs" / name).read_text()
@@ -51,7 +51,7 @@ class Trace:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Threads that are started meanwhile are looked at, and this one."""
+        """Trace this thread, and those started while the block runs."""
         before = sys.getprofile()
         threading.setprofile(self._note)
         sys.setprofile(self._note)
@@ -79,7 +79,7 @@ def check(page: Page, trace: Trace, is_on_page: Callable[[str], bool]) -> None:
 
 
 async def test_one_decode_step() -> None:
-    """Eight sequences decode; the steps are looked at in which all of them do."""
+    """Trace the steps in which all of eight sequences decode."""
     page, trace = Page("one-decode-step.md"), Trace()
     shown = [0] * 8
 
@@ -102,7 +102,7 @@ async def test_one_decode_step() -> None:
 
 
 async def test_one_chat() -> None:
-    """A second chat, so that what is done once is done; whole, and as a stream."""
+    """Trace a second chat, whole and as a stream. The first one has done all that is done only once."""
     page, trace = Page("one-chat.md"), Trace()
     with trace.installed():
         async with (

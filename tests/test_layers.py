@@ -1,4 +1,4 @@
-"""The rules of the layers hold in the project, and the search for breaches finds each kind in a made-up tree."""
+"""The rules of the layers hold in the project. The search for breaches finds each kind in a made-up tree."""
 
 from __future__ import annotations
 

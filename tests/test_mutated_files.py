@@ -1,4 +1,4 @@
-"""Whatever became of a file, its reader reads it or raises an error of ours, in little memory (`tools.fuzz.files`)."""
+"""Readers read damaged files or raise one of the project's errors, in little memory (`tools.fuzz.files`)."""
 
 from __future__ import annotations
 

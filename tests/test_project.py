@@ -1,4 +1,4 @@
-"""What the documents, the Makefile and the distribution say is true of the code."""
+"""The documents, the Makefile and the distribution agree with the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.layers import DEVELOPMENT, LAYERS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-GUIDES = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]  # the changelog tells of older code, too
+GUIDES = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]  # the changelog also describes older code
 UNITS = [unit for units in LAYERS for unit in units]
 
 
@@ -57,7 +57,7 @@ def resolves(document: Path, link: str) -> bool:
 
 
 def anchor(heading: str) -> str:
-    """The name that a heading has in links, as GitHub makes it."""
+    """Return the name of a heading in links, as GitHub makes it."""
     words = re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower())
     return words.replace(" ", "-")
 
@@ -116,7 +116,7 @@ def test_modules_in_documents_exist(document: Path) -> None:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name or a path stands for a file or a folder."""
+    """Return True if a dotted name or a path stands for a file or a folder."""
     path = ROOT / name.removesuffix(".py").replace(".", "/")
     return path.exists() or path.with_suffix(".py").exists()
 
@@ -152,7 +152,7 @@ def test_every_wgsl_file_is_used() -> None:
 
 
 def texts_in(source: str) -> Iterator[str]:
-    """The texts of a Python file as patterns; a hole in an f-string, such as weights_{x}, stands for any word."""
+    """Yield the strings of a Python file as patterns. A hole in an f-string, as in weights_{x}, matches any word."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield re.escape(node.value)

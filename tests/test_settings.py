@@ -1,4 +1,4 @@
-"""The settings of engine, server and fleet: a number that is none is refused where it is given."""
+"""The settings of engine, server and fleet refuse numbers that are not finite when they are made."""
 
 from __future__ import annotations
 

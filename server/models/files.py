@@ -26,7 +26,10 @@ _KNOWN_FILES = 1024
 
 
 class ModelFileEntry(TypedDict):
-    """A file in the folder of models. `sha` is SHA-256; `info` is null for what is no model."""
+    """A file in the folder of models.
+
+    `sha` is its SHA-256; empty if that was not asked for, and for folders. `info` is null if the file is no model.
+    """
 
     path: str
     name: str

@@ -22,8 +22,11 @@ from server.core.schema import ErrorBody, RequestBody
 
 
 class ApiDocument(TypedDict):
-    """All routes and bodies, as OpenAPI 3.1 has them. `x-alias-of` of an operation names the path that it is another
-    name of, `x-scope` what an API key has to have, and `x-event-schema` what one event of a stream holds."""
+    """All routes and bodies, as an OpenAPI 3.1 document.
+
+    `x-alias-of` of an operation is the main path of the same route. `x-scope` is the scope that an API key needs.
+    `x-event-schema` describes one event of a stream.
+    """
 
     openapi: Literal["3.1.0"]
     info: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The benchmark of a fleet, as far as it needs no Ray."""
+"""The parts of the fleet's benchmark that need no Ray."""
 
 from __future__ import annotations
 

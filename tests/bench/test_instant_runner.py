@@ -1,4 +1,4 @@
-"""The read-outs of the runner that answers at once are such as a model could give."""
+"""The read-outs of the runner that answers at once look like a model's."""
 
 from __future__ import annotations
 

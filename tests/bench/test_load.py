@@ -1,4 +1,4 @@
-"""The load of chats: what is asked, and what the figures say."""
+"""The load of chats: the questions, and the figures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_figures_follow_from_the_times() -> None:
     assert figures.first_median == pytest.approx(200)
     assert figures.between_median == pytest.approx(100)
     assert figures.gap_99 == pytest.approx(900, rel=0.01)
-    assert figures.tokens_per_second == pytest.approx((11 + 11 * 2 / 3) / 2)  # what comes after 2 s does not count
+    assert figures.tokens_per_second == pytest.approx((11 + 11 * 2 / 3) / 2)  # tokens after 2 s do not count
     assert figures.saved == pytest.approx(0.25)
     assert table([figures]).splitlines()[-1] == "| 2 clients | on | 2 | 1 | 200 | 290 | 100.0 | 897 | 9 | 25 % |"
 
@@ -80,7 +80,7 @@ def test_a_plot_of_figures_that_are_all_the_same_can_be_drawn(figure: float) -> 
 
 
 class Server:
-    """Answers each chat with its number of messages, and refuses the second one."""
+    """A server that answers each chat with its number of messages, and refuses the second chat."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""What a peer's process reports, and the table of all."""
+"""The report of a peer's process, and the table of all peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.bench.peers.peer import Task, measure_peer
 
 
 class FakePeer:
-    """Follows the `Peer` protocol."""
+    """A `Peer` without a model."""
 
     def __init__(self, task: Task, can_batch: bool) -> None:
         self.can_batch = can_batch

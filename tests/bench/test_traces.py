@@ -1,4 +1,4 @@
-"""The benchmark of kept states on traces of prompts."""
+"""The benchmark of cached states on traces of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sides are measured in turns, and their ratios are of one round."""
+"""Two sides are measured in turns, and each ratio compares figures of one round."""
 
 from __future__ import annotations
 

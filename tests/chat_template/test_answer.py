@@ -1,4 +1,4 @@
-"""Answers are divided alike, however they are cut."""
+"""An answer is divided into the same parts wherever its text is cut."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ANSWERS = [
 
 
 def joined(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """The pieces without markup, those of one part together."""
+    """Return the pieces without markup, joined by part."""
     found: list[tuple[str, str]] = []
     for piece in pieces:
         if piece.part is AnswerPart.MARKUP:

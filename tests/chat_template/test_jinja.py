@@ -1,4 +1,4 @@
-"""Jinja templates: what they are given, and that none takes too much or reaches anything."""
+"""Jinja templates: their inputs, and that none uses too much time or memory or escapes its sandbox."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_ends_of_turns_are_what_shorter_conversations_have_too() -> None:
 
 
 class CountedText(str):
-    """A text that counts how often a part of it is taken."""
+    """A text that counts how often a part of it is read."""
 
     takes = 0
 

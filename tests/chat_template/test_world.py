@@ -1,4 +1,4 @@
-"""The prompts of World's template, whose size is bounded before they are built."""
+"""The prompts of World's template. Their size is bounded before they are built."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def model_file(tiny_model: TensorModel, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def rnn_engine() -> Iterator[Command]:
-    """Run `rnn-engine` with arguments and, perhaps, a text on standard input."""
+    """Return a function that runs `rnn-engine` with arguments and, optionally, a text on standard input."""
 
     def run(*arguments: object, stdin: str | None = None, code: int = 0) -> str:
         result = CliRunner().invoke(
@@ -40,12 +40,12 @@ def rnn_engine() -> Iterator[Command]:
         return result.output
 
     yield run
-    gc.unfreeze()  # what `serve` has frozen
+    gc.unfreeze()  # objects that `serve` has frozen
 
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeEngine], list[EngineChoice]]:
-    """Put a fake engine where a real one would be loaded; gives the list of what was asked to be loaded."""
+    """Return a function that replaces loading by a fake engine. It returns the list of choices that it should load."""
 
     def put(engine: FakeEngine) -> list[EngineChoice]:
         choices: list[EngineChoice] = []

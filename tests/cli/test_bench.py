@@ -1,4 +1,4 @@
-"""`rnn-engine bench`: what is run and how the figures follow from the clock."""
+"""`rnn-engine bench`: the runs, and the figures computed from the clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_runner() -> FakeRunner:
 
 
 def clock_of(*seconds: float) -> itertools.accumulate[float]:
-    """Times at which runs begin and end: they last as long as given."""
+    """Return a clock by which runs last as long as given: the times at which they begin and end."""
     return itertools.accumulate(time for duration in seconds for time in (1.0, duration))
 
 

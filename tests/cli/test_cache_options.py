@@ -1,4 +1,4 @@
-"""The options of `rnn-engine serve` that say what is kept, from the command line to the engine's settings."""
+"""The cache's options of `rnn-engine serve`, from the command line to the engine's settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Settings = Callable[..., CacheConfig | None]
 
 @pytest.fixture
 def settings(rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """What the engine would be loaded with, for options of `serve`."""
+    """Return a function from options of `serve` to the cache settings that the engine would be loaded with."""
     choices: list[EngineChoice] = []
 
     def run(load: partial[object], *_: object) -> None:

@@ -22,7 +22,7 @@ from server.auth.tls import TlsFiles
 from server.core.settings import ServerSettings
 from tests.support.cli import Command
 
-# As ai00 brings it, but for the names of the files.
+# ai00's own file, except the names of the files.
 AI00 = """
 [model]
 embed_device = "Cpu"
@@ -78,7 +78,7 @@ path = "assets/www/index.zip"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What the server would have been started with."""
+    """The arguments with which the server would have been started."""
 
     choice: EngineChoice
     models: Sequence[NamedModel]
@@ -91,7 +91,7 @@ Start = Callable[..., Started]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, rnn_engine: Command) -> Start:
-    """Run `serve` up to where it would load."""
+    """Return a function that runs `serve` up to the point of loading."""
     seen: list[Started] = []
 
     def run(load: partial[object], settings: ServerSettings, _on_ready: object) -> None:
@@ -284,7 +284,7 @@ def test_each_field_of_ai00s_file_is_taken_or_refused(
 
 
 def _serve(*arguments: object) -> Result:
-    """Start a server as far as `start` does; it begins, or ends with an error and no traceback."""
+    """Run `serve` up to the point of loading. Assert that it gets there, or ends with an error and no traceback."""
     result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
     assert result.exit_code == 0 or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == 0 or "Error: " in result.output

@@ -1,4 +1,4 @@
-"""`rnn-engine convert`: what it says, and what it refuses."""
+"""`rnn-engine convert`: its output, and its refusals."""
 
 from __future__ import annotations
 

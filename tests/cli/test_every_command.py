@@ -1,4 +1,4 @@
-"""Every command as a process, as its help says to start it, with a real answer; `fleet` is in tests/fleet."""
+"""Every command as a process, started as its help says, with a real answer. `fleet` is in tests/fleet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT = ("--device", "cpu", "--temperature", 0, "--max-tokens", 4)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a command finds its files."""
+    """The files and folders of a command."""
 
     folder: Path
     model: Path
@@ -40,7 +40,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A folder for all that commands keep, and a hub that has the model."""
+    """Yield a folder for all files of commands, with a hub that has the model."""
     monkeypatch.setenv("RNN_ENGINE_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -51,7 +51,7 @@ def place(tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def serve(place: Place) -> None:
-    """One server with options of every group, and an effect of each group."""
+    """Start one server with options of every group, and check an effect of each group."""
     config, cache, log = place.folder / "config.toml", place.folder / "cache", place.folder / "log"
     config.write_text('any-model = true\ncors-origin = "https://chat.example"\n')
     groups: Mapping[str, tuple[object, ...]] = {
@@ -127,7 +127,7 @@ def inspect(place: Place) -> None:
 
 
 def convert(place: Place) -> None:
-    """From rwkv.cpp's file through every format that is written, so that each is also read."""
+    """Convert rwkv.cpp's file through every format that can be written, so that each is also read."""
     model = random_model(tiny_shape(head_size=64, vocab=96), seed=5)
     source, first = save_ggmf(model, place.folder / "first.bin"), place.folder / "first.safetensors"
     save_safetensors(model, first, "f32")
@@ -136,7 +136,7 @@ def convert(place: Place) -> None:
         assert f"{target}: " in rnn_engine_process("convert", source, target)
         source = target
     with open_model(first) as before, open_model(source) as after:
-        unused = {f"blocks.0.att.{name}" for name in ("v0", "v1", "v2")}  # which some formats leave out
+        unused = {f"blocks.0.att.{name}" for name in ("v0", "v1", "v2")}  # some formats leave these out
         assert set(before.names) - set(after.names) <= unused
         for name in after.names:
             assert np.allclose(after.tensor(name), before.tensor(name), rtol=1e-2, atol=1e-3), name
@@ -182,7 +182,7 @@ STARTS: Mapping[str, Callable[[Place], None]] = MappingProxyType(
 
 @pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
 def test_it_starts_and_answers(name: str, place: Place) -> None:
-    """A command that is missing in `STARTS` fails."""
+    """Run the command's function in `STARTS`. A command that is missing there fails."""
     STARTS[name](place)
 
 

@@ -1,4 +1,4 @@
-"""`rnn-engine fleet`, as far as it goes without Ray."""
+"""The parts of `rnn-engine fleet` that need no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rnn-engine generate` and `rnn-engine chat`: what the engine is asked and what the terminal shows."""
+"""`rnn-engine generate` and `rnn-engine chat`: the requests to the engine, and the output in the terminal."""
 
 from __future__ import annotations
 

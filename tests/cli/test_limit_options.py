@@ -13,7 +13,7 @@ from tests.support.cli import Command
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
-    """The limits of the servers that would have been started."""
+    """Return the list of limits of the servers that would have been started."""
     found: list[Limits] = []
 
     def run(_load: object, settings: ServerSettings, _on_ready: object) -> None:

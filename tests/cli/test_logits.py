@@ -1,4 +1,4 @@
-"""`rnn-engine logits` against the reference, and what it refuses."""
+"""`rnn-engine logits` compared with the reference, and its refusals."""
 
 from __future__ import annotations
 

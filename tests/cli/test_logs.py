@@ -1,4 +1,4 @@
-"""The server's log: whole lines in their order, and no waiting where nobody reads them."""
+"""The server's log: whole lines in their order, and no waiting if no process reads them."""
 
 from __future__ import annotations
 

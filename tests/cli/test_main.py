@@ -147,7 +147,7 @@ def test_numbers_in_a_range_are_finite(name: str, number: str) -> None:
 def test_a_shortage_is_one_line(
     rnn_engine: Command, monkeypatch: pytest.MonkeyPatch, shortage: Exception, said: str
 ) -> None:
-    """As under a limit on memory, where the last comes from a library of a command's that has no room."""
+    """Check errors as under a memory limit. The last one comes from a library that a command can't load."""
 
     def fail(*_: object) -> None:
         raise shortage
@@ -191,7 +191,7 @@ main(sys.argv[1:])
 )
 def test_a_signal_ends_a_server_with_code_0_also_while_it_is_imported(command: str, number: int, code: int) -> None:
     def prepare() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever runs the tests may ignore
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the parent process may have set it to be ignored
 
     arguments = [sys.executable, "-c", IMPORTING, command]
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, preexec_fn=prepare) as process:

@@ -30,7 +30,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Hugging Face's cache: an empty one."""
+    """Return an empty folder as Hugging Face's cache."""
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "hf"))
     return tmp_path / "hf"
 

@@ -22,7 +22,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model_file: Path, cache_folder: Path) -> Iterator[tuple[str, str]]:
-    """What the server said at its start, and its address. It is ended by SIGTERM, and must end well."""
+    """Yield the server's output at its start, and its address. SIGTERM ends it, and it must end well."""
     options = ("--device", "cpu", "--port", 0, "--slots", 3, "--cache-folder", cache_folder)
     with serving_process("serve", model_file, *options, "--batching", "k-or-t:2,0.01") as serving:
         yield serving.said, serving.address

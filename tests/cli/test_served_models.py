@@ -1,4 +1,4 @@
-"""The models of `rnn-engine serve`: their names, and what each is loaded with."""
+"""The models of `rnn-engine serve`: their names, and the settings that each is loaded with."""
 
 from __future__ import annotations
 

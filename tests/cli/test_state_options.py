@@ -1,4 +1,4 @@
-"""States on the command line: which a server begins with, and commands that start from a file."""
+"""States on the command line: those that a server begins with, and commands that start from a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Settings = Callable[..., StateSettings]
 
 @pytest.fixture
 def settings(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """What the engine would begin with, for arguments of `serve`."""
+    """Return a function from arguments of `serve` to the states that the engine would begin with."""
     choices: list[EngineChoice] = []
 
     def run(load: partial[object], *_: object) -> None:

@@ -62,7 +62,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     assert state.stat().st_size > 0
     with open_terminal(*chat, environment=environment) as terminal:
         terminal.wait_for_prompt()
-        terminal.type(6 * UP)  # what was typed the last time
+        terminal.type(6 * UP)  # the line typed in the previous run
         terminal.wait_for("User: What is the capital of France?")
         terminal.type(CTRL_C)
         terminal.wait_for_prompt()
@@ -190,7 +190,7 @@ def test_an_answer_is_drawn_at_once_and_by_one_thread() -> None:
     with screen.answer() as show:
         show("Yes")
         assert "Yes" in out.getvalue()
-        assert threading.enumerate() == threads  # another's lines would come between
+        assert threading.enumerate() == threads  # lines of another thread would come between
 
 
 def test_words_are_kept_whole() -> None:

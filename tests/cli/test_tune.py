@@ -1,4 +1,4 @@
-"""`rnn-engine tune`: the search is made up here; what it finds is shown, kept and deleted."""
+"""`rnn-engine tune` with a made-up search: its results are shown, kept and deleted."""
 
 from __future__ import annotations
 

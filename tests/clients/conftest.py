@@ -15,7 +15,7 @@ KEY, OTHER_KEY = "a key", "another key"
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    """The root of the server, which knows `KEY` and `OTHER_KEY`."""
+    """Yield the root URL of the server, which accepts `KEY` and `OTHER_KEY`."""
     keys = (ApiKey.of(KEY, "ann"), ApiKey.of(OTHER_KEY, "bob"))
     with demo_server(ServerSettings(auth=AuthSettings(keys))) as root:
         yield root

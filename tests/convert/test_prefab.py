@@ -1,4 +1,4 @@
-"""ai00's prefab models: the structure that is written, and quantised matrices that are read."""
+"""ai00's prefab models: the written structure, and reading of quantised matrices."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_matrices_that_were_halved_are_scaled_back(shape: ModelShape, tmp_path: 
     path = write(model, tmp_path)
     name = "blocks.7.att.output.weight"
     stored = np.frombuffer(load(path)["tensor"]["layers"][7]["att"]["w_o"]["Fp16"]["data"], np.float16)
-    least = 2.0**-24  # of halves, which the smallest numbers lose by halving, in ai00 too
+    least = 2.0**-24  # the smallest f16 number, which halving loses, in ai00 too
     np.testing.assert_allclose(stored * 2, model.tensor(name).reshape(-1), rtol=0, atol=least)
     with open_model(path) as opened:
         for each in (name, "blocks.7.ffn.value.weight"):

@@ -1,4 +1,4 @@
-"""Weights that are saved in 8 and 4 bits are the same when they are loaded again, and are not quantised anew."""
+"""Weights saved in 8 and 4 bits are the same when they are loaded again, and are not quantised anew."""
 
 from __future__ import annotations
 

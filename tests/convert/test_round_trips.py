@@ -1,4 +1,4 @@
-"""A model that is converted, there and back where the format has it, gives identical logits."""
+"""A converted model gives identical logits, also after converting back if the format allows that."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def convert(source: Path, target: Path, weights: str = "stored") -> Path:
 
 
 def model_file(shape: ModelShape, folder: Path) -> Path:
-    """A model in f32 whose numbers f16 and bf16 have, too."""
+    """Write a model in f32 whose numbers f16 and bf16 can hold, too; return its path."""
     return save_safetensors(random_model(shape, seed=7, bits=8), folder / "model.safetensors", "f32")
 
 

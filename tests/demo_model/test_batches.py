@@ -1,4 +1,4 @@
-"""Packing: every token of a document is where it belongs, and only answers are learnt."""
+"""Packing: every token of a document is in its place, and only answers are learnt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus: what is held out stays out of training, answers are right, and text reads as the server writes it."""
+"""The corpus: held-out items stay out of training, answers are right, and texts have the form of the server's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The held-out openings: the list is what it says, and answers are judged by it."""
+"""The held-out openings: the list is right, and answers are judged by it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SKILLS = ("arithmetic", "fact", "memory", "spell", "json_fields")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Held-out dialogues, and what the model says after each of their tokens."""
+    """Held-out dialogues, and the model's logits after each of their tokens."""
 
     model: ModelFile
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""The model that ships: its files fit together, and it has the skills that its card speaks of.
+"""The model that ships: its files fit together, and it has the skills that its card lists.
 
 Runs the numpy reference.
 """

@@ -1,4 +1,4 @@
-"""Places in an engine: refusal, waiting in order, clients that leave while they wait, and what each client gets."""
+"""Places in an engine: refusal, waiting in order, clients that leave while they wait, and each client's share."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_place_is_not_lost_to_one_that_leaves_while_it_waits(handed_over: 
     await turns()
     if handed_over:
         first.release()
-        await asyncio.sleep(0)  # the place is the leaver's, who does not know it yet
+        await asyncio.sleep(0)  # the leaver has the place, and does not know it yet
     leaver.task.cancel()
     await asyncio.gather(leaver.task, return_exceptions=True)
     await first.end()
@@ -107,14 +107,14 @@ async def test_advice_to_those_refused_follows_how_long_requests_take() -> None:
 
 
 class Places:
-    """Takes places for clients as long as there are any."""
+    """A taker of places for clients, as long as there are any."""
 
     def __init__(self) -> None:
         self.admission = Admission(8, 64)
         self.held: list[tuple[Client, QueuePlace]] = []
 
     async def take(self, client: Client, most: int = 1000) -> int:
-        """Return how many places `client` gets that asks for `most`."""
+        """Return how many places `client` gets if it asks for `most`."""
         for number in range(most):
             place = self.admission.place(client, wait=False)
             try:

@@ -1,4 +1,4 @@
-"""A request's tokens on a GPU are its own: whoever shares its steps, whatever slot it has, however it is cut."""
+"""A request's tokens on a GPU do not depend on the requests in its steps, its slot, or the cuts of its prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = random_model(tiny_shape(), seed=31)
 
 
 def make_request(number: int) -> GenerateRequest:
-    """Every other one greedy, every third one masked; prompts of 1 to 90 tokens."""
+    """Return the request of this number. Every other one is greedy, every third masked; prompts have 1 to 90 tokens."""
     generator = np.random.default_rng([32, number])
     prompt = generator.integers(1, MODEL.shape.vocab_size, size=1 + number**2 * 90 // NUM_REQUESTS**2)
     sampling = SamplingParams(temperature=0.0 if number % 2 else 1.0, top_p=0.9, presence_penalty=0.3, seed=number)
@@ -38,7 +38,7 @@ def make_request(number: int) -> GenerateRequest:
 
 
 def run(runner: Runner, arrivals: dict[int, int]) -> dict[int, list[int]]:
-    """Each request's new tokens, where request `number` arrives before step `arrivals[number]`."""
+    """Return each request's new tokens. Request `number` arrives before step `arrivals[number]`."""
     scheduler = Scheduler(runner, lambda token: bytes([token]))
     tokens: dict[int, list[int]] = {number: [] for number in arrivals}
     step = 0
@@ -56,7 +56,7 @@ def run(runner: Runner, arrivals: dict[int, int]) -> dict[int, list[int]]:
 
 @cache
 def tokens_alone(number: int) -> list[int]:
-    """By numpy, with nobody else there."""
+    """Return the new tokens of a request that numpy runs alone."""
     (tokens,) = run(load_runner(MODEL, "cpu", num_slots=1, max_tokens=256), {number: 0}).values()
     assert len(tokens) == NEW_TOKENS
     return tokens

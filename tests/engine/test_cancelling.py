@@ -1,4 +1,4 @@
-"""Many long requests that are cancelled at once: all of their slots are free within one step."""
+"""Many long requests are cancelled at once: all their slots are free within one step."""
 
 from __future__ import annotations
 

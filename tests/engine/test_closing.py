@@ -1,4 +1,4 @@
-"""The end of an engine: what its clients are told, and that nothing of it stays behind."""
+"""The end of an engine: the events that its clients get, and that nothing of it stays behind."""
 
 from __future__ import annotations
 

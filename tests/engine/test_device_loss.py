@@ -1,4 +1,4 @@
-"""A real device that is destroyed under an engine: the engine opens it again and goes on with what the host keeps."""
+"""A real device is destroyed under an engine. The engine opens it again, and goes on with the states on the host."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_device_that_is_destroyed_is_opened_again(monkeypatch: pytest.Mo
         name = await engine.states.put("kept", freeze_state(end.state, SHAPE, "end"), Retention(), source="end")
         named = replace(REQUEST, initial_state=InitialState(name.frozen.digest, name.frozen.state))
         from_name = await listen(engine, named)
-        for number in range(6, 10):  # the first ones give way to the host
+        for number in range(6, 10):  # the first ones move to the host
             await listen(engine, replace(REQUEST, prompt=[number] * 5))
         for loss in range(LOSSES):
             faults.arm(Fault.LOST, after=1 + loss)

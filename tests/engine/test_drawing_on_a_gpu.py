@@ -1,4 +1,4 @@
-"""Whether host or device draws, and how many tokens at a time, changes nothing that a client hears."""
+"""A client gets the same answer if the host draws or the device, one token or several at a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_stop_string_ends_the_text_and_the_state_where_it_is_found(runner: Run
 @pytest.mark.parametrize("max_draws", [0, 16])
 def test_drafts_change_nothing_either(runner: Runner, max_draws: int) -> None:
     def repeating(number: int) -> GenerateRequest:
-        """Begins with a part three times over; draws greedily, or one of two tokens by chance."""
+        """Return a request with a part three times in its prompt. It draws greedily, or one of two tokens by chance."""
         asked = make_request(number)
         by_chance = {"temperature": 50.0, "top_p": 1.0, "top_k": 0, "logit_bias": {5: 5000.0, 6: 5000.0}}
         sampling = replace(asked.sampling, **(by_chance if number % 2 else {"temperature": 0.0}))

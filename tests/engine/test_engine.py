@@ -121,7 +121,7 @@ async def test_requests_that_are_all_paused_need_no_steps_and_can_be_closed(monk
         await anext(slow)
         waiting = asyncio.create_task(listen(engine, ask(max_tokens=5)))
         questions_without_a_step = 0
-        while questions_without_a_step < 20:  # a worker that has something to run steps between any two
+        while questions_without_a_step < 20:  # a busy worker steps between any two questions
             steps = len(runner.batches)
             await engine.cache_nodes(1)
             questions_without_a_step = questions_without_a_step + 1 if len(runner.batches) == steps else 0

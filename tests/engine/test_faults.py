@@ -1,4 +1,4 @@
-"""Faults inside an engine: who is told, and what goes on."""
+"""Faults inside an engine: the requests that end with an error, and those that go on."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_request_that_can_not_be_queued_ends_with_an_error_alone(monkeyp
 
 
 async def test_a_state_that_overflows_ends_its_own_requests_alone() -> None:
-    """Its wkv is finite, and so accepted; what the model makes of it is not."""
+    """The state's wkv is finite, and so accepted, but the model's results from it are not finite."""
     model = random_model(tiny_shape(vocab=TOKENIZER.size), seed=1)
     runner = load_runner(model, "cpu", num_slots=4, max_tokens=256)
     cache = make_cache(model.shape, "a model", runner)

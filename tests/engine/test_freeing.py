@@ -1,4 +1,4 @@
-"""What a closed engine took is free at once, without a garbage collection."""
+"""The memory of a closed engine is free at once, without a garbage collection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from states.cache.config import CacheConfig, DiskConfig
 
 
 class Keeping(ThreadPoolExecutor):
-    """Keeps all that is handed to its threads, as one of them does for a moment after it was done."""
+    """An executor that keeps the arguments of its calls, as a thread does for a moment after a call has ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Keeping(ThreadPoolExecutor):
 
 @pytest.fixture
 def parts_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ReferenceType[Any]]]:
-    """The parts of the engine that is loaded, by name; nothing is collected during the test."""
+    """Yield weak references to the parts of the loaded engine, by name. Garbage collection is off during the test."""
     references: dict[str, ReferenceType[Any]] = {}
 
     def open_watched(*args: Any, **kwargs: Any) -> EngineParts:  # noqa: ANN401

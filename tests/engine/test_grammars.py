@@ -159,7 +159,7 @@ async def test_an_engine_that_closes_ends_those_that_wait_for_a_grammar() -> Non
 
 
 async def think(engine: Engine, budget: int | None, grammar: Grammar | None, seed: int = 0) -> str:
-    """The text of a request whose thoughts `</t>` closes."""
+    """Return the text of a request with thoughts, which `</t>` closes."""
     thinking = Thinking(b"</t>", TOKENIZER.encode("!</t>"), budget)
     text, _ = await read(engine, replace(ask(grammar or Grammar("regex", "")), grammar=grammar, thinking=thinking))
     return text

@@ -1,4 +1,4 @@
-"""Questions after a long text, one of which begins with a token that merges with the text's last."""
+"""Questions after a long text. The first token of one question merges with the text's last."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenizer() -> Tokenizer:
 async def ask_all(
     prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, step: int, *, states: int = 100
 ) -> list[Heard]:
-    """Ask one after the other, with memory for so many states."""
+    """Ask the prompts one after the other, with memory for `states` states."""
     model = random_model(tiny_shape(vocab=tokenizer.size), seed=3)
     runner = CpuRunner(model, run_layers, num_slots=2, max_tokens=step)
     config = CacheConfig(host_capacity=states * (model.shape.state_bytes + 4 * tokenizer.size))
@@ -54,13 +54,13 @@ def ask(prompt: Sequence[int]) -> GenerateRequest:
 
 
 def most_shared(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """How many tokens each shares with one before it."""
+    """Return for each prompt the most tokens that it shares with an earlier one."""
     packed = [pack(prompt) for prompt in prompts]
     return [max([0, *(shared_tokens(one, other) for other in packed[:number])]) for number, one in enumerate(packed)]
 
 
 def found(heard: Sequence[Heard]) -> list[int]:
-    """How many tokens each got from the cache."""
+    """Return for each request the number of its cached tokens."""
     return [event.cached_tokens for one in heard for event in one.events if isinstance(event, Started)]
 
 

@@ -21,7 +21,7 @@ PAIR = draw_pair(MODEL, f"{KEY}.weight", rank=4)
 
 
 async def run(path: Path, folder: Path, loras: Sequence[LoraChoice] = ()) -> tuple[int, list[int]]:
-    """Return how many tokens of the prompt a kept state covered, and the answer."""
+    """Return the number of cached prompt tokens, and the answer."""
     cache = CacheConfig(host_capacity=0, device_capacity=0, disk=DiskConfig(folder, 1 << 20, background_bytes=0))
     request = GenerateRequest(PROMPT, max_tokens=8, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
     async with (

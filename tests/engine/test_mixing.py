@@ -1,4 +1,4 @@
-"""A mix of states by a model: what is drawn, and how likely it is, is what numpy makes of the reference's rows."""
+"""A mix of states of a model: tokens and probabilities are those that numpy computes from the reference's rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.reference import forward
 MODEL = random_model(tiny_shape(), seed=31)
 PROMPT = [5, 9, 2, 30, 7]
 OWN_PROMPT = [11, 3]
-BEFORE = [1, 44, 8]  # what the second state has taken in
+BEFORE = [1, 44, 8]  # the tokens that the second state has taken in
 BOUND = 2e-5  # of rounding in f32: logits are as large as 16, and the weights' absolute values sum to 2.5
 
 
 def rows_after(before: list[int], tokens: list[int]) -> F32:
-    """The reference's logits after `before` and each of `tokens`."""
+    """Return the reference's logits after `before` and each of `tokens`."""
     logits, _ = forward(MODEL, [*before, *tokens], dtype=np.float64)
     return logits[len(before) :].astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""An engine depends on every byte that its model's file has when it is loaded, and not on the file afterwards."""
+"""An engine depends on every byte of its model's file at the time of loading, and not on the file afterwards."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def delete(path: Path) -> None:
 
 
 async def ask(engine: Engine) -> tuple[int, list[int]]:
-    """Ask for what follows all ids of the vocabulary, so that every row of the embedding is looked up.
+    """Ask with a prompt of all ids of the vocabulary, so that every row of the embedding is looked up.
 
-    Returns how many tokens were cached, and the answer's.
+    Returns the number of cached tokens, and the answer's tokens.
     """
     prompt = list(range(SHAPE.vocab_size))
     request = GenerateRequest(prompt, max_tokens=8, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
@@ -73,7 +73,7 @@ async def test_states_of_a_model_that_differs_in_one_byte_are_not_continued(tmp_
 
 
 def _changed(path: Path, model: TensorModel) -> bytes:
-    """The file with another byte in the middle of a row of the embedding."""
+    """Return the file's bytes with one byte changed in the middle of a row of the embedding."""
     content = bytearray(path.read_bytes())
     row = model.tensor("emb.weight")[41].astype(np.float16).tobytes()
     content[content.index(row) + len(row) // 2] ^= 1

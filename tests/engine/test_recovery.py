@@ -1,4 +1,4 @@
-"""An engine whose device fails: what it says of itself, who is told, and how it comes back by itself."""
+"""An engine whose device fails: its health, the errors that requests get, and its recovery."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Faults:
-    """Fails the steps with these numbers, and all while `lost`."""
+    """A condition that fails the steps with these numbers, and all steps while `lost`."""
 
     numbers: frozenset[int] = frozenset()
     lost: bool = False
@@ -86,7 +86,7 @@ async def test_a_device_that_does_not_come_back_ends_the_engine_for_good() -> No
 
 
 async def test_steps_that_fail_in_a_row_end_all_that_run() -> None:
-    """The device answers each time, but whatever more than a token long is run fails."""
+    """The device answers after each failure, but every step with a run of more than one token fails."""
     runner = FakeRunner(HELLO, num_slots=2, fail_when=lambda batch: len(batch[0].tokens) > 1)
     async with asyncio.timeout(WAIT_SECONDS), engine_of(runner) as engine:
         for _ in range(5):
@@ -189,7 +189,7 @@ async def test_a_request_whose_reader_is_behind_hears_what_there_was_and_then_of
         slow = engine.generate(ask(max_tokens=10**6))
         heard = [await anext(slow)]
         steps = -1
-        while steps < 20 or steps != faults.steps:  # a worker that has something to run steps between two questions
+        while steps < 20 or steps != faults.steps:  # a busy worker steps between two questions
             steps = faults.steps
             await engine.cache_nodes(1)
             await engine.cache_nodes(1)

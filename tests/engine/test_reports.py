@@ -1,4 +1,4 @@
-"""What an engine tells of each request that ends, and what it counts of them."""
+"""The report of an engine on each request that ends, and its counters."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_failed_step_a_full_queue_and_a_closed_engine() -> None:
 
 
 class BrokenMask:
-    """Allows all tokens, but takes in only so many."""
+    """A mask that allows all tokens, but raises after `tokens` of them."""
 
     ended = False
 
@@ -115,7 +115,7 @@ class BrokenMask:
 
 @pytest.mark.parametrize("tokens", [-1, 0, 2])
 async def test_the_log_tells_whose_request_failed(tokens: int, caplog: pytest.LogCaptureFixture) -> None:
-    """At its start, or after a step; both are on the worker's thread."""
+    """The request fails at its start, or after a step. Both happen on the worker's thread."""
     asker = ContextVar("asker", default="nobody")
     told: list[tuple[str, str]] = []
 

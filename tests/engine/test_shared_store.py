@@ -1,4 +1,4 @@
-"""Engines that share a store: the same tokens as without it, and no request fails where it does."""
+"""Engines that share a store: the same tokens as without it, and no request fails if the store does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def running(
 
 
 async def ask(engine: Engine, prompt: Sequence[int], start: NamedState | None = None) -> tuple[int, list[int]]:
-    """How many tokens were kept, and what was drawn."""
+    """Return the number of cached tokens, and the drawn tokens."""
     request = GenerateRequest(
         prompt,
         max_tokens=5,

@@ -1,4 +1,4 @@
-"""Clients that share an engine: their requests are suspended and go on, and nobody hears anything of it."""
+"""Clients that share an engine: their requests are suspended and go on, and their answers do not change."""
 
 from __future__ import annotations
 

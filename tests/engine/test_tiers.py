@@ -1,4 +1,4 @@
-"""The engine and the places where it keeps states: slots of the device, host memory, files."""
+"""The engine and the tiers of its states: slots of the device, host memory, files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def load(model_path: Path, cache: CacheConfig | None) -> Engine:
 
 
 async def ask(engine: Engine, prompt: Sequence[int]) -> tuple[int, tuple[TokenInfo, ...]]:
-    """How many tokens were cached, and what was heard."""
+    """Return the number of cached tokens, and the tokens of the answer."""
     request = GenerateRequest(
         prompt, max_tokens=4, stop_tokens=(), sampling=SamplingParams(temperature=0.0), logprobs=3
     )
@@ -59,7 +59,7 @@ def copies(engine: Engine) -> dict[str, int]:
 
 
 async def tiers_of(engine: Engine, length: int) -> set[str]:
-    """Where the state is that was kept of so many tokens."""
+    """Return the tiers that have the state after `length` tokens."""
     return next(set(node.sizes) for node in await engine.cache_nodes(1000) if node.length == length)
 
 
@@ -76,7 +76,7 @@ def assert_close(heard: Sequence[TokenInfo], expected: Sequence[TokenInfo]) -> N
 
 
 class CountingRunner(FakeRunner):
-    """Counts the states that were read back."""
+    """A runner that counts the states read back."""
 
     states_read = 0
 

@@ -62,7 +62,7 @@ async def run(
 
 
 def greedy(model: TensorModel, prompt: Sequence[int], state: State | None = None) -> list[int]:
-    """The five tokens that follow, one after the other, by the reference."""
+    """Return the five greedy tokens after a prompt, by the reference."""
     tokens = list(prompt)
     for _ in range(5):
         logits, _ = forward(model, tokens, state, np.float64)

@@ -1,4 +1,4 @@
-"""A worker whose device hangs and an event loop that stands still: both are told, and nothing waits for ever."""
+"""A worker whose device hangs, and a blocked event loop: both are reported, and no request waits for ever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_SECONDS = 30.0  # until a test that waits in vain fails
 
 
 class Hang:
-    """Holds the worker in its step with this number until `release`."""
+    """A hook that holds the worker in its step with this number until `release`."""
 
     def __init__(self, number: int) -> None:
         self._number = number

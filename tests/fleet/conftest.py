@@ -24,7 +24,7 @@ def tiny_choice(tiny_model: Path) -> EngineChoice:
 
 @pytest.fixture
 async def fleet(ray_fleets: RayFleets, tiny_choice: EngineChoice) -> AsyncIterator[RemoteEngine]:
-    """An engine over two replicas with three slots each."""
+    """Yield an engine over two replicas with three slots each."""
     engine = await ray_fleets(tiny_choice)
     yield engine
     await engine.close()

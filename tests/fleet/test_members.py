@@ -1,4 +1,4 @@
-"""The replicas that a front knows, and the questions that a replica answers."""
+"""The replicas that a front knows, and a replica's answers to its questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a machine's devices a replica has."""
+"""The choice of a machine's device for a replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rnn_engine.fleet.settings import ReplicaPlace, device_at
 
 @dataclass
 class Adapter:
-    """As much of a WebGPU adapter as is read to list it."""
+    """The part of a WebGPU adapter that listing reads."""
 
     name: str
     kind: str = "DiscreteGPU"
@@ -37,7 +37,7 @@ MACHINE = (CPU, Adapter("Ada"), PART, Adapter("Ada"), Adapter("Navi"), Adapter("
 
 @pytest.fixture
 def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Adapter]:
-    """What WebGPU tells of the machine: 0 llvmpipe, 1 Ada, 2 Graphics, 3 Ada, 4 Navi, 5 Ada again by Direct3D 12."""
+    """WebGPU's adapters: 0 llvmpipe, 1 Ada, 2 Graphics, 3 Ada, 4 Navi, 5 Ada again through Direct3D 12."""
     found = list(MACHINE)
     monkeypatch.setattr(wgpu.gpu, "enumerate_adapters_sync", lambda: found)
     return found

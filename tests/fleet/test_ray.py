@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve: what only processes can show."""
+"""Two replicas on Ray Serve: the tests that need real processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_errors_are_those_of_one_engine(fleet: RemoteEngine) -> None:
 async def test_a_replica_that_is_killed(
     fleet: RemoteEngine, ray_fleets: RayFleets, tiny_choice: EngineChoice, tiny_model: Path
 ) -> None:
-    """Requests whose answers have begun there end with an error that says when to come again, and no others do."""
+    """Only requests whose answers have begun on the killed replica end with an error. It says when to try again."""
     running = [asyncio.create_task(tokens_of(fleet, seeded(seed, 3000))) for seed in range(6)]
     await _until(lambda: len(fleet.slot_uses()) == 6)
     ray_fleets.processes(tiny_choice)[0].kill()
@@ -86,7 +86,7 @@ async def test_a_replica_that_is_killed(
 async def test_replicas_come_with_requests_and_leave_when_they_are_few(
     ray_fleets: RayFleets, tiny_choice: EngineChoice
 ) -> None:
-    """A request that runs where a replica leaves comes to its end."""
+    """A request that runs on a leaving replica comes to its end."""
     scaling = Scaling(most=2, up_seconds=1, down_seconds=1)
     settings = FleetSettings(replicas=1, scaling=scaling, resources=FEW)
     fleet = await start_fleet(settings, tiny_choice, unheard)
@@ -114,7 +114,7 @@ async def test_replicas_that_can_not_be_loaded(ray_fleets: RayFleets, tiny_choic
 async def test_replicas_of_a_config_file_are_taken_and_left(
     ray_fleets: RayFleets, tiny_choice: EngineChoice, tiny_model: Path
 ) -> None:
-    """deploy/serve.yaml as Serve reads it, with a model and resources that there are here."""
+    """Deploy deploy/serve.yaml as Serve reads it, with a model and resources of this machine."""
     described = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "serve.yaml").read_text())
     name = await ray_fleets.build(described, {"model": str(tiny_model), "device": "cpu", "slots": 3})
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve with a shared store: what one has run, others take up when it leaves or dies."""
+"""Replicas on Ray Serve with a shared store: others go on from a replica's states when it leaves or dies."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ REQUEST = GenerateRequest(prompt=PROMPT, max_tokens=8, stop_tokens=(), sampling=
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An application of one replica whose store is this one."""
+    """An application of one replica, with a store."""
 
     store: StoreServer
     model: Path
-    deploy: Callable[[], None]  # puts a new replica in its place
+    deploy: Callable[[], None]  # replaces the replica by a new one
 
     @property
     def config(self) -> StoreConfig:
@@ -52,7 +52,7 @@ class Shared:
 
     @asynccontextmanager
     async def fleet(self) -> AsyncIterator[RemoteEngine]:
-        """An engine over it, as a server has one."""
+        """Yield an engine over the application, as in a server."""
         from rnn_engine.fleet.cluster import RayLinks
 
         front = await asyncio.to_thread(open_front, self.model, LoadSettings(tokenizer="none"), store=self.config)
@@ -63,7 +63,7 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """One replica, in the cluster of the other tests."""
+    """Yield an application of one replica, in the cluster of the other tests."""
     from ray import serve
 
     from rnn_engine.fleet.cluster import deploy
@@ -84,7 +84,7 @@ def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.Tem
 
 
 async def run(engine: RemoteEngine, request: GenerateRequest) -> tuple[int, list[int]]:
-    """Run a request; return how many tokens of its prompt were kept, and its answer's tokens."""
+    """Run a request; return the number of its cached prompt tokens, and its answer's tokens."""
     cached, tokens = 0, list[int]()
     async with aclosing(engine.generate(request)) as events:
         async for event in events:
@@ -123,7 +123,7 @@ async def test_a_call_to_a_replica_that_has_died_fails_at_once(shared: Shared) -
 
 
 async def test_a_replica_that_leaves_ends_its_requests_and_writes_their_states(shared: Shared) -> None:
-    """The next one takes requests only when its model is loaded, and goes on from these states."""
+    """The next replica takes requests only when its model is loaded, and goes on from these states."""
     request = replace(REQUEST, prompt=PROMPT[::-1], max_tokens=2000)
     async with shared.fleet() as fleet:
         running = asyncio.create_task(run(fleet, request))
@@ -158,7 +158,7 @@ async def test_fronts_share_named_states_and_leases(shared: Shared) -> None:
 
 
 async def _surveyed(links: Links, but: str = "") -> Sequence[Report]:
-    """What the replicas tell of themselves, once there are others than `but`."""
+    """Return the reports of the replicas except `but`, once there are any."""
     async with asyncio.timeout(60):
         while not (found := [report for report in await links.survey() or () if report.name != but]):
             await asyncio.sleep(0.05)

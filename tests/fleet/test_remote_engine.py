@@ -40,7 +40,7 @@ PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
 
 @asynccontextmanager
 async def opened(**engines: FakeEngine) -> AsyncIterator[tuple[RemoteEngine, LocalLinks]]:
-    """A fleet, with the way to its engines."""
+    """Yield a fleet, and the links to its engines."""
     fleet, links = await local_fleet(engines)
     try:
         yield fleet, links

@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""The choice of the replica that a request goes to."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_prompts_that_arrive_together_and_begin_alike_run_it_on_few_replicas() -
 
 
 class SummarisedCache:
-    """A replica's cache, of which fronts are told as surveys do."""
+    """A replica's cache, with a method that reports it to fronts as surveys do."""
 
     def __init__(self) -> None:
         shape = toy_shape()
@@ -114,7 +114,7 @@ def test_a_second_front_knows_what_the_first_one_sent() -> None:
     for asked, name in (
         ([*common, *prompt(2)], "a"),
         (common, "a"),
-        ([*common[:-1], *prompt(3)], "b"),  # no state is kept where it leaves
+        ([*common[:-1], *prompt(3)], "b"),  # no state is cached at the point at which it leaves
         (common[:-1], "b"),
     ):
         second = PrefixRouter()

@@ -1,4 +1,4 @@
-"""The counts of many replicas as those of one engine."""
+"""The counts of many replicas, added up to those of one engine."""
 
 from __future__ import annotations
 

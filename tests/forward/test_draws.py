@@ -1,4 +1,4 @@
-"""A token that the device draws is the one that the host draws from the whole row."""
+"""The device draws the same token as the host does from the whole row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZES = [
 
 @dataclass(frozen=True)
 class Text:
-    """A text of which `index` tokens were drawn, after some of `earlier` replies."""
+    """A text with `index` drawn tokens, after `earlier` replies."""
 
     sampling: SamplingParams
     seed: int
@@ -77,7 +77,7 @@ nuclei = st.builds(
 
 
 def with_biases(sampling: SamplingParams, row: F32, chance: np.random.Generator) -> SamplingParams:
-    """Give the bias that `sampling` has to one of the likeliest tokens, and others to some at random."""
+    """Return `sampling` with its bias on one of the likeliest tokens, and with biases on some random tokens."""
     if not sampling.logit_bias:
         return sampling
     [value] = sampling.logit_bias.values()
@@ -171,7 +171,7 @@ def test_rows_without_a_draw_are_left_alone() -> None:
 
 @pytest.mark.parametrize("shape", [tiny_shape(), *OLDER_SHAPES], ids=lambda shape: shape.version)
 def test_a_run_that_draws_leaves_what_single_steps_leave(shape: ModelShape) -> None:
-    """Greedy: one run stops at a token of its own, one after a few, and one goes on to the end."""
+    """With greedy draws, one run stops at its own stop token, one after a few tokens, and one goes on to the end."""
     model = random_model(shape, seed=40)
     runner = make_gpu_runner(model, num_slots=6, max_tokens=16, max_rows=6, num_candidates=8)
     starts, followed = [3, 1, 2], []

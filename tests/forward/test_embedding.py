@@ -1,4 +1,4 @@
-"""The embedding on the device: every number format that a file may have, and tables larger than a binding."""
+"""The embedding on the device: every number format of files, and tables larger than a binding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.reference import forward
 
 VOCAB = 5000
-TOKENS = [0, 4999, 1, 1560, 1563, 2500, 3124, 3125, 1562, 4687, 4688, 42]  # also those where a part ends
+TOKENS = [0, 4999, 1, 1560, 1563, 2500, 3124, 3125, 1562, 4687, 4688, 42]  # also at the ends of the table's parts
 MODEL = random_model(tiny_shape(layers=1, width=16, vocab=VOCAB), seed=5)
 
 

@@ -1,4 +1,4 @@
-"""Runs that go on from what their slots have drawn, in steps that are submitted before that is known."""
+"""Runs that go on from a drawn token, in steps that are submitted before the host knows the token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.models import random_model, tiny_shape
 
 NUM_SLOTS = 4
 SHAPE = tiny_shape()
-NOT_KNOWN = (0,)  # the token of a run that follows
+NOT_KNOWN = (0,)  # the placeholder token of a run that follows
 
 
 def make_runner() -> GpuRunner:
@@ -38,7 +38,7 @@ def greedy(count: int, stop: int | None = None) -> TokenDraw:
 
 
 def undecided() -> TokenDraw:
-    return TokenDraw(0, 0, 0, 1.0, 100.0)  # of so flat a row the candidates decide nothing
+    return TokenDraw(0, 0, 0, 1.0, 100.0)  # the row is so flat that the candidates decide nothing
 
 
 def halts(*tokens: int) -> NDArray[np.uint32]:
@@ -49,7 +49,7 @@ def halts(*tokens: int) -> NDArray[np.uint32]:
 
 
 def follow_plainly(runner: GpuRunner, slot: int, token: int, count: int) -> list[int]:
-    """Return `token` and those that follow it, a step each."""
+    """Return `token` and the `count` greedy tokens after it, one step each."""
     runner.write_state(slot, None)
     tokens = [token]
     while len(tokens) <= count:
@@ -58,7 +58,7 @@ def follow_plainly(runner: GpuRunner, slot: int, token: int, count: int) -> list
 
 
 def submit_all(runner: GpuRunner, steps: Sequence[Sequence[TokenRun]]) -> list[Readout]:
-    """Run steps of which two are always in flight."""
+    """Run steps with two always in flight; return their read-outs."""
     tickets, readouts = [], []
     for step in steps:
         tickets.append(runner.submit(step))
@@ -68,7 +68,7 @@ def submit_all(runner: GpuRunner, steps: Sequence[Sequence[TokenRun]]) -> list[R
 
 
 def expect_state(runner: GpuRunner, slot: int, tokens: Sequence[int]) -> None:
-    """Compare the state of `slot` with that after `tokens`."""
+    """Assert that the state of `slot` is the one after `tokens`."""
     other = 2 * NUM_SLOTS - 1
     runner.write_state(other, None)
     run_step(runner, [TokenRun(other, tokens)])
@@ -86,7 +86,7 @@ def expect_state(runner: GpuRunner, slot: int, tokens: Sequence[int]) -> None:
 def test_runs_that_follow_leave_what_single_steps_leave(
     runner: GpuRunner, counts: list[int], stops: list[int | None], order: list[int]
 ) -> None:
-    """A sequence that halts at its `stop`-th token, in whichever step, does nothing after that."""
+    """A sequence that halts at its `stop`-th token does nothing after that, whichever step the token is in."""
     starts = [3, 1, 2]
     followed = [follow_plainly(runner, slot, starts[slot], sum(counts)) for slot in range(3)]
     ends = [

@@ -1,4 +1,4 @@
-"""Runs that bring embeddings of their own, on a GPU and on the CPU: those of tokens give what the tokens give."""
+"""Runs with embeddings of their own, on a GPU and on the CPU: tokens' embeddings give the same as the tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_of(model: TensorModel, tokens: list[int]) -> F32:
 
 
 def logits_after(runner: Runner, *runs: TokenRun) -> list[F32]:
-    """The logits of the last row of each run, which start from nothing."""
+    """Return the logits of the last row of each run. The runs start from the initial state."""
     for run in runs:
         runner.write_state(run.slot, None)
     readout = run_step(runner, list(runs))

@@ -1,4 +1,4 @@
-"""The runner on a GPU: the contract of all runners, the golden files, and what is its own."""
+"""The runner on a GPU: the contract of all runners, the golden files, and its own features."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_was_uploaded_does_not_stay_on_the_host() -> None:
 
 
 class FreshModel:
-    """A model that reads each tensor anew, as a file does, and knows which of them are still in use."""
+    """A model that reads each tensor anew, as a file does, and lists the tensors that are still in use."""
 
     def __init__(self, model: TensorModel) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Matrices of bytes times activations in bytes, against numpy: kernels alone, and whole models."""
+"""Products of byte matrices and byte activations, compared with numpy: kernels alone, and whole models."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 def in_blocks(inputs: F32) -> F32:
-    """The inputs [T, C] as [T, C / 32, 32], with zeros where a row has no more."""
+    """Return the inputs [T, C] as [T, C / 32, 32], with rows padded by zeros."""
     return np.pad(inputs, ((0, 0), (0, -inputs.shape[1] % 32))).reshape(len(inputs), -1, 32)
 
 
 def scales_of(inputs: F32) -> F32:
-    """What a step of each input [T, C] stands for."""
+    """Return the size of one step at each input [T, C]."""
     scales = np.abs(in_blocks(inputs)).max(axis=-1, keepdims=True) / np.float32(127)
     return np.broadcast_to(scales, in_blocks(inputs).shape).reshape(len(inputs), -1)[:, : inputs.shape[1]]
 
 
 def rounded(inputs: F32) -> F32:
-    """The inputs [T, C] as multiples of their scales, from -127 to 127."""
+    """Return the inputs [T, C] rounded to multiples of their scales, from -127 to 127 times."""
     scales = scales_of(inputs)
     return np.rint(np.divide(inputs, scales, out=np.zeros_like(inputs), where=scales > 0)) * scales
 
 
 def assert_right(found: F32, matrix: F32, inputs: F32) -> None:
-    """Compare with the products of rounded inputs, where an input halfway between two steps may become either."""
+    """Compare with the products of rounded inputs. An input halfway between two steps may be rounded to either."""
     scales = scales_of(inputs)
     steps = np.divide(inputs, scales, out=np.zeros_like(inputs), where=scales > 0)
     halfway = np.abs(np.abs(steps - np.trunc(steps)) - 0.5) < 1e-4
@@ -74,7 +74,7 @@ def assert_right(found: F32, matrix: F32, inputs: F32) -> None:
 def test_any_token_count(bench: Bench, count: int) -> None:
     matrix, inputs = draw(70, 140), draw(count, 140, seed=6)
     (found,), num_dispatches = bench.multiply([matrix], inputs, weights=INT8)
-    assert num_dispatches == 2  # one rounds the inputs
+    assert num_dispatches == 2  # one of them rounds the inputs
     assert_right(found, stored(matrix, INT8), inputs)
 
 
@@ -109,7 +109,7 @@ def test_large_and_small_blocks_of_a_token_have_scales_of_their_own(bench: Bench
 
 
 def test_matrices_of_bytes_beside_others(bench: Bench) -> None:
-    """The others' inputs are not rounded."""
+    """The inputs of other formats are not rounded."""
     matrices, inputs = [draw(rows, 40, seed=rows) for rows in (64, 5, 100, 1)], draw(20, 40)
     formats = [WEIGHT_FORMATS[name] for name in ("f16", "int8", "q8_0", "int4")]
     found, num_dispatches = bench.multiply(matrices, inputs, weights=formats)
@@ -143,7 +143,7 @@ def software() -> Iterator[Bench]:
 
 
 def test_variants_are_right_and_those_without_splits_equal(software: Bench) -> None:
-    """Sums of a block are exact, and blocks come in their order, so a sum is the same bit by bit."""
+    """Sums within a block are exact, and blocks are added in their order, so all sums are equal to the last bit."""
     matrices = [draw(rows, 250, seed=rows) for rows in (65, 7, 130)]
     limits = kernel_limits(software.device)
     first_variant, *others = filter(limits.allow, (*ONE_SPLIT, *SPLITS))
@@ -186,7 +186,7 @@ TOKENS = np.random.default_rng(7).integers(0, MODEL.shape.vocab_size, size=(3, 2
 
 
 def rows_of(model: TensorModel, weights: str, chunks: Sequence[int], beside: int = 0) -> F32:
-    """The logits of the first text's tokens, run in chunks of these lengths, in slot `beside` beside as many others."""
+    """Return the logits of the first text's tokens, run in chunks of these lengths beside `beside` other texts."""
     runner = make_gpu_runner(model, num_slots=3, max_tokens=72, max_rows=72, num_candidates=8, weights=weights)
     rows: list[F32] = []
     with closing(runner):
@@ -201,7 +201,7 @@ def rows_of(model: TensorModel, weights: str, chunks: Sequence[int], beside: int
 
 
 def test_results_depend_on_nothing_but_the_sequence() -> None:
-    """With the kernels for software devices, none of which splits a row, to the last bit."""
+    """The kernels for software devices split no row, so results are equal to the last bit."""
     alone = rows_of(MODEL, WEIGHTS, [24])
     assert np.array_equal(rows_of(MODEL, WEIGHTS, [1, 3, 8, 12]), alone)
     assert np.array_equal(rows_of(MODEL, WEIGHTS, [5, 1, 18], beside=2), alone)

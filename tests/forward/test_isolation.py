@@ -1,4 +1,4 @@
-"""What is not finite in one run changes no number of any other run of its batch."""
+"""Values of one run that are not finite change no number of any other run of its batch."""
 
 from __future__ import annotations
 

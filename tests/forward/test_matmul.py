@@ -1,4 +1,4 @@
-"""Matmuls alone, against numpy: every kind of device, awkward sizes, every activation, matrices split by rows."""
+"""Matmuls alone, compared with numpy: every kind of device, odd sizes, every activation, matrices split by rows."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ class Bench:
         factors: F32 | None = None,
         max_binding_bytes: int | None = None,
     ) -> tuple[list[F32], int]:
-        """All `matrices` [R, C] times `inputs` [T, C] by one matmul, and how many dispatches it took.
+        """Multiply all `matrices` [R, C] by `inputs` [T, C] in one matmul.
 
-        `weights` is the format of all matrices, or that of each. `bias` are operands that all tokens share, `factors`
-        those of each token, which follow the outputs in their buffer.
+        Returns the products and the number of dispatches. `weights` is the format of all matrices, or one for each.
+        `bias` are operands that all tokens share. `factors` are those of each token, and follow the outputs in their
+        buffer.
         """
         formats = weights if isinstance(weights, Sequence) else [weights] * len(matrices)
         count, columns = inputs.shape
@@ -99,13 +100,13 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 def draw(*shape: int, seed: int = 5) -> F32:
-    """Numbers that f16 holds exactly."""
+    """Return random numbers that f16 holds exactly."""
     values = np.random.default_rng(seed).normal(size=shape)
     return values.astype(np.float16).astype(np.float32)
 
 
 def stored(matrix: F32, weights: WeightFormat) -> F32:
-    """The matrix as it is after rounding."""
+    """Return the matrix rounded to a weight format."""
     return weights.unpack(weights.pack(matrix), *matrix.shape)
 
 

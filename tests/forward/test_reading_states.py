@@ -1,4 +1,4 @@
-"""Reads of states that are under way on a GPU: their memory is bounded, and closing the runner ends them."""
+"""Reads of states in flight on a GPU: their memory is bounded, and closing the runner ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on one device: they share it, hold memory of their own, and give all of it back."""
+"""Models on one device: they share it, hold memory of their own, and free all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots beyond those that are asked for: as many as a budget and the device have room for."""
+"""Spare slots beyond the requested ones: as many as a budget and the device have room for."""
 
 from __future__ import annotations
 

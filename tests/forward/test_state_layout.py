@@ -1,4 +1,4 @@
-"""How a device holds a state: every kind of field goes in and comes out, on both sides of the shifts."""
+"""The layout of a state on a device: every kind of field is written and read back, on both sides of the shifts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps in flight on a GPU: how many there may be, how long their rows last, and what a failure leaves behind."""
+"""Steps in flight on a GPU: their number, how long their rows stay valid, and the effects of a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def runner() -> Iterator[GpuRunner]:
 
 
 class Submissions:
-    """Counts the submissions that a runner has not waited for, as if the device did no work by itself."""
+    """A count of the submissions that a runner has not waited for, as if the device did no work by itself."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.unfinished: set[int] = set()

@@ -1,4 +1,4 @@
-"""Tokens do not depend on which kernels were chosen, but for what rounding decides."""
+"""Tokens do not depend on the choice of kernels, except those that rounding decides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def usual() -> Iterator[tuple[GpuRunner, MatMulKernels]]:
 
 
 def is_compiled_soon(variant: MatMulVariant) -> bool:
-    """`tools.fuzz.kernels` takes the others, too."""
+    """Return True if a variant compiles quickly. `tools.fuzz.kernels` takes the others, too."""
     return isinstance(variant, StreamVariant) and variant.panels == 1
 
 
@@ -68,7 +68,7 @@ def test_rounding_decides_between_equal_logits_and_at_borders_alone() -> None:
     assert rounding_decides(row, 2, 0.0, 0.5, rounding=1e-6)
     assert not rounding_decides(row, 0, 0.0, 0.5, rounding=1e-6)
     parts = np.exp(row.astype(np.float64))
-    border = float((parts[1] + parts[2]) / parts.sum())  # above which token 0 is drawn
+    border = float((parts[1] + parts[2]) / parts.sum())  # above it token 0 is drawn
     assert draw(row, 1.0, border - 1e-3) == 2
     assert draw(row, 1.0, border + 1e-3) == 0
     assert rounding_decides(row, 2, 1.0, border + 1e-7, rounding=1e-6)

@@ -1,4 +1,4 @@
-"""The search for kernels: what it tries, when it ends, and what it takes; its clock is made up, but for one test."""
+"""The search for kernels: the variants that it tries, its end, and its choice. All tests except one fake its clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
 
 LIMITS = KernelLimits(can_broadcast=True)
-FAST = StreamVariant(tokens=1, groups=1, panels=4, inputs="broadcast")  # the model of cost takes it for no slower
+FAST = StreamVariant(tokens=1, groups=1, panels=4, inputs="broadcast")  # the cost model considers it no slower
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def loaded() -> Iterator[tuple[GpuRunner, MatMulKernels]]:
 
 
 class Timed:
-    """What each variant takes, in place of a measurement; a second passes with each."""
+    """The time of each variant, in place of a measurement. A second passes with each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[MatMulVariant], float]) -> None:
         self.now = 0.0
@@ -146,7 +146,7 @@ def test_what_is_known_is_not_searched_for(
 
 
 def test_the_kernels_that_were_found_compute_the_same() -> None:
-    """With real kernels and the real clock: the fixed choice, and one that was measured beside it."""
+    """Compare the fixed choice with a measured one, with real kernels and the real clock."""
     fixed = StreamVariant(tokens=1, groups=2, panels=4, inputs="broadcast")
     rows = []
     for variant in (fixed, FAST):

@@ -1,4 +1,4 @@
-"""How much work a step is given, by the kind of device."""
+"""The amount of work in a step, by the kind of device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shape of kernel against numpy, over sizes that fit none of them; and which of them a device can run."""
+"""Every shape of kernel compared with numpy, over sizes that fit none of them, and the choice of those that can run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bench() -> Iterator[Bench]:
 
 
 def run_with(bench: Bench, variant: MatMulVariant, matrices: list[F32], inputs: F32, weights: str) -> list[F32]:
-    """The products by one kernel, whatever the number of tokens. Skips where the device's subgroups are too narrow."""
+    """Return the products by one kernel for any number of tokens. Skips if the device's subgroups are too narrow."""
     if isinstance(variant, StreamVariant):
         if variant.inputs != "direct" and not kernel_limits(bench.device).can_broadcast:
             pytest.skip("the lanes of this device can't share eight inputs")
@@ -90,7 +90,7 @@ def test_a_token_that_is_not_finite_leaves_its_neighbours_alone(bench: Bench, va
 
 @pytest.mark.parametrize("variant", [replace(TILES[0], number="f16"), replace(TILES[3], number="f16")], ids=str)
 def test_products_in_f16_keep_to_their_bound(bench: Bench, variant: MatMulVariant) -> None:
-    """Input, weight and product are each rounded to half a unit of 11 bits; tiny ones to half the least number."""
+    """Input, weight and product are each rounded by half a unit of 11 bits, or tiny ones by half the least number."""
     if not bench.device.has_f16:
         pytest.skip("the device has no f16")
     assert replace(LIMITS, has_f16=True).allow(variant)

@@ -1,4 +1,4 @@
-"""Which format a matrix has, from what a user writes."""
+"""The format of each matrix, from a user's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight formats alone: what is packed comes out again, as near and in as many bytes as the format says."""
+"""Weight formats alone: packed weights are read back as precisely and from as many bytes as the format says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_floats_are_rounded_to_their_type(name: str, rows: int, columns: int) ->
 
 
 def half_a_step_of_range(blocks: F32, steps: int) -> F32:
-    """For blocks [..., B] that are cut in `steps` equal steps; with some room for figures that are halves."""
+    """Return the error's bound for blocks [..., B] in `steps` equal steps, with some room for scales in f16."""
     span: F32 = np.maximum(blocks.max(axis=-1), 0) - np.minimum(blocks.min(axis=-1), 0)
     room: F32 = np.abs(blocks).max(axis=-1) * np.float32(2**-10)
     return span / np.float32(2 * steps) + room
@@ -79,20 +79,20 @@ def test_weights_are_missed_by_half_a_step_of_their_own_block_at_most(name: str,
 
 
 def plain_int4(blocks: F32) -> F32:
-    """Blocks [..., B] in 15 steps from the least weight to the greatest."""
+    """Return blocks [..., B] rounded to 15 steps from the least weight to the greatest."""
     least, greatest = blocks.min(axis=-1, keepdims=True), blocks.max(axis=-1, keepdims=True)
     step = (greatest - least) / 15
     return np.asarray(np.rint((blocks - least) / step) * step + least)
 
 
 def plain_q4_0(blocks: F32) -> F32:
-    """Blocks [..., B] of which the farthest weight is 8 steps from 0."""
+    """Return blocks [..., B] rounded so that the weight farthest from 0 is 8 steps from it."""
     step = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1, keepdims=True), axis=-1) / -8
     return np.asarray(np.rint(blocks / step).clip(-8, 7) * step)
 
 
 def plain_codebook(levels: tuple[float, ...]) -> Callable[[F32], F32]:
-    """Blocks [..., B] of which the farthest weight is a level at an end."""
+    """Return a function that rounds blocks [..., B]. The weight farthest from 0 gets a level at an end."""
 
     def quantise(blocks: F32) -> F32:
         scale = np.abs(blocks).max(axis=-1, keepdims=True)
@@ -119,7 +119,7 @@ def test_4_bits_lose_less_than_with_the_scale_that_reaches_the_farthest_weight(
     blocks = matrix.reshape(64, -1, weights.block_columns)
     plain_error = ((plain(blocks) - blocks) ** 2).sum(axis=-1)
     error = ((round_trip(weights, matrix).reshape(blocks.shape) - blocks) ** 2).sum(axis=-1)
-    assert (error <= plain_error * 1.01).all()  # the plain scale is no half
+    assert (error <= plain_error * 1.01).all()  # the plain scale is not rounded to f16
     assert error.sum() < 0.92 * plain_error.sum()
 
 
@@ -154,7 +154,7 @@ def test_the_levels_of_sf4_are_quantiles_of_students_t_with_5_degrees_of_freedom
 
 
 def check_levels(levels: tuple[float, ...], quantile: Callable[[float], float], tolerance: float = 1e-6) -> None:
-    """The levels are 8 evenly spaced quantiles up to the median and 9 from there, as the papers have it."""
+    """Check that the levels are 8 evenly spaced quantiles up to the median and 9 from there, as in the papers."""
     edge = (1 / 32 + 1 / 30) / 2
     chances = [*np.linspace(edge, 0.5, 8), *np.linspace(0.5, 1 - edge, 9)[1:]]
     found = [quantile(float(chance)) for chance in chances]

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of every route, held against a server over the demo model."""
+"""The OpenAPI document's description of every route, compared with a server over the demo model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some hundred damaged requests to the application over the real engine on the CPU: no answer is the server's fault."""
+"""Some hundred damaged requests to the application over the real engine on the CPU cause no fault of the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_no_answer_is_the_servers_fault(client: Client, caplog: pytest.Log
         for case in map(maker.make, range(CASES)):
             answer = await send(url, case)
             assert list(faults(case, answer)) == [], case
-            if answer.status not in (None, NOT_IMPLEMENTED):  # a body that nobody reads may cost the answer
+            if answer.status not in (None, NOT_IMPLEMENTED):  # an unread body may cost the answer
                 classes.add(answer.status // 100)
     assert classes == {2, 4}
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Choosing a device, its memory, and what it says when it refuses."""
+"""The choice of a device, its memory, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device's own clock says of a plan, and of what the device reaches."""
+"""The times of a plan by the device's own clock, and the measured speed of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling off the caller's thread: each grammar once, wrong ones too, and none that takes too much."""
+"""Compiling off the caller's thread: each grammar once, also wrong ones, with bounds on time and memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_grammar_that_takes_too_much_is_refused_and_others_are_compiled(
 
 
 def test_a_grammar_whose_time_is_up_counts_as_slow_whatever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is gone before the thread that ended it is."""
+    """The compiling process ends before the thread that killed it does."""
     kill, told = subprocess.Popen.kill, threading.Event()
 
     def kill_and_wait(process: subprocess.Popen[bytes]) -> None:
@@ -168,7 +168,7 @@ def test_a_grammar_that_takes_long_goes_on_beside_the_others(monkeypatch: pytest
             return Verdict(None)
 
         def close(self) -> None:
-            """Hold nothing."""
+            """Do nothing, since this holds no resources."""
 
     monkeypatch.setattr(compiling, "Trials", Lane)
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""What texts each kind of grammar leads to, and where it may end."""
+"""The texts that each kind of grammar allows, and the points at which it may end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars that can be followed for ever longer masks come to an error, and large ordinary ones do not."""
+"""Grammars whose masks take longer and longer end in an error, and large ordinary ones do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = " the quick brown fox jumps over the lazy dog and then it goes home to s
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    """Tokens of several letters, each of which adds to what an ambiguous grammar has to keep."""
+    """Return tokens of several letters. Each letter adds to the data that an ambiguous grammar has to keep."""
     tokenizer = HuggingFaceTokenizer(Path(model_path()).parent / "tokenizer.json")
     return Vocabulary.of(tokenizer, tokenizer.size)
 

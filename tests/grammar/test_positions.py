@@ -1,4 +1,4 @@
-"""Where in a grammar's text an error is said to be."""
+"""The line and column that an error in a grammar's text names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in hub, and folders of our own for what is pulled."""
+"""A stand-in hub, and folders of the test's own for pulled models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandInHub]:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of models; Hugging Face's cache is an empty one."""
+    """Return the folder of models. Hugging Face's cache is an empty folder."""
     models = tmp_path / "models"
     monkeypatch.setenv("RNN_ENGINE_MODELS", str(models))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))

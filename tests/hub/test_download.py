@@ -20,7 +20,7 @@ FILE = "small.pth"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client of the hub waits before it asks again, and keeps what came in large pieces alone."""
+    """Let the hub's client retry without waiting, and write small pieces. By default it keeps only large pieces."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
 

@@ -1,4 +1,4 @@
-"""Which files a name means."""
+"""The files that a name stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be there after a crash, and what may be."""
+"""The states that must exist after a crash, and those that may."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.kill.ledger import Ledger
 
 
 def ledger(**states: str) -> Ledger:
-    """A ledger in which these states are acknowledged."""
+    """Return a ledger in which these states are acknowledged."""
     made = Ledger()
     for name, digest in states.items():
         with made.write("create", name) as answered:
@@ -17,7 +17,7 @@ def ledger(**states: str) -> Ledger:
 
 
 def cut_off(ledger: Ledger, *names: str, may_remove: bool = False, same_state: bool = False) -> None:
-    """A write of `names` that gets no answer."""
+    """Note a write of `names` that gets no answer."""
     with (
         pytest.raises(ConnectionError),
         ledger.write("cut", *names, may_remove=may_remove, same_state=same_state),
@@ -67,4 +67,4 @@ def test_a_move_leaves_the_state_under_one_of_the_names(found: dict[str, str], f
     held = ledger(a="1")
     cut_off(held, "a", "b", same_state=True)
     assert len(held.check(found)) == faults
-    assert held.check(found) == []  # what was found is taken over
+    assert held.check(found) == []  # the ledger now expects what was found

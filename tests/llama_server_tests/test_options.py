@@ -1,4 +1,4 @@
-"""How what llama-server's tests ask for becomes options and requests of this server, and the table of outcomes."""
+"""Translation of llama-server's tests to options and requests of this server, and the table of outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODELS, TESTS = Path("models"), Path("/cache/tools/server/tests")
 
 
 def process(**options: object) -> SimpleNamespace:
-    """A `ServerProcess` of the tests with their defaults, as far as they are looked at."""
+    """Return a stand-in for the tests' `ServerProcess`, with the defaults that the translation reads."""
     none = ("model_alias", "n_ctx", "n_slots", "chat_template", "chat_template_file", "api_key", "cors_origins")
     also_none = ("reasoning", "reasoning_format", "slot_save_path", "sleep_idle_seconds", "n_predict", *NO_SUCH_OPTION)
     of_vectors = ("pooling", "server_reranking", "server_embeddings")

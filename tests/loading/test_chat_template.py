@@ -1,4 +1,4 @@
-"""Which chat template a model has."""
+"""The choice of a model's chat template."""
 
 from __future__ import annotations
 

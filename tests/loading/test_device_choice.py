@@ -1,4 +1,4 @@
-"""Which device is taken where there is no GPU."""
+"""The choice of a device on machines without a GPU."""
 
 from __future__ import annotations
 

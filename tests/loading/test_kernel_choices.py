@@ -1,4 +1,4 @@
-"""Which kernels a load takes: fixed ones, those that are kept for the device, or those that it searches for."""
+"""The choice of kernels at loading: fixed ones, those kept for the device, or those found by a search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def choice(kind: MatMulClass, variant: MatMulVariant = FAST) -> Choice:
 
 
 class Search:
-    """Stands in for the search, and finds the same for all that is not known."""
+    """A stand-in for the search, which finds the same kernel for all work without a known one."""
 
     def __init__(self, found: Chosen) -> None:
         self.found = found
@@ -94,7 +94,7 @@ def test_what_was_found_is_taken_where_it_is_faster_and_kept_for_the_next_load(
     assert KeptChoices.of(loaded[0].device).read(LIMITS) == search.found
     search.found = {}
     assert choose(loaded, TuneOrder(7)) == {(KINDS[0], 1): FAST}
-    assert choose(loaded, TuneOrder(None)) == {(KINDS[0], 1): FAST}  # a software device: what is kept alone
+    assert choose(loaded, TuneOrder(None)) == {(KINDS[0], 1): FAST}  # a software device takes only what is kept
     assert search.seconds == [5, 7]
 
 
@@ -132,7 +132,7 @@ def _changed(record: dict[str, Any]) -> str:
 
 
 def _of_other_numbers(record: dict[str, Any]) -> str:
-    record["choices"][0]["number"] = "int8"  # which its kernels do not multiply
+    record["choices"][0]["number"] = "int8"  # its kernels can't multiply these
     return json.dumps(record)
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_record_is_left_out_with_one_line(
         assert choose(loaded, TuneOrder(None)) == {}
     (line,) = caplog.messages
     assert str(path) in line
-    assert choose(loaded, TuneOrder(5)) == {(KINDS[0], 1): FAST}  # and is written over
+    assert choose(loaded, TuneOrder(5)) == {(KINDS[0], 1): FAST}  # the record is written over
     assert KeptChoices.of(loaded[0].device).read(LIMITS) == search.found
 
 

@@ -1,4 +1,4 @@
-"""What a model takes of a device, known before it is loaded."""
+"""The device memory that a model takes, computed before it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a device again: the same model on it, what the cache keeps elsewhere, and files that are gone or changed."""
+"""Opening a device again: the same model, the cache's states elsewhere, and files that are missing or changed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(runner: Runner) -> F32:
 
 
 def nothing() -> None:
-    """Let the load go on."""
+    """Do nothing, so that the load goes on."""
 
 
 def test_a_device_that_was_destroyed_is_opened_again_with_what_the_host_keeps(path: Path) -> None:
@@ -64,9 +64,9 @@ def test_a_device_that_was_destroyed_is_opened_again_with_what_the_host_keeps(pa
         expected = run(first)
         cache = parts.cache
         assert cache is not None
-        for last in range(4):  # the first two give way to the host
+        for last in range(4):  # the first two move to the host
             cache.insert("none", [*TOKENS, last], 0, kind=CheckpointKind.MARK)
-        first.read_state(0)  # after which those have arrived
+        first.read_state(0)  # after this read, the earlier ones have arrived
         cache.peek("none", TOKENS)
         first.device.wgpu_device.destroy()
         second = parts.reopen(nothing)

@@ -1,4 +1,4 @@
-"""Which states an engine begins with: a model file's own, the operator's, and those of earlier runs."""
+"""The states that an engine begins with: a model file's own, the operator's, and those of earlier runs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def save(request: pytest.FixtureRequest) -> Save:
 
 @pytest.fixture
 def path(save: Save, tmp_path: Path) -> Path:
-    """A file that was last written long ago, so that every system gives the next write another time."""
+    """Return the path of a file last written long ago, so that the next write has another time on every system."""
     path = save(MODEL, tmp_path / "model")
     os.utime(path, (1e9, 1e9))
     return path

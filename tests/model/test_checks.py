@@ -1,4 +1,4 @@
-"""A file whose tensors make no model that is served is refused, and the message says what is wrong."""
+"""Files whose tensors don't form a supported model are refused, with the reason in the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which convention a file is taken for where its shapes tell, and where they do not."""
+"""The convention that a file is taken for, with shapes that decide it and with ambiguous ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a path leads to, opening it ends in a model or in a ModelError that says what is there."""
+"""Opening any path gives a model or raises a ModelError that describes the file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def entry(begin: int, end: int, shape: object = (2,), dtype: object = "F32") -> 
         {"a": entry(0, 8), "b": entry(0, 8)},
         {"a": entry(0, 8)},  # bytes that belong to no tensor
         {"a": entry(4, 12)},
-        {"a": entry(0, 8), "b": entry(8, 16)},  # ends behind the file
+        {"a": entry(0, 8), "b": entry(8, 16)},  # ends beyond the file
         {"a": entry(0, 12)},  # another size than its shape says
         {"a": entry(0, 12, [1 << 40, 1 << 40])},
         {"a": entry(0, 12, [-3])},
@@ -119,7 +119,7 @@ def test_headers_that_the_safetensors_package_refuses(header: object, tmp_path: 
 
 @pytest.fixture(scope="module", params=["safetensors", "pth"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A whole file of each format."""
+    """Return the bytes of a whole file of each format."""
     save = save_pth if request.param == "pth" else save_safetensors
     return save(MODEL, tmp_path_factory.mktemp("whole") / "model").read_bytes()
 
@@ -145,4 +145,4 @@ def test_changed_bytes_give_a_model_or_a_clear_error(
     with contextlib.suppress(ModelError), open_model(path) as opened:
         assert all(opened.tensor(name).size for name in opened.names)
         if not content.startswith(b"PK"):
-            safe_open(path, framework="numpy")  # what is read here, the library reads too
+            safe_open(path, framework="numpy")  # the library reads every file that is accepted here

@@ -1,4 +1,4 @@
-"""A Hugging Face folder whose files contradict each other, or lie elsewhere, is refused by file and tensor."""
+"""Hugging Face folders whose files contradict each other or lie elsewhere are refused. The error names the file."""
 
 from __future__ import annotations
 

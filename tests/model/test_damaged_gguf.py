@@ -1,4 +1,4 @@
-"""A GGUF file that is damaged ends in a ModelError that says what is there, in little time and memory."""
+"""Opening a damaged GGUF file raises a ModelError that describes the damage, in little time and memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_truncated_while_it_is_open(sound: bytes, tmp_path: Path) -> None:
 
 
 def at(needle: bytes, offset: int) -> Callable[[bytes], int]:
-    """Return where the bytes `offset` behind the end of `needle` are."""
+    """Return a function that gives the place `offset` bytes after the end of `needle` in a file."""
     return lambda data: data.index(needle) + len(needle) + offset
 
 

@@ -1,4 +1,4 @@
-"""Equal weights have one fingerprint, whatever file they lie in; other weights have another."""
+"""Equal weights have the same fingerprint in every kind of file; other weights have another one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_names_shapes_types_and_values_all_count(names: list[str], array: np.nda
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
-    """One byte in the middle of one row of the embedding, in a file that is otherwise the same."""
+    """Change one byte in the middle of one row of the embedding, in a file that is otherwise the same."""
     path = save_safetensors(MODEL, tmp_path / "model.safetensors", "f16")
     row = MODEL.tensor("emb.weight")[41].astype(np.float16).tobytes()
     content = bytearray(path.read_bytes())
@@ -84,7 +84,7 @@ def test_every_chunk_of_a_large_tensor_counts() -> None:
 
 
 def test_stays_what_it_was() -> None:
-    """Saved states carry fingerprints, so a change of the recipe would make strangers of them."""
+    """Saved states carry fingerprints, so after a change of the recipe no model would accept them."""
     tensors: dict[str, NDArray[Any]] = {
         "b": np.arange(64, dtype=np.float32).reshape(2, 32),
         "a": np.zeros(1, np.float16),

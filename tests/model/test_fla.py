@@ -1,4 +1,4 @@
-"""A model under flash-linear-attention's names is the model that it is under BlinkDL's."""
+"""A model under flash-linear-attention's names is the same as under BlinkDL's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of rwkv.cpp give the model that went in; damaged ones are refused by file and tensor."""
+"""Files of rwkv.cpp are read as the model written to them. Errors of damaged ones name file and tensor."""
 
 from __future__ import annotations
 

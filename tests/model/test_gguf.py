@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp give the model that went in: names, transforms, types, metadata."""
+"""GGUF files of llama.cpp are read as the model written to them: names, transforms, types, metadata."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_matrices_that_were_halved_with_the_residual_are_scaled_back(every: int,
         open_model(save_gguf(V6, tmp_path / "halved.gguf", kind, rescale_every=every)) as halved,
     ):
         for name in plain.names:
-            # f16 rounds what is below its normal numbers
+            # f16 rounds numbers below its normal range
             np.testing.assert_allclose(
                 halved.tensor(name), plain.tensor(name), atol=1e-6 * (kind == "F16"), err_msg=name
             )
@@ -81,7 +81,7 @@ def test_logits_are_those_of_the_model_in_memory(model: TensorModel, tmp_path: P
 def test_numbers_in_blocks_are_within_a_step_of_what_went_in(
     model: TensorModel, kind: str, bound: float, tmp_path: Path
 ) -> None:
-    """A bound is in parts of the greatest number of a block; f16 scales add a little."""
+    """A bound is relative to the greatest number of a block. The scales' rounding to f16 adds a little."""
     with open_model(save_gguf(model, tmp_path / "model.gguf", kind)) as opened:
         for name in ("emb.weight", "head.weight", MATRIX):
             expected = model.tensor(name).reshape(-1, 32)
@@ -137,7 +137,7 @@ def test_what_a_kernel_multiplies_with_is_kept_as_it_is(kind: str, tmp_path: Pat
 
 
 def random_blocks(kind: str, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Codes and scales that no search would find, as those are that an importance matrix has chosen."""
+    """Return random codes and scales. No search would find them, as with those that an importance matrix has chosen."""
     generator = np.random.default_rng(5)
     block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     blocks = generator.integers(0, 256, (rows, columns // block_size, block_bytes), np.uint8)

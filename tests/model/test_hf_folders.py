@@ -1,4 +1,4 @@
-"""A Hugging Face folder gives the model that went in, and its config.json is obeyed or refused."""
+"""A Hugging Face folder is read as the model written to it, and its config.json is obeyed or refused."""
 
 from __future__ import annotations
 

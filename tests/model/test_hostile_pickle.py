@@ -1,4 +1,4 @@
-"""A pickle that wants anything but tensors is refused, and nothing that it asks for happens."""
+"""Pickles that ask for anything except tensors are refused, and none of their calls happens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOAT_STORAGE = pth.name("torch", "FloatStorage")
 
 
 class Touch:
-    """Pickles to a call that makes a file."""
+    """An object that pickles to a call that makes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ def test_a_call_to_the_system_is_refused_and_not_made(protocol: int, tmp_path: P
     with pytest.raises(ModelError, match=r"model\.pth: the pickle "):
         open_model(path)
     assert not marker.exists()
-    pickle.loads(pickled)  # the call was a real one
+    pickle.loads(pickled)  # the call really happens here
     assert marker.exists()
 
 

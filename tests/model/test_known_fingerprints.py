@@ -1,4 +1,4 @@
-"""The fingerprint of a large file is computed once, and again where the file has changed."""
+"""The fingerprint of a large file is computed once, and again after the file has changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.tensor_files.binary_file import BinaryFile
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache's, and every file counts as large and as unchanged for long."""
+    """Return the cache's folder. Every file counts as large and as unchanged for long."""
     monkeypatch.setattr("rnn_engine.files.sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(known_fingerprints, "RECORDED_BYTES", 0)
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Computer:
-    """Gives another name each time that it is asked."""
+    """A computer of fingerprints that returns another name at each call."""
 
     def __init__(self) -> None:
         self.calls = 0

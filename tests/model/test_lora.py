@@ -1,4 +1,4 @@
-"""A LoRA is merged as its file says, and one that does not fit is refused with the tensor's name."""
+"""LoRAs are merged as their files say. The error of one that does not fit names the tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def assert_merged(path: Path, choices: list[LoraChoice], changed: Mapping[str, NDArray[Any]]) -> None:
-    """The model reads as `changed` where that has a tensor, and as the file elsewhere."""
+    """Assert that the merged model has the tensors of `changed`, and otherwise those of the file."""
     with open_model(path) as plain, open_merged(path, choices) as merged:
         assert merged.names == plain.names
         assert merged.shape == plain.shape
@@ -100,7 +100,7 @@ def test_a_pair_of_peft_is_scaled_as_its_config_says(
 
 
 def test_peft_may_change_adapters_and_replace_tensors(path: Path, tmp_path: Path) -> None:
-    down, up = draw(1, 3, 64), draw(2, 16, 3)  # for [16, 64], as the module holds it
+    down, up = draw(1, 3, 64), draw(2, 16, 3)  # for a matrix [16, 64] as in the module
     head, bias = draw(3, 96, 64), draw(4, 64)
     pairs = {"model.layers.1.attn.w_lora.lora.0": (down, up)}
     folder = save_peft(pairs, tmp_path / "peft", {"r": 3, "lora_alpha": 6})

@@ -1,4 +1,4 @@
-"""Files of the versions before RWKV-7, in both conventions, with the shapes and names that published ones have."""
+"""Files of the versions before RWKV-7, in both conventions, with shapes and names as in published files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model comes out of its file as it went in, whatever the format, the convention and the sizes."""
+"""Every file is read as the model written to it, with all formats, conventions and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch may put into a .pth file besides plain tensors, and what makes one unreadable."""
+"""The contents besides plain tensors that torch may write into a .pth file, and those that make it unreadable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entries() -> dict[str, bytes]:
 
 
 def window(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, bytes]:
-    """The model's entries with one of them seen through another window on its storage."""
+    """Return the model's entries, with the large one as another window on its storage."""
     storage = pth.storage(KEYS[NAME], "float32", LARGE.size)
     return entries() | {NAME: pth.tensor(storage, offset, shape, strides)}
 
@@ -114,10 +114,10 @@ def test_tensors_that_share_a_storage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offset", "shape", "strides"),
     [
-        (1, (128, 32), (32, 1)),  # ends behind the storage
+        (1, (128, 32), (32, 1)),  # ends beyond the storage
         (0, (129, 32), (32, 1)),
         (0, (128, 32), (33, 1)),
-        (4096, (1, 1), (1, 1)),  # begins behind it
+        (4096, (1, 1), (1, 1)),  # begins beyond it
         (0, (1 << 30, 1 << 30), (0, 0)),  # more elements than it has, all of them the same
     ],
 )

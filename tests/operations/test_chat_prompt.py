@@ -1,4 +1,4 @@
-"""From conversations to tokens: special tokens come from the template alone."""
+"""Conversations as tokens: special tokens come only from the template."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Words(FakeEngine):
 
 @pytest.fixture(scope="module")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Words:
-    """The demo model's vocabulary with the special tokens of ChatML, and one that is text for others too."""
+    """Return an engine with the demo model's vocabulary, ChatML's special tokens, and a plain token `<think>`."""
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     library = LibraryTokenizer.from_file(str(model_path().parent / "tokenizer.json"))
     library.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])

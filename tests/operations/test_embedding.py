@@ -1,4 +1,4 @@
-"""Vectors of states: against numpy by hand, alone and in a batch, and what is refused."""
+"""Vectors of states: compared with numpy by hand, alone and in a batch, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def state() -> Mapping[str, F32]:
 
 
 def by_hand(state: Mapping[str, F32], layer: int, number: Callable[[F32], float], keys: bool) -> list[float]:
-    """One number for each key, or each value, of each head of a layer."""
+    """Return one number for each key, or each value, of each head of a layer."""
     heads = state["wkv"][layer]
     if keys:
         return [number(heads[h, :, k]) for h in range(SHAPE.num_heads) for k in range(SHAPE.head_size)]
@@ -249,7 +249,7 @@ async def test_real_vectors_are_those_of_the_reference(device: str) -> None:
         expected.append(finish_vector(part_vector(state, EmbeddingSettings(), model.shape), EmbeddingSettings()))
     runner = load_runner(model, device, weights="f32", num_slots=3)
     tokenizer = load_tokenizer("none", Path("none"), model.shape.vocab_size)
-    parts = assemble(runner, tokenizer, model="tiny", device=device, weights="f32")  # keeps nothing
+    parts = assemble(runner, tokenizer, model="tiny", device=device, weights="f32")  # no cache
     async with Engine(parts) as engine:
         together = await embed(engine, inputs, EmbeddingSettings())
         alone = [(await embed(engine, [tokens], EmbeddingSettings()))[0] for tokens in inputs]

@@ -1,4 +1,4 @@
-"""Several engine requests side by side: order, limit, back-pressure, failure."""
+"""Several parallel requests to an engine: order, limit, back-pressure, failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of a text among its tokens, and that the turns of a chat are such places."""
+"""The positions of places of a text among its tokens, and the turns of a chat as such positions."""
 
 from __future__ import annotations
 

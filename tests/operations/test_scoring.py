@@ -1,4 +1,4 @@
-"""Scores of choices: against figures by hand, against one by one on the demo model, and what is refused."""
+"""Scores of choices: compared with figures by hand and with one at a time on the demo model, and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_calibration_takes_off_what_the_choice_has_after_token_0() -> None
     prompts = [list(request.prompt) for request in engine.requests]
     assert prompts == [encode("abx"), encode("abyz"), [0, *encode("x")], [0, *encode("yz")]]
     assert [request.score_from for request in engine.requests] == [2, 2, 1, 1]
-    for score in scores:  # the fake engine looks at no context
+    for score in scores:  # the fake engine ignores the context
         assert (score.total, score.mean, score.per_byte, score.perplexity) == (0, 0, 0, 1)
         assert score.alone is not None
         assert score.alone.total == score.given.total < 0
@@ -140,7 +140,7 @@ CONTEXT = "".join(
         ("What is the capital of Spain?", " Madrid\n\n"),
         ("What is the capital of France?", ""),
     ]
-)  # more tokens than one prompt waits for another to run
+)  # so many tokens that no prompt waits for another
 CHOICES = [" Paris", " Rome", " a city", " Madrid", " I do not know.", " 12", " Pa", " Paris, of course"]
 
 
@@ -151,7 +151,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 async def score_alone(context: Sequence[int], choices: Sequence[Sequence[int]]) -> list[list[float | None]]:
-    """The log-probabilities of each choice's tokens, from whole runs of an engine that keeps nothing."""
+    """Return the log-probabilities of each choice's tokens, from whole runs of an engine without a cache."""
     found = []
     async with await Engine.load(model_path(), LoadSettings("cpu"), num_slots=1, cache=None) as engine:
         for choice in choices:

@@ -1,4 +1,4 @@
-"""What a step takes; the refusals that every runner shows are in the runners' contract."""
+"""The inputs that a step accepts. The runners' contract has the refusals common to all runners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner without a GPU: the contract of all runners, and what is its own."""
+"""The runner without a GPU: the contract of all runners, and its own features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of a fleet that is disturbed notice every wrong token, and tell errors by whether one may come again."""
+"""Clients of a disturbed fleet notice every wrong token, and count errors that allow a retry separately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRONG = [*RIGHT[:5], 9, *RIGHT[6:]]
 
 
 async def asked(client: AiohttpClient, engine: FakeEngine, tokens: list[int], *, streams: bool) -> Tally:
-    """What is counted of one question, whose right answer are `tokens`."""
+    """Return the tally of one question with the right answer `tokens`."""
     found = await client(make_app(engine, ServerSettings()))
     load = Load(str(found.make_url("")).rstrip("/"), found.session, [], Random(0))
     tally = load.begin("part")

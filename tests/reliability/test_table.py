@@ -1,4 +1,4 @@
-"""The table of results keeps one row a tool."""
+"""The table of results has one row for each tool."""
 
 from __future__ import annotations
 

@@ -70,7 +70,10 @@ def test_whole_rows_are_drawn_from_as_the_definition_says(case: tuple[list[F32],
 
 
 def by_definition(row: F32, sampling: SamplingParams, uniform: float, nudge: float) -> set[int]:
-    """The documented order, step by step; `nudge` moves the two comparisons that rounding may tip."""
+    """Return the tokens that the documented order, step by step, may draw.
+
+    `nudge` moves the two comparisons that rounding may tip.
+    """
     logits = row.astype(np.float64)
     for token, bias in sampling.logit_bias.items():
         assert isinstance(token, int)
@@ -97,12 +100,12 @@ def by_definition(row: F32, sampling: SamplingParams, uniform: float, nudge: flo
     "sampling",
     [
         SamplingParams(temperature=0.0),
-        SamplingParams(),  # top_k is greater than the candidates are many; top_p cuts inside them
+        SamplingParams(),  # top_k exceeds the number of candidates; top_p cuts among them
         SamplingParams(top_k=0, top_p=0.9),
         SamplingParams(top_k=8, top_p=1.0, temperature=3.0),
         SamplingParams(top_k=0, top_p=0.9, presence_penalty=0.2, frequency_penalty=0.2),
         SamplingParams(logit_bias={900: -5.0, 0: -0.5}),
-        SamplingParams(logit_bias={900: 5.0}),  # from far below
+        SamplingParams(logit_bias={900: 5.0}),  # lifts a token from far below
     ],
 )
 def test_no_whole_row_is_read_where_the_candidates_settle_the_draw(sampling: SamplingParams) -> None:

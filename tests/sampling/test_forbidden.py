@@ -1,4 +1,4 @@
-"""Tokens that are never drawn, or not yet, while there is another."""
+"""Tokens that are never drawn, or not yet, as long as another one is possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GREEDY = {"temperature": 0.0}
 
 
 def drawn(sampling: SamplingParams, count: int, context: SequenceContext | None = None) -> list[int]:
-    """The tokens that are drawn from a row in which each token is a little less likely than the one before it."""
+    """Return the tokens drawn from a row in which each token is a little less likely than the one before it."""
     sampler = SequenceSampler(sampling, 0, context or SequenceContext())
     return [sampler.draw(Device(4).row(peaked(16))).token for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""With a mask, tokens are drawn as from the row in which all others are ruled out, however few candidates are read."""
+"""With a mask, tokens are drawn as from the row without all others, even if only few candidates are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every sampler has the distribution that an independent implementation of its formula has, and draws by it."""
+"""Every sampler has the same distribution as an independent implementation of its formula, and draws by it."""
 
 from __future__ import annotations
 

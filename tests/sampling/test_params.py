@@ -1,4 +1,4 @@
-"""The fields of `SamplingParams`: their ranges, and that HTTP and the command line have each of them."""
+"""The fields of `SamplingParams`: their ranges, and their presence in HTTP and on the command line."""
 
 from __future__ import annotations
 

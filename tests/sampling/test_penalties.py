@@ -1,4 +1,4 @@
-"""Penalties and bias move logits as documented, and log-probabilities stay the model's own."""
+"""Penalties and biases change logits as documented, and log-probabilities stay the model's own."""
 
 from __future__ import annotations
 

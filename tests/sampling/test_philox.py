@@ -1,4 +1,4 @@
-"""Random numbers are those of Philox4x32-10, and depend on seed, place and kind alone."""
+"""Random numbers are those of Philox4x32-10, and depend only on seed, place and kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.logit_rows import Device, peaked
 
 @pytest.mark.parametrize(
     ("counter", "seed", "expected"),
-    [  # the known answers that come with Random123, the authors' library
+    [  # the known answers of Random123, the authors' library
         ([0, 0, 0, 0], 0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         ([2**32 - 1] * 4, 2**64 - 1, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
         (

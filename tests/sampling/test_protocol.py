@@ -1,4 +1,4 @@
-"""A sampler of another kind, which carries state and needs the whole row, runs in the same machinery."""
+"""A sampler of another kind, with state and with use of the whole row, runs in the same code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VOCAB_SIZE = TOKENIZER.size
 
 
 class Steered:
-    """Like mirostat: takes no token that is more surprising than a limit, which moves with every token drawn.
+    """A sampler like mirostat: it takes no token more surprising than a limit, which moves with every drawn token.
 
-    With its other random number it leaves out the likeliest token half the time, where there is a second.
+    With its second random number it leaves out the likeliest token half the time, if there is another one.
     """
 
     num_uniforms = 2

@@ -1,4 +1,4 @@
-"""Tokens that are drawn for many sequences at once are those that each draws by itself."""
+"""Tokens drawn for many sequences at once are the same as those that each sequence draws alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def few_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_out(rows: list[F32], masks: list[AllowedTokens | None], num_candidates: int, error: float) -> Readout:
-    """What a step gives of `rows`, as the runners do it."""
+    """Return the read-out of `rows`, as runners make it."""
     masked = [row.copy() for row in rows]
     for row, allowed in zip(masked, masks, strict=True):
         if allowed is not None:
@@ -48,7 +48,7 @@ def draw_all(
     masks: list[AllowedTokens | None],
     readout: Readout,
 ) -> tuple[list[int], int]:
-    """Draw together, and by itself where that settles nothing; return the tokens and how many were settled."""
+    """Draw together, and singly if that settles nothing; return the tokens and the number settled together."""
     run_rows = [RunRows(readout, row, 1, len(rows[0]), allowed) for row, allowed in enumerate(masks)]
     drawn = draws.draw(samplers, run_rows)
     apart = [draw or sampler.draw(own.last()) for draw, sampler, own in zip(drawn, samplers, run_rows, strict=True)]

@@ -1,4 +1,4 @@
-"""Requests that join, leave and fail in any order: each hears what it would alone, and no slot is lost."""
+"""Requests that join, leave and fail in any order: each gets the same answer as alone, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Drives a scheduler, which is checked at every step and at the end."""
+    """A state machine that drives a scheduler, with checks at every step and at the end."""
 
     @initialize(
         setting=st.builds(

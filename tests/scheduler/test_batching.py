@@ -1,4 +1,4 @@
-"""Every sequence advances in every step, bounds hold, and nothing of a step is left unused without need."""
+"""Every sequence advances in every step, bounds hold, and no part of a step is left unused without need."""
 
 from __future__ import annotations
 

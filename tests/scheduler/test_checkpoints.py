@@ -1,4 +1,4 @@
-"""Where checkpoints are made."""
+"""The positions of checkpoints."""
 
 from __future__ import annotations
 

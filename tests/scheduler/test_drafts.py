@@ -1,4 +1,4 @@
-"""Drafts: what a client hears, what is kept and the state at the end are those of one token at a time."""
+"""Drafts: answers, cached states and the state at the end are the same as with one token at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATE = TimeLimitError("late")
 
 
 def repeating(tokens: Tokens) -> F32:
-    """Rows that depend on the last two tokens alone, so that texts repeat themselves."""
+    """Return a row that depends only on the last two tokens, so that texts repeat themselves."""
     return TABLE(tokens[-2:])
 
 
@@ -84,7 +84,7 @@ forms = requests.map(lambda one: replace(one, token_mask=lambda: Forms(VOCAB_SIZ
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request, and the steps at which it comes, leaves or is cut, or its reader pauses."""
+    """A request, and the steps at which it arrives, leaves or is cut, or its reader pauses."""
 
     request: GenerateRequest
     step: int = 0
@@ -133,7 +133,7 @@ def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cach
             assert heard.error is LATE
         elif one.leaves is None or (heard.ended and heard.finished.reason == "stop"):
             assert_heard(heard, expected)
-        else:  # a beginning; `Clients` has looked at the state at its end
+        else:  # a beginning; `Clients` has checked the state at its end
             assert [info.token for info in heard.tokens] == [info.token for info in expected.tokens][
                 : len(heard.tokens)
             ]
@@ -296,7 +296,7 @@ def test_no_more_drafts_than_spare_slots_and_tokens_of_a_step() -> None:
 
 
 def hear_again(second: GenerateRequest, first: GenerateRequest | None = None) -> tuple[int, int]:
-    """Return how many tokens are drafted, and how many of them are drawn, where a text without repeats comes again."""
+    """Ask for a text without repeats twice; return the numbers of drafted tokens and of drawn ones among these."""
     clients = make_clients(cached=True)
     clients.runner.logits = TABLE
     clients.ask(second if first is None else first)

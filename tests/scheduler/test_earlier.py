@@ -1,4 +1,4 @@
-"""What follows in an earlier text, and how far it is trusted."""
+"""Drafts from an earlier text, and how many of its tokens are trusted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rnn_engine.scheduler.draft_sources import EarlierText
 
 
 class Texts:
-    """Earlier texts; counts how often they are asked for."""
+    """Earlier texts, with a count of the calls for them."""
 
     def __init__(self, *texts: Sequence[int]) -> None:
         self.texts = texts

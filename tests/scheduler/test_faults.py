@@ -1,4 +1,4 @@
-"""Requests on a device that fails in every way: each ends once and rightly, and nothing is lost but what must be."""
+"""Requests on a device that fails in every way: each ends once and rightly, and only what must be lost is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_long_run_loses_nothing_but_what_was_on_the_device(seed: int, has_disk
 
 
 def serve(model: FaultModel, *requests: GenerateRequest) -> None:
-    """Send requests one after another, each when the one before has ended."""
+    """Send requests one after another, each when the previous one has ended."""
     for request in requests:
         model.send(request)
         run(model)
@@ -45,7 +45,7 @@ def run(model: FaultModel) -> None:
 
 
 def prompts(count: int, length: int) -> list[GenerateRequest]:
-    """Requests of which each begins with another token."""
+    """Return requests that each begin with another token."""
     return [GenerateRequest([n] * length, max_tokens=1, sampling=SamplingParams(seed=1)) for n in range(count)]
 
 

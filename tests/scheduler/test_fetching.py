@@ -1,4 +1,4 @@
-"""Requests whose states are in files wait for them in the queue; nobody else waits for a file."""
+"""Requests whose states are in files wait for them in the queue; other requests don't wait for files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER = list(range(50, 60))
 
 
 class SlowFiles:
-    """Reads of files that wait until they are let go, with the threads that made them."""
+    """A reader of files that blocks until `let_go`, and records the threads that call it."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -44,7 +44,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> SlowFiles:
 
 @pytest.fixture
 def clients(tmp_path: Path) -> Clients:
-    """A scheduler of two slots whose cache has the state after KEPT in a file alone."""
+    """Return clients of a scheduler with two slots. Its cache has the state after KEPT only in a file."""
     runner = FakeRunner(random_logits(VOCAB_SIZE), num_slots=2)
     config = CacheConfig(host_capacity=0, disk=DiskConfig(tmp_path, background_bytes=0))
     clients = Clients(runner, lambda token: bytes([token % 256]), make_cache(runner.shape, "model", runner, config))

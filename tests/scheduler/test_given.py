@@ -1,4 +1,4 @@
-"""Tokens that a mask forces: they are run together, and are as good as drawn ones in every answer."""
+"""Tokens that a mask forces: they are run together, and appear in every answer like drawn ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=0.7, freq
 
 
 class Forcing(Residues):
-    """Forces tokens from the one of a number on, ends after another one, and allows all tokens that are drawn."""
+    """A mask that forces given tokens at given places, ends after `end` tokens, and allows all drawn tokens."""
 
     def __init__(self, forced: Mapping[int, Sequence[int]], end: int | None = None) -> None:
         super().__init__(VOCAB_SIZE)

@@ -1,4 +1,4 @@
-"""The tokens at which a device stops drawing are all that may end a text."""
+"""A device stops drawing at every token that may end a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events that a reader has not read: in order, joined where it is behind, and bounded."""
+"""The unread events of a reader: in order, joined if the reader is behind, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mask that takes long: its own request waits for it, steps go on without that one, and its tokens are the same."""
+"""A mask that takes long: only its own request waits for it, steps go on, and the request's tokens are the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLING = SamplingParams(temperature=1.0, top_p=0.95, top_k=0, presence_penalty
 
 
 class Gated(Residues):
-    """Can't say what one of its tokens may be until its gate opens."""
+    """A mask that can't say which tokens are allowed at one place until its gate opens."""
 
     def __init__(self, gate: threading.Event, at: int) -> None:
         super().__init__(VOCAB_SIZE)
@@ -56,12 +56,12 @@ def ask(
 
 
 def plain(request: GenerateRequest) -> GenerateRequest:
-    """Return `request` with the mask whose tokens a gated one allows."""
+    """Return `request` with a mask without a gate, which allows the same tokens."""
     return replace(request, token_mask=lambda: Residues(VOCAB_SIZE))
 
 
 def make_clients(**values: object) -> Clients:
-    """Clients of a scheduler whose steps wait for no mask."""
+    """Return clients of a scheduler that never waits for masks in its steps."""
     return Clients(FakeRunner(LOGITS), TOKENIZER.decode_bytes, mask_seconds=0.0, **values)  # type: ignore[arg-type]
 
 
@@ -167,7 +167,7 @@ def test_a_request_that_awaits_its_mask_can_be_cut_and_cancelled() -> None:
 
 
 def test_nothing_is_drafted_by_a_mask_that_takes_long() -> None:
-    """What came before is not run ahead, since the masks of all its tokens would have to be made first."""
+    """An earlier text is not run ahead, since the masks of all its tokens would have to be made first."""
     runner = FakeRunner(LOGITS)
     clients = Clients(
         runner,
@@ -209,7 +209,7 @@ def test_masks_that_take_too_much_of_the_processor_end_their_request(
     good = clients.send(ask(lambda: Residues(VOCAB_SIZE), max_tokens=60))
     while clients.scheduler.has_work:
         clients.step()
-        assert clients.scheduler.failure is None  # the device has no part in it
+        assert clients.scheduler.failure is None  # it is no failure of the device
     assert isinstance(clients.heard[bad].error, MaskError)
     assert "the grammar takes too long to follow" in str(clients.heard[bad].error)
     assert len(clients.heard[bad].tokens) == at - 1

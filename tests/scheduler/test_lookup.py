@@ -1,4 +1,4 @@
-"""What is found of a text in itself, and how far it is trusted."""
+"""Drafts from repeats within a text, and how many of their tokens are trusted."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_new_text_is_trusted_as_far_as_others_were() -> None:
     first.extend([])
     before = first.chance
     text: list[int] = []
-    for start in range(100, 130):  # what follows 1, 2, 3 is never the same
+    for start in range(100, 130):  # the tokens after 1, 2, 3 are never the same
         text += [start, 1, 2, 3]
         first.extend(text, len(text) - 4)
     second = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)

@@ -1,4 +1,4 @@
-"""Threads that work is handed to for less than an executor takes: how many there are, and that they end."""
+"""Threads that take work at less cost than an executor: their number, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's token mask: every token that is drawn is allowed, and is the one that the masked row leads to."""
+"""A request's token mask: every drawn token is allowed, and is the one drawn from the masked row."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_mask_is_told_of_a_stop_token_and_asked_for_no_mask_after_the_end() 
 
 
 class Failing(Residues):
-    """Raises at the third token."""
+    """A mask that raises at the third token."""
 
     def accept(self, token: int) -> None:
         super().accept(token)
@@ -101,14 +101,14 @@ class Failing(Residues):
 
 
 class Empty(Residues):
-    """Allows nothing from the third token on."""
+    """A mask that allows nothing from the third token on."""
 
     def next(self) -> Mask | None:
         return super().next() if len(self.accepted) < 2 else np.zeros(9, np.uint32)
 
 
 class Misfit(Residues):
-    """Is made for another vocabulary."""
+    """A mask made for another vocabulary."""
 
     def next(self) -> Mask | None:
         return np.ones(3, np.uint32)

@@ -1,4 +1,4 @@
-"""What a scheduler counts, and how it splits the time of its steps: on a clock that the test sets."""
+"""A scheduler's counters, and the parts of its steps' time, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICE_SECONDS = 2.0
 
 @dataclass
 class SlowRunner(FakeRunner):
-    """Takes the seconds of the host to submit a step, and those of the device to collect it."""
+    """A runner that takes the host's seconds to submit a step, and the device's seconds to collect it."""
 
     now: float = 100.0
 
@@ -36,7 +36,7 @@ class SlowRunner(FakeRunner):
 
 
 class Desk:
-    """A scheduler over a slow runner, and what its clients were told."""
+    """A scheduler over a slow runner, with all events that it delivered."""
 
     def __init__(self, num_slots: int = 4) -> None:
         self.runner = SlowRunner(scripted_logits(TOKENIZER.size, TOKENIZER.encode("x" * 9)), num_slots=num_slots)

@@ -1,4 +1,4 @@
-"""Requests that mix states: several slots that take in the same tokens, each drawn from the mix of their rows."""
+"""Requests that mix states: several slots take in the same tokens, each drawn from the mix of their rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(
     sampling: SamplingParams = SAMPLING,
     max_tokens: int = 12,
 ) -> GenerateRequest:
-    """A request whose states have taken in `befores`; an empty one has taken in nothing."""
+    """Return a request whose states have taken in `befores`; an empty one has taken in no token."""
     starts = [clients.after(before) if before else None for before in befores]
     others = [MixedState(weight, start) for weight, start in zip(weights[1:], starts[1:], strict=True)]
     return GenerateRequest(

@@ -1,4 +1,4 @@
-"""Which phase of a sequence may follow which."""
+"""The allowed successions of a sequence's phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a step is run and when others are waited for: on a clock that the tests set."""
+"""The decision to run a step or to wait for more requests, by a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_some_are_waited_for_and_no_longer_than_so_long(
 
 
 def adaptive(interval: float, step: float, arrivals: int = 50) -> tuple[Adaptive, float]:
-    """A policy that has seen arrivals and steps, and the time of the last arrival."""
+    """Return a policy that has seen arrivals and steps, and the time of the last arrival."""
     policy = Adaptive()
     for number in range(arrivals):
         policy.arrived(number * interval)
@@ -142,7 +142,7 @@ def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
 
 @dataclass
 class Desk:
-    """A scheduler whose steps take a second each, on a clock of its own."""
+    """A scheduler with a clock of its own, by which each step takes a second."""
 
     policy: BatchingPolicy
     num_slots: int = 4
@@ -162,7 +162,7 @@ class Desk:
         self.sent += 1
 
     def run_until(self, end: float) -> None:
-        """As a worker does that hears nothing new until then."""
+        """Run until `end` as a worker does that gets no new requests."""
         while self.now < end:
             wait_seconds = self.scheduler.wait_seconds()
             if wait_seconds is None or self.now + wait_seconds > end:

@@ -1,4 +1,4 @@
-"""Prompts that go on from kept states: the same answers for less work, and no harm from a cache that fails."""
+"""Prompts that go on from cached states: the same answers for less work, and no harm from a failing cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT: list[int] = np.random.default_rng(42).integers(1, MODEL.shape.vocab_size, 
 
 
 class CountingRunner(CpuRunner):
-    """Says how many tokens it was given."""
+    """A runner that counts the tokens that it runs."""
 
     def __init__(self, num_slots: int) -> None:
         super().__init__(MODEL, run_layers, num_slots=num_slots)
@@ -37,7 +37,7 @@ class CountingRunner(CpuRunner):
 
 @dataclass
 class Outcome:
-    """What one request heard."""
+    """The events of one request."""
 
     cached_tokens: int = -1
     tokens: list[TokenInfo] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Desk:
-    """A scheduler with a cache, run until nothing is left to do. By its clock all steps are short."""
+    """A scheduler with a cache, run until it has no more work. By its clock all steps are short."""
 
     def __init__(self, num_bytes: int = 1 << 24, num_slots: int = 3) -> None:
         self.runner = CountingRunner(num_slots)

@@ -1,4 +1,4 @@
-"""Who comes next of those that wait for a slot."""
+"""The order of requests that wait for a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that are submitted before the one in flight is done: where that helps, and never in anybody's way."""
+"""Steps submitted before the one in flight is done: only if that helps, and without delaying any request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask(length: int, max_tokens: int = 3, first: int = 1) -> GenerateRequest:
 
 
 def in_flight(clients: Clients, until: Callable[[], bool]) -> list[int]:
-    """Step until then; how many steps were in flight after each."""
+    """Step until a condition holds; return the number of steps in flight after each."""
     counts = []
     while not until():
         clients.step()
@@ -44,7 +44,7 @@ def expect_right(clients: Clients, *keys: int) -> None:
 
 
 def warm_up(clients: Clients) -> None:
-    """Let the scheduler see how long a step of a chunk takes."""
+    """Let the scheduler measure the time of a chunk's step."""
     clients.ask(ask(2 * CHUNK, max_tokens=0, first=100))
     clients.runner.batches.clear()
 
@@ -92,7 +92,7 @@ def test_one_that_arrives_beside_a_long_prompt_waits_for_two_chunks_at_most() ->
     while not clients.heard[late].ended:
         clients.step()
     slots = [[run.slot for run in batch] for batch in clients.runner.batches]
-    assert slots[submitted - 1 : submitted + 1] == [[0], [0, 1]]  # its step comes right behind the one in flight
+    assert slots[submitted - 1 : submitted + 1] == [[0], [0, 1]]  # its step comes right after the one in flight
     clients.run()
     expect_right(clients, long, late)
 
@@ -116,7 +116,7 @@ def test_a_cancelled_request_frees_its_slot_when_its_step_in_flight_is_done() ->
     follower = clients.send(ask(40, first=50))
     clients.scheduler.cancel(leaver)
     assert clients.scheduler.num_live == 0
-    clients.step()  # collects what was in flight
+    clients.step()  # collects the step in flight
     clients.step()
     assert clients.scheduler.num_live == 1
     clients.run()

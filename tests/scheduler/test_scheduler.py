@@ -1,4 +1,4 @@
-"""What a client hears of one request, and what requests do to each other: nothing."""
+"""The events of one request, and the independence of requests from each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clients(runner: FakeRunner) -> Clients:
 
 
 def says(text: str, **changes: int) -> Clients:
-    """Clients of a model that says `text` to everything."""
+    """Return clients of a model that answers `text` to every prompt."""
     runner = FakeRunner(scripted_logits(VOCAB_SIZE, TOKENIZER.encode(text)))
     for name, value in changes.items():
         setattr(runner, name, value)
@@ -37,7 +37,7 @@ def prompt(length: int, first: int = 1) -> list[int]:
 
 
 def ask(text: str, **fields: object) -> Heard:
-    """What a greedy client hears from a model that says `text`."""
+    """Return what a greedy client receives from a model that says `text`."""
     return says(text).ask(GenerateRequest(prompt=[1, 2, 3], sampling=GREEDY, **fields))  # type: ignore[arg-type]
 
 
@@ -250,7 +250,7 @@ def test_a_paused_request_keeps_its_slot_and_takes_part_in_no_step() -> None:
 def test_what_is_paused_may_leave_and_pausing_what_has_ended_changes_nothing() -> None:
     everyone = says("x" * 50, num_slots=1)
     paused = everyone.send(GenerateRequest([1], max_tokens=9, sampling=GREEDY))
-    everyone.scheduler.pause(paused)  # it waits for a slot: it has nothing to read yet
+    everyone.scheduler.pause(paused)  # it waits for a slot, without events to read yet
     everyone.step()
     everyone.scheduler.pause(paused)
     everyone.scheduler.cancel(paused)

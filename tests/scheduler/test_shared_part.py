@@ -1,7 +1,7 @@
-"""A published hard case: requests that share a long part which a few other tokens have shifted.
+"""A published hard case: requests share a long part, which a few other tokens have shifted.
 
-64 prompts: a system text, then 1,500 tokens of which the first 700 are the same for all. Caches that keep states at
-the borders of blocks alone lose nearly all hits when the shared part moves by 100 tokens.
+64 prompts: a system text, then 1,500 tokens of which the first 700 are the same for all. Caches that keep states only
+at the borders of blocks lose nearly all hits when the shared part moves by 100 tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROMPTS = 64
 
 
 def prompts(shift: int) -> list[list[int]]:
-    """`shift` more tokens, the same for all, lie between the system text and the shared part."""
+    """Return the prompts. `shift` more tokens, the same for all, are between the system text and the shared part."""
     return [
         [*SYSTEM, *range(30_000, 30_000 + shift), *SHARED, *range(40_000 + 800 * n, 40_800 + 800 * n)]
         for n in range(PROMPTS)
@@ -32,7 +32,7 @@ def prompts(shift: int) -> list[list[int]]:
 
 
 def serve(cache: StateCache, device: ToyDevice, prompt: Sequence[int]) -> int:
-    """Run one prompt through the cache as a scheduler does; returns the tokens that it had not to run."""
+    """Run one prompt through the cache as a scheduler does; return the number of tokens that need not be run."""
     match = cache.look_up(ROOT, prompt)
     if match.saved > 0:
         cache.restore(match, 0)
@@ -65,7 +65,7 @@ def test_where_each_request_shifts_by_other_tokens_the_system_text_is_saved(devi
 
 
 def test_both_shifts_in_turn_under_a_small_bound(device: ToyDevice) -> None:
-    """Half of the requests shifted, and room for eight states only: what is shared outlives what is not."""
+    """Half of the requests are shifted, and there is room for only eight states: shared states outlive others."""
     cache = make_cache(SHAPE, "model", device, CacheConfig(host_capacity=8 * 480))
     both = [prompt for pair in zip(prompts(0), prompts(100), strict=True) for prompt in pair]
     saved = [serve(cache, device, prompt) for prompt in both]
@@ -87,7 +87,7 @@ def test_requests_that_arrive_together_run_the_shared_part_once(device: ToyDevic
 def find_leads(
     cache: StateCache, flights: SingleFlight, waiting: Mapping[int, Sequence[int]]
 ) -> dict[int, CheckpointPlan]:
-    """Those that don't wait for another."""
+    """Return the plans of the prompts that don't wait for another one."""
     leads = {}
     for number, prompt in waiting.items():
         saved, prefix = cache.peek(ROOT, prompt), PromptPrefix(ROOT, pack(prompt))

@@ -1,4 +1,4 @@
-"""Prompts that arrive together run what they share once, and nobody waits in vain."""
+"""Prompts that arrive together run their shared part once, and no request waits in vain."""
 
 from __future__ import annotations
 

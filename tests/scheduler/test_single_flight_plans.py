@@ -1,4 +1,4 @@
-"""Prompts that arrive together run what they share once."""
+"""Prompts that arrive together run their shared part once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED = list(range(100))
 
 
 def join(flights: SingleFlight, tokens: Sequence[int], saved: int = 0, root: str = ROOT) -> CheckpointPlan | Wait:
-    """Wait where that saves anything, else lead."""
+    """Join a flight and wait if that saves tokens; else lead."""
     prefix = PromptPrefix(root, pack(tokens))
     found = flights.find(prefix, saved)
     if found is None:
@@ -162,7 +162,7 @@ Prompt = tuple[int, ...]
 
 
 class SmallScheduler:
-    """A scheduler that runs one token a step, with a cache that keeps what it is asked to keep."""
+    """A scheduler that runs one token a step, with a cache that keeps all states at the plans' points."""
 
     def __init__(self, prompts: list[Prompt]) -> None:
         self.flights = SingleFlight(min_shared=1)

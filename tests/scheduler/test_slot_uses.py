@@ -1,4 +1,4 @@
-"""What the slots are used for, at each moment."""
+"""The present uses of the slots."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def tokens_run(clients: Clients) -> int:
 
 
 def ask(clients: Clients, request: GenerateRequest) -> Heard:
-    """What a client hears, which must be what it would hear alone."""
+    """Return the events of a request, after checking that they are the same as alone."""
     before = () if request.initial_state is None else clients.runner.tokens_of(request.initial_state.state)
     heard = clients.ask(request)
     assert_heard(heard, run_alone(request, clients.runner.logits, clients.token_bytes, before))

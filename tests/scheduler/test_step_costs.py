@@ -1,4 +1,4 @@
-"""What steps are thought to take by what they have taken."""
+"""Estimates of steps' times from measured ones."""
 
 from __future__ import annotations
 

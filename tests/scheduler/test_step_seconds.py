@@ -1,4 +1,4 @@
-"""How many tokens a submit draws, by what steps and the host's part of them have taken."""
+"""The number of tokens that a submit draws, by the measured times of steps and of the host's part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def decode_step(begun: float, num_steps: int = 1) -> StepTimes:
 
 
 def run_ahead(step_seconds: float, host_seconds: float, num_submits: int = 100) -> StepSeconds:
-    """After a first step two submits are always in flight; the host takes so long between two that it has collected."""
+    """Run submits, two always in flight after a first step; the host takes `host_seconds` after collecting each."""
     seconds = StepSeconds()
     seconds.note(decode_step(1.0 - step_seconds), 1.0 - step_seconds, 1.0)
     now, device = 1.0, 1.0 + step_seconds

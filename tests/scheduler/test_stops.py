@@ -1,4 +1,4 @@
-"""Stop strings are found wherever they lie, however the bytes arrive, and nothing else is lost."""
+"""Stop strings are found at every place and in bytes cut anywhere, and no other text is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients share slots and steps: who gets a slot next, who gives one up, and that nobody hears anything of it."""
+"""Clients share slots and steps: the order of slots, the requests that give theirs up, and unchanged answers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def ask(client: Client, max_tokens: int = 200, prompt: Sequence[int] = (1, 2, 3)
 
 
 def held(clients: Clients) -> Counter[str]:
-    """How many slots each client holds."""
+    """Return the number of slots that each client holds."""
     requests = [clients.requests[use.request] for use in clients.scheduler.slot_uses()]
     return Counter(request.client.name for request in requests)
 
 
 def steps_until(clients: Clients, key: int, *, ended: bool = False) -> int:
-    """After how many steps a request has its first event, or its last."""
+    """Return the number of steps until a request has its first event, or its last."""
     for steps in range(1000):
         heard = clients.heard[key]
         if heard.ended if ended else heard.events:
@@ -131,7 +131,7 @@ def test_prompts_of_a_client_do_not_take_the_steps_of_another() -> None:
 
 
 def suspend_one(clients: Clients, *, keep_end: bool = False) -> int:
-    """Have a request begun and suspended, and return it."""
+    """Begin a request and have it suspended; return its key."""
     key = clients.send(replace(ask(LOUD, 50), keep_end=keep_end))
     for _ in range(10):
         clients.step()
@@ -185,7 +185,7 @@ def test_one_that_is_paused_gives_its_slot_at_once_and_goes_on_when_it_is_read()
 
 
 class Failing(FakeRunner):
-    """Fails to read or write states once that is asked for."""
+    """A runner that fails to read or write states when the test says so."""
 
     fails_at = ""
 

@@ -1,4 +1,4 @@
-"""Requests whose time is up: with the text that they have, or with an error where they have none."""
+"""Requests whose time is up end with the text that they have, or with an error if they have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States on the way of a long prompt: where they lie, and that later prompts which leave it save most of it."""
+"""Waypoints of a long prompt: their positions, and the share of the prompt that later prompts save."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_prompt(
     find: Callable[[int, int], int | None] = NO_BREAK,
     step: int = 64,
 ) -> tuple[list[int], list[int]]:
-    """Return the waypoints of a prompt, and the ends of its runs, which take `runs` tokens at most in turns."""
+    """Return the waypoints of a prompt, and the ends of its runs. The runs take at most `runs` tokens, in turn."""
     ahead = Waypoints(length, saved, points, step, find)
     found, ends = [], [saved]
     while ends[-1] < length:
@@ -59,7 +59,7 @@ def run_prompt(
 
 
 def least_share(length: int, kept: Sequence[int], shared_from: int) -> float:
-    """Return the least part that prompts save of what they share, be they longer than that or not."""
+    """Return the least share that prompts save of their shared tokens, for every length of these."""
     return min(
         max(position for position in kept if position < shared) / shared for shared in range(shared_from, length + 1)
     )
@@ -160,7 +160,7 @@ def test_a_run_is_cut_at_the_end_of_a_line_else_of_a_sentence() -> None:
 
 
 def words(count: int, first: int = 0) -> list[int]:
-    """Return a text of sentences and lines in which few parts are like others."""
+    """Return a text of sentences and lines with few repeated parts."""
     return [
         1 + (number * number + number // 7) % 26 if number % 9 else 28 + number % 2
         for number in range(first, first + count)
@@ -168,7 +168,7 @@ def words(count: int, first: int = 0) -> list[int]:
 
 
 class Served:
-    """A scheduler with room for all that is kept."""
+    """A scheduler with room in its cache for all states."""
 
     def __init__(self, *, num_bytes: int = 1 << 26, run_ahead: bool = False) -> None:
         self.runner = FakeRunner(LOGITS, tiny_shape(vocab=VOCAB_SIZE), max_tokens=96)
@@ -176,7 +176,7 @@ class Served:
         self.clients = Clients(self.runner, PIECES.__getitem__, self.cache, run_ahead)
 
     def ask(self, *requests: GenerateRequest) -> list[int]:
-        """Ask all at once; return the cached tokens. Each hears what it would hear alone."""
+        """Ask all at once; return the numbers of cached tokens. Each must get the same answer as alone."""
         keys = [self.clients.send(request) for request in requests]
         self.clients.run()
         for key, request in zip(keys, requests, strict=True):

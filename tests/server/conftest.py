@@ -20,7 +20,7 @@ from tests.support.http import Client, Load, Serve, Through
 
 @pytest.fixture
 def over(request: pytest.FixtureRequest) -> str:
-    """What the server has: an `engine`, or a `fleet`."""
+    """Return what the server serves: an `engine`, or a `fleet`."""
     chosen: str = request.config.getoption("over")
     limit = request.node.get_closest_marker("over_one_engine")
     if chosen == "fleet" and limit is not None:
@@ -30,7 +30,7 @@ def over(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def through(over: str) -> Through:
-    """Return an engine as the server is to reach it: itself, or a fleet that has it as its replica."""
+    """Return a function that returns an engine itself, or a fleet with it as its replica, as `over` says."""
 
     async def reached(engine: ReplicaEngine, max_queued: int = 64) -> EngineLike:
         if over == "engine":
@@ -43,7 +43,7 @@ def through(over: str) -> Through:
 
 @pytest.fixture
 def load(over: str, request: pytest.FixtureRequest) -> Load:
-    """Load a model into an engine, or into two replicas on Ray Serve."""
+    """Return a function that loads a model into an engine, or into two replicas on Ray Serve."""
     if over == "engine":
         return load_engine
     fleets: Load = request.getfixturevalue("ray_fleets")
@@ -52,7 +52,7 @@ def load(over: str, request: pytest.FixtureRequest) -> Load:
 
 @pytest.fixture
 def serve(aiohttp_client: AiohttpClient, through: Through) -> Serve:
-    """Start a server over an engine and give a client of it."""
+    """Return a function that starts a server over an engine, and returns a client of it."""
 
     async def start(engine: ReplicaEngine, settings: ServerSettings | None = None) -> Client:
         return await aiohttp_client(make_app(await through(engine), settings or ServerSettings()))
@@ -62,6 +62,6 @@ def serve(aiohttp_client: AiohttpClient, through: Through) -> Serve:
 
 @pytest.fixture
 async def demo(load: Load) -> AsyncIterator[Client]:
-    """A client of a server with the demo model."""
+    """Yield a client of a server with the demo model."""
     async with TestClient(TestServer(make_app(await load(demo_choice()), ServerSettings()))) as client:
         yield client

@@ -1,4 +1,4 @@
-"""Archives and settings that admins handle through ai00's routes: what is done, and what is refused."""
+"""Archives and settings that admins handle through ai00's routes: the effects, and the refusals."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def with_bomb(path: Path) -> None:
 
 
 def with_lie(path: Path) -> None:
-    """Write an archive that says in its table that the file is empty."""
+    """Write an archive whose table says that its file is empty."""
     pack(path, bomb=b"0" * 5000)
     data = path.read_bytes()
     place = data.rindex(b"PK\x01\x02") + 24

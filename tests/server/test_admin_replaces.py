@@ -1,4 +1,4 @@
-"""What admins may replace through the server: files, and folders that it has written itself, never one in use."""
+"""Admins may replace files through the server, and folders that it has written itself, but never one in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """The folder of models, in a folder with others of a user."""
+    """Return the folder of models, in a folder with other folders of a user."""
     folder = tmp_path / "models"
     folder.mkdir()
     model = random_model(tiny_shape(head_size=64), seed=0)
@@ -45,7 +45,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(models: Path) -> AsyncIterator[Client]:
-    """A server whose states lie in the folder of models, which also takes unpacked archives and settings."""
+    """Yield a client of a server. Its states are in the folder of models, like unpacked archives and settings."""
     loading = LoadSettings("cpu", "none", loras=[LoraChoice(models / "lora.st", 8.0)])
     choice = EngineChoice(models / "one.st", loading, 2, None, StateSettings(folder=models / "states"))
     served = await load_models(choice, [NamedModel("one", models / "one.st")], None, load_engine)
@@ -57,7 +57,7 @@ async def client(models: Path) -> AsyncIterator[Client]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, links not followed, but what a server writes of itself."""
+    """Return every file below a folder, except those that a server writes by itself. Links are not followed."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""ai00's own routes: what its clients send, with its defaults, and what they find in the answers."""
+"""ai00's own routes: its clients' requests with its defaults, and the fields of the answers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_what_its_clients_send_is_taken(serve: Serve, path: str, prefix: s
 async def test_every_field_may_be_absent(serve: Serve, path: str, name: str) -> None:
     client = await serve(FakeEngine())
     body = {key: value for key, value in SENT[path].items() if key != name}
-    if name in ("messages", "choices"):  # with ai00 these are nothing, and so is its answer
+    if name in ("messages", "choices"):  # ai00 takes them as empty, and answers with nothing
         assert (await error_of(await client.post(path, json=body), 400))["param"] == name
     else:
         await post(client, path, KINDS[path], body)

@@ -96,7 +96,7 @@ class TestAnswers:
 
 
 class Body(RequestBody):
-    """A body with all that bodies may have."""
+    """A body with every feature that bodies may have."""
 
     ignored: ClassVar = frozenset({"user"})
     neutral: ClassVar = {"seed_mode": ("none", 0)}

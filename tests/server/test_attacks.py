@@ -1,4 +1,4 @@
-"""The requests of `tools.attack_requests` that fit a test: each is refused, and nothing runs."""
+"""The requests of `tools.attack_requests` that are small enough for a test: each is refused, and nothing runs."""
 
 from __future__ import annotations
 

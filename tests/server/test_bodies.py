@@ -1,4 +1,4 @@
-"""Whatever a client sends, a body is parsed or refused as an invalid request: no other exception comes out."""
+"""Every body that a client sends is parsed or refused as an invalid request, without any other exception."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ values = st.recursive(
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[type[RequestBody], dict[str, Any]]:
-    """A body with fields that exist, some of which are all right."""
+    """Draw a body with known fields, some of them with valid values."""
     kind = draw(st.sampled_from(KINDS))
     sound: dict[str, Any] = {
         "prompt": "a",

@@ -1,4 +1,4 @@
-"""What the server shows of the kept states, and how they are dropped."""
+"""The routes that show the cached states and drop them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = toy_shape(vocab=VOCAB_SIZE)
 
 
 def filled() -> StateCache:
-    """A system text that was hit twice, a chat that goes on from it, and a third text in use."""
+    """Return a cache with a system text that was hit twice, a chat that goes on from it, and a third text in use."""
     device = ToyDevice(SHAPE, num_slabs=1)
     cache = make_cache(SHAPE, "model", device, CacheConfig(host_capacity=1 << 20), device)
     keep(cache, device, encode("Be brief. "))

@@ -1,4 +1,4 @@
-"""What a key asked before is known to no other key: not by `cached_tokens`, not by time, not in /v1/cache."""
+"""No other key can learn what a key has asked: not by `cached_tokens`, not by time, not in /v1/cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDLE = (  # run nothing
     "/v1/messages/count_tokens",
     "/v1/responses/input_tokens",
 )
-SALTED = [(path, body) for path, body in STARTING if path != "/v1/states/compare"]  # which does not use the cache
+SALTED = [(path, body) for path, body in STARTING if path != "/v1/states/compare"]  # this route does not use the cache
 SECRET = "My card number is 1234 5678 9012 3456."
 
 
@@ -37,7 +37,7 @@ async def ask(client: Client, key: str, path: str, body: Body) -> Body:
 
 
 async def cached(client: Client, key: str, **fields: object) -> bool:
-    """Whether the secret prompt was known to the cache, which then keeps it."""
+    """Return True if the cache knew the secret prompt. Afterwards it does."""
     answer = await ask(client, key, "/v1/completions", {"prompt": SECRET, "max_tokens": 0, **fields})
     usage = answer["usage"]
     tokens: int = usage["prompt_tokens_details"]["cached_tokens"]

@@ -1,4 +1,4 @@
-"""The tree of kept texts over HTTP: told to admins alone, searched, gone on from, and dropped node by node."""
+"""The tree of cached texts over HTTP: shown only to admins, searched, used to go on from, and dropped by node."""
 
 from __future__ import annotations
 

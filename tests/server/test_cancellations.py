@@ -1,4 +1,4 @@
-"""Many requests at once of which many are given up: the others get all their tokens, and nothing is left behind.
+"""Many of many parallel requests are cancelled: the others get all their tokens, and nothing is left behind.
 
 The cases are those for which llama.cpp, vLLM and SGLang have tests: docs/reliability.md lists them.
 """
@@ -46,7 +46,7 @@ class Running:
     """A server over an engine whose steps can be held."""
 
     client: Client
-    session: ClientSession  # with as many connections as it takes
+    session: ClientSession  # without a bound on connections
     engine: Engine
     runner: FakeRunner
     gate: Gate
@@ -58,19 +58,19 @@ class Running:
 
     @property
     def num_requests(self) -> int:
-        """How many requests the engine has, running and queued."""
+        """The number of requests in the engine, running and queued."""
         stats = self.engine.stats()
         return stats.active + stats.queued
 
     async def ask(self, max_tokens: int, **fields: object) -> int:
-        """Return how many tokens a whole answer has."""
+        """Send a request, and return the number of tokens of its whole answer."""
         response = await self.session.post(self.url + PATH, json=_body(max_tokens, **fields))
         answer: Body = await response.json()
         assert response.status == 200, answer
         return int(answer["usage"]["completion_tokens"])
 
     async def read(self, max_tokens: int, events: int) -> ClientResponse:
-        """Open a stream and read some events of it."""
+        """Open a stream and read its first `events` events."""
         response = await self.session.post(self.url + PATH, json=_body(max_tokens, stream=True))
         assert response.status == 200
         for _ in range(events):
@@ -78,7 +78,7 @@ class Running:
         return response
 
     async def check_idle(self) -> None:
-        """Nothing is left of any request: no slot, no place in the queue, no lock in the cache, no HTTP request."""
+        """Check that nothing is left of any request: no slot, place in the queue, lock in the cache or HTTP request."""
         lifecycle = self.client.app[LIFECYCLE]
         await reach(lambda: self.engine.stats() == EngineStats(0, 0) and lifecycle.active == 0)
         self.gate.open()
@@ -98,7 +98,7 @@ async def reach(condition: Callable[[], bool]) -> None:
 
 
 async def end(calls: list[asyncio.Task[int]]) -> None:
-    """Cancel calls, as clients do whose time is over."""
+    """Cancel calls, as clients do at a timeout."""
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

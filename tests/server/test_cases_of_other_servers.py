@@ -33,7 +33,7 @@ GREEDY: Body = {"prompt": ";", "temperature": 0, "presence_penalty": 0, "frequen
 
 @dataclass(frozen=True, slots=True)
 class WordTokenizer:
-    """Follows the `Tokenizer` protocol for texts that the vocabulary has."""
+    """A `Tokenizer` for texts made of the vocabulary's words."""
 
     name: str = "words"
     special_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def pieces_of(text: str) -> list[Body]:
         (["roup sm", "short"], "A model of states. It keeps a g"),  # over two tokens, from within the first
         (["olunt"], "A model of states. It keeps a group small v"),  # within a token
         (["nteer"], "A model of states. It keeps a group small volu"),  # ends with a token
-        (["😀"], "A model of states. It keeps a group small volunteeré"),  # over tokens that are no characters
+        (["😀"], "A model of states. It keeps a group small volunteeré"),  # over tokens that are no whole characters
         (["never", "said"], TEXT),
     ],
 )
@@ -132,7 +132,7 @@ async def test_characters_come_whole_and_nothing_comes_twice(client: Client) -> 
 
 
 async def test_offsets_of_tokens_where_a_stream_holds_text_back(client: Client) -> None:
-    """Part of a stop string is held back, so the text lags behind the tokens."""
+    """The stream holds back a part of a stop string, so the text lags behind the tokens."""
     fields: Body = {**GREEDY, "stop": [" states. It does"], "logprobs": 0, "max_tokens": 8}
     whole = (await choice(client, **fields))["logprobs"]
     streamed = pieces_of(await (await client.post("/v1/completions", json={**fields, "stream": True})).text())

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the prompt that a conversation becomes, and the answer in both forms."""
+"""/v1/chat/completions: the prompt made from a conversation, and the answer in both forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 async def prompt_of(serve: Serve, body: Body, engine: FakeEngine | None = None) -> str:
-    """The text that the engine is given."""
+    """Return the prompt's text that the engine gets."""
     engine = engine or FakeEngine()
     await post(await serve(engine), PATH, ChatCompletion, body)
     return engine.detokenize(engine.requests[-1].prompt).decode()
@@ -160,7 +160,7 @@ async def test_deep_arguments_of_an_earlier_call_are_read_or_refused(serve: Serv
     call = {"id": "1", "function": {"name": "f", "arguments": "[" * depth + "]" * depth}}
     messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "c"}]
     response = await (await serve(engine)).post(PATH, json={"messages": messages})
-    is_refused = response.status == 400  # between the depths, it depends on what has called what
+    is_refused = response.status == 400  # between the two depths, it depends on the stack of callers
     assert is_refused or response.status == 200
     assert is_refused == (depth > 500) or 500 < depth < 1000
 

@@ -18,7 +18,7 @@ AI00 = "/api/oai/chooses"
 
 
 async def test_ai00_answer_is_ranked_by_perplexity(serve: Serve) -> None:
-    """The fake engine gives a byte the less, the greater it is."""
+    """The fake engine gives a byte a lower log-probability, the greater it is."""
     client = await serve(FakeEngine())
     for path in (AI00, "/api/oai/v1/chooses"):
         answer = await post(client, path, Chooses, {"input": ["ab", "c"], "choices": ["zz", "ay", "b"]})
@@ -79,7 +79,7 @@ async def test_all_figures(serve: Serve) -> None:
 
 async def test_perplexity_that_no_float_holds_is_null(serve: Serve) -> None:
     class Certain(FakeEngine):
-        """Gives every token a log-probability of -1000."""
+        """An engine that gives every token a log-probability of -1000."""
 
         def _score_prompt(self, request: GenerateRequest, first: int) -> tuple[TokenInfo, ...]:
             return tuple(replace(info, logprob=-1000.0) for info in super()._score_prompt(request, first))
@@ -210,7 +210,7 @@ async def test_demo_model_chooses(demo: Client) -> None:
 
 
 async def test_demo_model_scores_as_completions_do(demo: Client) -> None:
-    """The way of lm-eval: the prompt's log-probabilities, and one token more."""
+    """Compare with lm-eval's way: the prompt's log-probabilities, and one generated token."""
     answer = await post(demo, PATH, Choices, {"input": QUESTION, "choices": OPTIONS, "logprobs": True})
     context = await tokenize(demo, QUESTION)
     for entry in answer["data"]:

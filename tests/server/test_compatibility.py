@@ -1,4 +1,4 @@
-"""docs/compatibility.md says what the server does: every field of every system is sent to one over the demo model."""
+"""docs/compatibility.md is right: every field of every system is sent to a server over the demo model."""
 
 from __future__ import annotations
 

@@ -174,11 +174,11 @@ class TestLogprobs:
 
 
 class TestBestOf:
-    """The fake engine gives a byte the less, the greater it is; the stop token has log-probability 0."""
+    """The fake engine gives a byte a lower log-probability, the greater it is. The stop token's is 0."""
 
     @staticmethod
     def engine(*replies: str) -> FakeEngine:
-        """Answers the first copies with `replies`, one after the other."""
+        """Return an engine that answers the first copies with `replies`, one after the other."""
         engine = FakeEngine(num_slots=len(replies))
         engine.reply = lambda request: replies[engine.requests.index(request) % len(replies)]
         return engine

@@ -1,4 +1,4 @@
-"""Connections: how long a client may take, how many there may be, and what is answered to bytes that are no HTTP."""
+"""Connections: their time limits, their number, and the answer to bytes that are no HTTP."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TestTime:
         assert caplog.text == ""
 
     async def test_a_running_request_is_neither_idle_nor_slow(self, through: Through) -> None:
-        """A second connection tells that the times of the first one's have passed."""
+        """The end of a second connection shows that the time limits of the first one have passed."""
         engine = FakeEngine(hold=1)
         times = ConnectionSettings(header_seconds=SHORT, idle_seconds=SHORT)
         async with raw_server(await through(engine), times) as server:
@@ -208,7 +208,7 @@ class TestNumber:
     async def test_without_room_in_the_system_it_goes_on_quietly(
         self, through: Through, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Accepting fails three times; each time a connection that waits is closed."""
+        """Accepting fails three times, and each time an idle connection is closed."""
         loop = asyncio.get_running_loop()
         accept, failures = loop.sock_accept, iter(range(3))
 
@@ -236,7 +236,7 @@ def test_connections_are_fewer_than_half_of_the_files(caplog: pytest.LogCaptureF
 
 
 def test_where_files_are_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, which has no module `resource`."""
+    """On Windows there is no module `resource`, as here."""
     monkeypatch.setitem(sys.modules, "resource", None)
     assert raise_descriptor_limit() is None
     assert fit_descriptors(ConnectionSettings()) == ConnectionSettings()

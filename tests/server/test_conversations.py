@@ -1,4 +1,4 @@
-"""OpenAI's conversations, with the official client: what is kept, whose it is, and how responses go on with it."""
+"""OpenAI's conversations, with the official client: their items, their owners, and responses that continue them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prompt_of(engine: FakeEngine) -> str:
 
 
 async def texts_of(client: openai.AsyncOpenAI, conversation_id: str) -> list[str]:
-    items = client.conversations.items.list(conversation_id, order="asc", limit=2)  # the client goes through the pages
+    items = client.conversations.items.list(conversation_id, order="asc", limit=2)  # the client reads all pages
     return [item.to_dict()["content"][0]["text"] async for item in items]  # type: ignore[index]
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of docs/grafana asks for metrics and labels that there are."""
+"""The dashboard of docs/grafana uses only existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROCESS = {f"process_{name}" for name in ("resident_memory_bytes", "cpu_seconds_
 
 
 def targets() -> Iterator[tuple[str, str, str]]:
-    """Each query with its panel's title and its legend."""
+    """Yield each query with its panel's title and its legend."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"], target["legendFormat"]

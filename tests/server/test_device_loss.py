@@ -1,4 +1,4 @@
-"""A server whose device is lost again and again: it answers again by itself, and what was kept still hits."""
+"""A server whose device is lost again and again recovers by itself, and its cached states still hit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOSSES = 50
 
 @dataclass
 class Device:
-    """A device that can be lost, with what is opened on it."""
+    """A device that can be lost, with the runners opened on it."""
 
     faults: Faults = field(default_factory=Faults)
     refusals: int = 0  # of the next attempts to open it
@@ -80,7 +80,7 @@ async def ask_kept(client: Client) -> Body:
 
 
 async def ask(client: Client, number: int) -> str:
-    """Send a request; how it ended."""
+    """Send a request; return how it ended."""
     body = {"prompt": f"{number} something else", "max_tokens": 12, "seed": number, "stream": number % 2 == 0}
     response = await client.post(PATH, json=body)
     text = await response.text()

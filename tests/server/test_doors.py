@@ -1,4 +1,4 @@
-"""Who may come in: other machines, other host names, other web pages."""
+"""Admission: other machines, other host names, other web pages."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ AB_C = [encode("ab"), encode("c")]
 
 
 def f32(numbers: object) -> list[float]:
-    """Numbers of an answer, as near as f32 has them."""
+    """Return the numbers of an answer rounded to f32."""
     rounded: list[float] = np.asarray(numbers, np.float32).tolist()
     return rounded
 
@@ -39,7 +39,7 @@ def decode(text: str) -> NDArray[np.float32]:
 
 
 async def vectors(engine: FakeEngine, texts: list[str], settings: EmbeddingSettings) -> list[list[float]]:
-    """What the task itself gives for these texts."""
+    """Return the vectors that the embedding operation gives for these texts, without HTTP."""
     return [one.vector.tolist() for one in await embed(engine, [encode(text) for text in texts], settings)]
 
 
@@ -285,7 +285,7 @@ async def test_text_in_two_parts_is_the_whole_text(demo: Client) -> None:
 
 async def test_official_client(demo: Client) -> None:
     async with openai.AsyncOpenAI(base_url=str(demo.make_url("/v1")), api_key="any", max_retries=0) as client:
-        asked = await client.embeddings.create(model="demo", input=["Hello", "2 + 2"])  # which is as base64
+        asked = await client.embeddings.create(model="demo", input=["Hello", "2 + 2"])  # the client asks for base64
         plain = await client.embeddings.create(model="demo", input="Hello", encoding_format="float", dimensions=16)
         with pytest.raises(openai.BadRequestError) as refused:
             await client.embeddings.create(model="demo", input="Hello", dimensions=129)

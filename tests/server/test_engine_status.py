@@ -1,4 +1,4 @@
-"""/v1/engine: how the engines stand, once and as events."""
+"""/v1/engine: the status of the engines, once and as events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong beside the body's fields: routes, sizes, keys, an engine that is full, failing or closing."""
+"""Errors apart from the body's fields: routes, sizes, keys, and an engine that is full, failing or closing."""
 
 from __future__ import annotations
 

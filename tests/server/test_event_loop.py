@@ -36,13 +36,13 @@ def enlarged(value: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
 
 
 LONG = " and more" * 20_000
-SCORED = " and more" * 3000  # of each token of which the answer has several values
+SCORED = " and more" * 3000  # the answer has several values for each of its tokens
 TOOL = {"type": "function", "name": "look_up", "description": LONG}
 SETTINGS = ServerSettings(any_model=True)
 
 
 async def check_answer(client: Client, path: str, body: object, statuses: Container[int]) -> None:
-    """Send a body, read the answer, and see that the loop's thread handled neither."""
+    """Send a body, read the answer, and check that the loop's thread handled neither."""
     data = json.dumps(body).encode()
     with LoopGuard() as guard:
         async with client.session.post(client.make_url(path), data=data) as response:
@@ -111,7 +111,7 @@ async def test_what_is_kept_is_read_and_gone_on_with_elsewhere(serve: Serve) -> 
 
 
 async def test_the_guard_sees_what_the_loop_does() -> None:
-    """Text that is encoded, made or searched, and many calls."""
+    """The guard notes text that is encoded, made or searched, and many calls."""
     with LoopGuard(most_calls=100) as guard:
         to_json({"text": LONG})
         parsed_bytes(LONG.encode())

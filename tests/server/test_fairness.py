@@ -1,4 +1,4 @@
-"""Clients that share a server: what fills the queue for one leaves room for the others."""
+"""Clients that share a server: a client that fills its part of the queue leaves room for the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT: Body = {"prompt": "b", "max_tokens": 5, "logit_bias": {"0": -1000}}
 
 @dataclass
 class Shared:
-    """A server whose engine has 2 slots and a queue of 6, and takes no step while `go` is not set."""
+    """A server whose engine has 2 slots and a queue of 6, and runs no step until `go` is set."""
 
     client: Client
     go: threading.Event
@@ -41,7 +41,7 @@ class Shared:
             return response.status, await response.json()
 
     async def fill(self, key: str) -> list[asyncio.Task[tuple[int, Mapping[str, object]]]]:
-        """Send more long requests than there are places, and return those that have one."""
+        """Send more long requests than there are places, and return the tasks of those that have one."""
         calls = [asyncio.create_task(self.ask(key, LONG)) for _ in range(12)]
         async with asyncio.timeout(30.0):
             while sum(call.done() for call in calls) < 4:

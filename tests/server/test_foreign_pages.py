@@ -1,4 +1,4 @@
-"""What pages of other sites reach of all routes: the pages of the server, and nothing that changes."""
+"""Pages of other sites reach only the pages of the server, and no route that changes anything."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ ITEM = {"role": "user", "content": "Hi"}
 
 
 def address(path: str, names: Mapping[str, str] | None = None) -> str:
-    """Return an address that a path stands for; its parts name the fake model where `names` does not say what else."""
+    """Return an address for a route's path. Its parameters are taken from `names`, or else name the fake model."""
     return re.sub(r"\{(\w+)[^}]*\}", lambda part: (names or {}).get(part[1], "fake"), path)
 
 
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was reached of the routes, none of which does what it does."""
+    """Replace the handlers of all routes, and return the list of paths that requests reach."""
     found: list[str] = []
 
     async def note(request: web.Request) -> web.Response:
@@ -123,10 +123,10 @@ async def test_what_a_browser_reaches_that_tells_nothing_changes_nothing(serve: 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 200),  # as ai00's clients, curl and scripts send it
+        ({}, 200),  # ai00's clients, curl and scripts send none of these
         ({"User-Agent": "curl/8.5.0"}, 200),
         ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", **SILENT}, 200),
-        ({"Sec-Fetch-Site": "none", **OPENS, **SILENT}, 403),  # typed, or redirected from what was typed
+        ({"Sec-Fetch-Site": "none", **OPENS, **SILENT}, 403),  # a typed address, or a redirect from one
         (SILENT, 403),
         ({"Referer": f"{OTHER}/"}, 403),
         *((headers, 403) for headers in (*LINKS.values(), *LOADS.values())),

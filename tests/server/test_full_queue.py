@@ -1,4 +1,4 @@
-"""Calls of several engine requests against an engine whose queue is short: refused at the start or answered whole."""
+"""Calls of several engine requests to an engine with a short queue are refused at the start or answered whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS: Body = {"max_tokens": 5, "seed": 1, "logit_bias": {"0": -1000}}
 
 @dataclass
 class Busy:
-    """A server whose engine has 2 slots and a queue of 1, and takes no step while `go` is not set."""
+    """A server whose engine has 2 slots and a queue of 1, and runs no step until `go` is set."""
 
     client: Client
     engine: Engine
@@ -42,12 +42,12 @@ class Busy:
 
     @property
     def requests(self) -> int:
-        """How many HTTP requests are under way."""
+        """The number of HTTP requests in progress."""
         return self.client.app[LIFECYCLE].active
 
     @property
     def in_engine(self) -> int:
-        """How many requests run or are queued there."""
+        """The number of requests that run or are queued in the engine."""
         stats = self.engine.stats()
         return stats.active + stats.queued
 
@@ -88,7 +88,7 @@ async def ask_twice(client: Client) -> list[int]:
 
 
 async def ask_completion(client: Client, prompt: str) -> int:
-    """How many whole choices came."""
+    """Ask for a completion, and return the number of its whole choices."""
     response = await client.post("/v1/completions", json={**FIELDS, "prompt": [prompt] * COUNT})
     answer = await response.json()
     assert response.status == 200, answer
@@ -229,7 +229,7 @@ async def test_engine_that_closes_ends_calls_that_wait_for_room(busy: Busy) -> N
 
 
 async def test_end_of_an_answer_is_saved_though_the_queue_is_full_by_then(serve: Serve) -> None:
-    """The rest of the text, which the last token held together with the stop, is run by a second request."""
+    """The last token holds the end of the text and the stop. A second request runs this end of the text."""
     engine = FakeEngine(unrun=1)
 
     def reply(request: GenerateRequest) -> str:

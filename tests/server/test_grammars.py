@@ -104,7 +104,7 @@ async def test_a_chat_with_a_grammar_ends_with_it_and_not_at_a_blank_line_unless
 
 @pytest.fixture
 async def client(through: Through) -> AsyncIterator[Client]:
-    """A server over an engine whose model has random logits."""
+    """Yield a client of a server over an engine whose model has random logits."""
     runner, tokenizer = FakeRunner(table_logits(257)), ByteTokenizer()
     engine = Engine(assemble(runner, tokenizer, model="fake", device="none", weights="f32"), grammar_seconds=1.0)
     async with TestClient(TestServer(make_app(await through(engine), ServerSettings()))) as client:

@@ -1,4 +1,4 @@
-"""Health of the server: what it says while the engine is well, while it is not, and while it stops."""
+"""The server's health while the engine is well, while it is not, and while the server stops."""
 
 from __future__ import annotations
 

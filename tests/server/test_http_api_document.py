@@ -1,4 +1,4 @@
-"""docs/http-api.md says what the code does."""
+"""docs/http-api.md is up to date with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server keeps of clients' bodies takes the memory that the limits allow, whatever is in these bodies."""
+"""The parts of clients' bodies that the server keeps take no more memory than the limits allow, for any body."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HOSTILE: dict[str, tuple[str, Body]] = {
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """Trace what is allocated."""
+    """Trace memory allocations while the block runs."""
     tracemalloc.start()
     yield
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""API keys: how they are sent, which routes they open, and the files that hold them."""
+"""API keys: their headers, their scopes' routes, and their files."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class TestRoutes:
             assert (response.status == 403) == (not scope.includes(route.scope)), key
 
     async def test_what_changes_something_is_not_open_to_use(self) -> None:
-        """A route that is not listed here as one that only runs the model or reads needs more than `use`."""
+        """Every route needs more than `use`, except those listed here, which only run the model or read."""
         runs = (
             "completions",
             "/auth/exchange",
@@ -151,7 +151,7 @@ class TestRoutes:
         client = await serve(FakeEngine())
         for route in ALL_ROUTES:
             if route.path.endswith("/models/unload"):
-                continue  # waits for the answers that nobody reads here
+                continue  # it waits for answers that are not read here
             assert (await client.request(route.method, url(route.path), data=b"{}")).status not in (401, 403)
 
 

@@ -1,4 +1,4 @@
-"""Clients that leave and servers that stop: slots come back, running work ends well, nothing hangs."""
+"""Clients that leave and servers that stop: slots become free, running work ends well, nothing hangs."""
 
 from __future__ import annotations
 

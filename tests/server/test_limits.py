@@ -1,4 +1,4 @@
-"""What one request may ask for: each limit is checked before anything large is built, and `/props` lists them."""
+"""The limits of one request: each is checked before anything large is built, and `/props` lists them."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_advancing_a_state_is_bounded(serve: Serve) -> None:
     "body",
     [
         {**TEXT, "n": 6, "max_tokens": 10},
-        {**TEXT, "max_tokens": 2**31 - 1, "stream": True},  # what is streamed is not kept
+        {**TEXT, "max_tokens": 2**31 - 1, "stream": True},  # a streamed text is not kept
         {**TEXT, "prompt": "a" * 100},
     ],
 )

@@ -79,7 +79,7 @@ QUERY: Body = {"query": "b", "documents": ["x", "y", {"text": "z"}]}
 
 
 async def test_rerank_scores_the_query_after_each_text(serve: Serve) -> None:
-    """The fake engine gives token t the log-probability -t / 100, whatever comes before."""
+    """The fake engine gives token t the log-probability -t / 100 after any text."""
     engine = FakeEngine()
     answer = await post(await serve(engine), "/v1/rerank", Reranked, {**QUERY, "top_n": 2, "return_documents": True})
     assert [list(request.prompt) for request in engine.requests] == [encode(f"{text}\n\nb") for text in "xyz"]

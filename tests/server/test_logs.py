@@ -1,4 +1,4 @@
-"""The lines of the log, the ids of requests, and the times that answers tell."""
+"""The lines of the log, the ids of requests, and the times in answers' headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = {"prompt": SECRET}
 
 
 class Lines(logging.Handler):
-    """Keeps the log's lines as JSON."""
+    """A handler that keeps the log's lines as JSON."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    """What is logged while a test runs."""
+    """Yield the lines that are logged while a test runs."""
     handler, root = Lines(), logging.getLogger()
     before = root.level
     root.addHandler(handler)
@@ -169,7 +169,7 @@ async def test_a_whole_answer_tells_its_times(serve: Serve) -> None:
 
 
 def test_the_times_are_those_of_the_first_of_several_requests_to_the_engine() -> None:
-    """The second one begins when the first has ended, and waits for less time."""
+    """The second request begins when the first has ended, and waits for less time."""
     first = RequestReport(Outcome.STOP, 101.0, 112.0, Timing(101.0, 107.0, 108.0), 5, 1, 3)
     second = RequestReport(Outcome.STOP, 112.0, 115.0, Timing(112.0, 112.5, 113.0), 5, 5, 7)
     record = RequestRecord("POST", "/v1/completions", begun=100.0, reports=[second, first])

@@ -1,4 +1,4 @@
-"""What all requests hold of the server's memory: bodies that are being sent, and what is read from them."""
+"""The server's memory that all requests hold: bodies that are being sent, and the values read from them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def reach(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def stalled(client: Client, method: str, path: str, num_bytes: int) -> AsyncIterator[None]:
-    """Send so many bytes of a body inside the block, but not its end."""
+    """Send `num_bytes` bytes of a body inside the block, but not its end."""
     before = client.app[BUDGET].held
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What /metrics says after requests of all kinds, and that docs/metrics.md says the same of it."""
+"""The metrics after requests of all kinds, and their descriptions in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def scrape(client: Client) -> Samples:
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    """A metric of the server, or of its only model."""
+    """Return the value of a metric of the server, or of its only model."""
     of_model = frozenset({"model": "fake", **labels}.items())
     metric = f"rnn_engine_{name}"
     return samples[metric, of_model if (metric, of_model) in samples else frozenset(labels.items())]

@@ -19,7 +19,7 @@ TALK = [{"role": "user", "content": "Hi"}]
 
 
 async def with_states(serve: Serve, engine: FakeEngine) -> Client:
-    """A client of a server with the states `a` and `b`."""
+    """Return a client of a server with the states `a` and `b`."""
     client = await serve(engine)
     for name in ("a", "b"):
         await post(client, "/v1/states", CreatedState, {"name": name, "prompt": f"state {name}"})

@@ -1,4 +1,4 @@
-"""States belong to the key that made them: no other key meets them, on any route."""
+"""States belong to the key that made them, and other keys can't reach them on any route."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def some_frozen() -> FrozenState:
 
 
 class Clients:
-    """The clients of a server, by the name of their key."""
+    """The clients of a server, by the names of their keys."""
 
     def __init__(self, client: Client, engine: FakeEngine) -> None:
         self._client = client
@@ -95,7 +95,7 @@ class Clients:
 
 @pytest.fixture
 async def clients(serve: Serve) -> Clients:
-    """Ann has a state; `poet` is the operator's."""
+    """Return clients of a server. Ann has a state; `poet` is the operator's."""
     engine = FakeEngine()
     clients = Clients(await serve(engine, SETTINGS), engine)
     engine.named.add(LoadedState("tuned", some_state(1, SHAPE)), "poet", "test")
@@ -278,7 +278,7 @@ async def test_the_operator_shares_states(clients: Clients) -> None:
     shown = await clients.ask("bob", "GET", "/v1/states/own")
     assert (shown["owner"], shown["read_only"]) == ("y", True)
     taken = {"name": SECRET, "prompt": "x"}
-    await clients.ask("op", "POST", "/v1/states", {**taken, "shared": True})  # hidden to ann by her own
+    await clients.ask("op", "POST", "/v1/states", {**taken, "shared": True})  # hidden from ann by her own state
     assert (await clients.ask("ann", "GET", f"/v1/states/{SECRET}"))["read_only"] is False
     assert (await clients.ask("bob", "GET", f"/v1/states/{SECRET}"))["read_only"] is True
 
@@ -335,7 +335,7 @@ async def test_ownership_survives_a_restart(serve: Serve, tmp_path: Path) -> Non
 
 
 def test_routes_reach_the_engine_as_whoever_asks() -> None:
-    """Those that always answer ask nobody who they are, and tell of nothing that belongs to anybody."""
+    """Routes that always answer are the exception: they check no key, and show nothing that belongs to a key."""
     folder = Path(routes.__file__).parent
     whole = [path.stem for path in sorted(folder.glob("*.py")) if ".open_engine" in path.read_text()]
     modules = {route.handler.__module__.rpartition(".")[2] for route in ALL_ROUTES if route.always}

@@ -1,4 +1,4 @@
-"""Random changes of named states by several keys: none changes, sees or hears of what is another's."""
+"""Random changes of named states by several keys: none changes or sees another key's states, or learns of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPERATIONS = ("put", "put", "fork", "move", "delete", "change", "get")
 
 
 async def change(states: OwnStates, chance: random.Random, name: str, new: str) -> list[NamedState]:
-    """One random operation; return the states that it tells of."""
+    """Do one random operation, and return the states that it shows."""
     keeping = Retention(persistent=chance.random() < 0.5, shared=chance.random() < 0.2)
     match chance.choice(OPERATIONS):
         case "put":
@@ -50,7 +50,7 @@ def names_to_try(states: BlockingStates) -> list[str]:
 
 
 class Before:
-    """What there was before an operation of a key."""
+    """The states before an operation of a key."""
 
     def __init__(self, states: BlockingStates, key: str) -> None:
         self.states = states

@@ -1,4 +1,4 @@
-"""Quotas: how many requests and tokens a key, or an address, may use in a minute."""
+"""Quotas: the requests and tokens that a key, or an address, may use in a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUEST: Body = {"prompt": "abcd", "max_tokens": 6}
 
 
 class Clock:
-    """Seconds that a test lets go by."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -34,7 +34,7 @@ def spend(quotas: RateLimiter, rate: Rate, client: str = "a") -> Spending:
 
 
 def begin(quotas: RateLimiter, rate: Rate, count: int, client: str = "a") -> int:
-    """How many of `count` requests are taken."""
+    """Return how many of `count` requests are accepted."""
     for number in range(count):
         try:
             spend(quotas, rate, client).begin()

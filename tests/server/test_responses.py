@@ -383,7 +383,7 @@ def test_the_store_is_used_by_several_threads() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(keep, range(4)))  # raises what one of them raised
+            list(threads.map(keep, range(4)))  # raises the error of any of them
     finally:
         sys.setswitchinterval(interval)
 

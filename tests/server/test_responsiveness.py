@@ -1,4 +1,4 @@
-"""The event loop answers others while a request is prepared or answered that takes long."""
+"""The event loop answers other requests while a long one is prepared or answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS = [98] * 10_000
 
 
 class BlockingEngine(FakeEngine):
-    """Blocks where it is asked for the tokens of a long text, or for the text of many tokens, until `open` is set."""
+    """An engine that blocks when it tokenizes a long text or detokenizes several tokens, until `open` is set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +80,7 @@ async def test_advancing_by_a_long_text_keeps_nobody_waiting(serve: Serve) -> No
 
 
 class CountingEngine(FakeEngine):
-    """Notes the texts whose tokens it is asked for, and how often it is asked for the text of tokens."""
+    """An engine that records the texts that it tokenizes, and counts its calls to detokenize."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +114,7 @@ async def test_the_pieces_of_many_tokens_are_made_once_each(serve: Serve) -> Non
 
 
 async def test_long_answers_are_the_same_as_short_ones(serve: Serve) -> None:
-    """They are encoded in pieces."""
+    """Long answers are encoded in pieces."""
     client = await serve(FakeEngine())
     for count in (10, 1024, 1025, 5000):
         answer = await (await client.post("/tokenize", json={"content": "a" * count})).json()

@@ -1,4 +1,4 @@
-"""A server as a process of its own: how it begins, and how it ends at a signal."""
+"""A server as a process of its own: its start, and its end at a signal."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def server_process(
     ignored: int | None = None,
     listener: socket.socket | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address, or the line that it prints while it loads.
+    """Yield the process and its address, or the line that it prints while it loads.
 
-    It ignores the signal `ignored` from its start; `listener` is passed to it as systemd does.
+    The process ignores the signal `ignored` from its start. `listener` is passed to it as by systemd.
     """
     path = None if unix_socket is None else str(unix_socket)
     program = PROGRAM.format(
@@ -62,7 +62,7 @@ def server_process(
     )
 
     def prepare() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever runs the tests may ignore
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the parent process may have set it to be ignored
         if ignored is not None:
             signal.signal(ignored, signal.SIG_IGN)
         if listener is not None:
@@ -189,7 +189,7 @@ async def test_a_socket_that_systemd_passes() -> None:
 
 
 async def test_signals_where_there_is_no_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows. The second signal ends the process, and the earlier handlers come back."""
+    """Without SIGHUP, as on Windows, the second signal ends the process, and the earlier handlers come back."""
     codes: list[int] = []
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.setattr(os, "_exit", codes.append)

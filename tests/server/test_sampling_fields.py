@@ -1,4 +1,4 @@
-"""The sampling fields of ai00, llama-server and vLLM under their own names, and values that are sent by habit."""
+"""The sampling fields of ai00, llama-server and vLLM under their own names, and values that clients always send."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_ai00s_sampler_objects(written: dict[str, object], expected: object) -> 
             ("penalties", "typ_p", "temperature", "top_p", "min_p"),
         ),
         ("edskypmxt", ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")),
-        (["top_k", "adaptive_p", "tfs_z"], ("top_k",)),  # what switches these on is refused
+        (["top_k", "adaptive_p", "tfs_z"], ("top_k",)),  # values that switch these on are refused
         ([], ()),
         ("", ()),
     ],

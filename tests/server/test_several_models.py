@@ -1,4 +1,4 @@
-"""Several models in one server: each request reaches the one that it names."""
+"""Several models in one server: each request reaches the model that it names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Loads:
-    """Makes a new engine for each load of a model."""
+    """A loader that makes a new engine for each load of a model."""
 
     def __init__(self, name: str, hold: int | None = None) -> None:
         self.name = name
@@ -67,7 +67,7 @@ Start = Callable[..., Awaitable[Client]]
 
 @pytest.fixture
 def start(aiohttp_client: AiohttpClient, through: Through) -> Start:
-    """Start a server over the models that are given; the last one is the default."""
+    """Return a function that starts a server over given models; the last one is the default."""
 
     async def begin(*loads: Loads, settings: ServerSettings | None = None) -> Client:
         models = await registry_of(*loads, default=loads[-1].name, through=through)
@@ -77,7 +77,7 @@ def start(aiohttp_client: AiohttpClient, through: Through) -> Start:
 
 
 async def answer_of(client: Client, body: Body, path: str = CHAT) -> tuple[str, str]:
-    """Who answered, by the answer's text and by its `model`."""
+    """Return the model that answered, by the answer's text and by its `model`."""
     response = await client.post(path, json={**HI, **body})
     assert response.status == 200, await response.text()
     answer = await response.json()

@@ -1,4 +1,4 @@
-"""Two servers over one store: what a client keeps at one goes on at the other, with the same tokens."""
+"""Two servers over one store: a client's state from one goes on at the other, with the same tokens."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TUNED = {name: array if name == "wkv" else np.zeros_like(array) for name, array 
 
 
 def put(engine: FakeEngine, name: str, text: str, *, logits: bool = True) -> FrozenState:
-    """A state that has taken in `text`."""
+    """Keep a state that has taken in `text`, and return it."""
     tokens = encode(text)
     row = np.zeros(VOCAB_SIZE, np.float32) if logits else None
     initial = freeze_state(state_after(tokens), SHAPE, "test", logits=row, num_tokens=len(tokens), last_tokens=tokens)
@@ -173,7 +173,7 @@ async def test_the_end_of_an_answer_is_kept(serve: Serve, stream: bool) -> None:
 
 
 async def test_what_the_token_at_the_end_held_is_taken_in_too(serve: Serve) -> None:
-    """A model's token may hold the end of the text and the stop; the fake engine's are bytes."""
+    """A model's token may hold the end of the text together with the stop, though the fake engine's are bytes."""
     engine = FakeEngine(reply=lambda _: "Yes!\n\n", unrun=1)
     client = await serve(engine)
     await post(client, TEXT, Completion, {"prompt": "a", "stop": "\n\n", "save_as": "end"})

@@ -1,4 +1,4 @@
-"""Named states over the real engine, on the CPU, with the demo model: a conversation that was kept goes on as one
+"""Named states over the real engine, on the CPU, with the demo model: a kept conversation goes on as one
 that never stopped."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How streams are written: equal to plain JSON whatever the text, and with one write for what is ready together."""
+"""Streams: events are equal to plain JSON for any text, and events ready together are sent with one write."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_numbers_that_json_does_not_have_are_errors(number: float) -> None:
 async def test_events_that_are_ready_together_are_sent_with_one_write(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The three answers of the fake engine go on in every turn of the event loop."""
+    """The fake engine's three answers advance in every turn of the event loop."""
     writes: list[bytes] = []
     write = web.StreamResponse.write
 

@@ -47,7 +47,7 @@ async def test_details(serve: Serve) -> None:
 
 
 async def test_the_best_of_several_comes_first_and_the_others_are_told(serve: Serve) -> None:
-    """The fake engine's log-probabilities fall with the byte."""
+    """The fake engine gives greater bytes lower log-probabilities."""
     engine = FakeEngine(reply=lambda request: "cab"[len(engine.requests) - 1])
     body: Body = {"inputs": "a", "parameters": {"best_of": 3, "details": True, "do_sample": True}}
     answer = await post(await serve(engine), "/generate", TgiAnswer, body)

@@ -1,4 +1,4 @@
-"""How long a request may take, and how many of one client may run."""
+"""The time limit of a request, and the bound on a client's parallel requests."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `cert`, `key`, `both`, the key of another certificate, and files that do not serve."""
+    """Return a folder with `cert`, `key`, `both`, the key of another certificate, and unusable files."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, other = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("localhost")
     chain, key = b"".join(pem.bytes() for pem in certificate.cert_chain_pems), certificate.private_key_pem.bytes()
@@ -69,7 +69,7 @@ async def test_answers_over_tls(
             async with ClientSession(connector=TCPConnector(ssl=trusting)) as client:
                 response = await client.post(f"{url}/v1/completions", json=TEXT, headers={"Origin": url})
                 assert (await response.text()).endswith("data: [DONE]\n\n")
-            async with ClientSession() as client:  # which trusts no such authority
+            async with ClientSession() as client:  # it does not trust the test's authority
                 with pytest.raises(ClientSSLError):
                     await client.get(f"{url}/health")
             host, port = listener.getsockname()

@@ -49,7 +49,7 @@ async def client_of(engine: EngineLike) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def called(engine: FakeEngine) -> str:
-    """The grammar of the last request."""
+    """Return the grammar of the last request."""
     grammar = engine.requests[-1].grammar
     assert grammar is not None
     return grammar.text
@@ -94,7 +94,7 @@ async def test_calls_are_streamed_piece_by_piece(client: openai.AsyncOpenAI) -> 
 
 
 def joined(chunks: Iterable[ChatCompletionChunk]) -> tuple[str, list[tuple[str, str]]]:
-    """The content of a stream, and its calls."""
+    """Return the content of a stream, and its calls."""
     content, calls = "", list[tuple[str, str]]()
     for chunk in chunks:
         delta = chunk.choices[0].delta

@@ -1,4 +1,4 @@
-"""The spans of requests, kept in memory, and what the environment may ask for."""
+"""The spans of requests, kept in memory, and the settings of the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the files of the web page are served."""
+"""The serving of the web page's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The browser for the tests of the web page is installed where that is possible, and asked for where it is not."""
+"""The browser for the tests of the web page is installed if possible; otherwise a message asks for it."""
 
 from __future__ import annotations
 

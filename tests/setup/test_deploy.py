@@ -1,4 +1,4 @@
-"""The files in deploy/ hold to the command line, the routes and the packages that there are."""
+"""The files in deploy/ use only existing options, routes and packages."""
 
 from __future__ import annotations
 

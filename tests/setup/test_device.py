@@ -1,4 +1,4 @@
-"""Which device the engine is asked for, on machines with and without a driver."""
+"""The device that the set-up chooses, on machines with and without a driver."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NEW_SOFTWARE = ["llvmpipe", "CPU", "Vulkan", "Mesa 25.0.7 (LLVM 19.1.7)"]
 
 @pytest.fixture
 def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder in place of those where the system keeps its drivers."""
+    """Return an empty folder that stands in for the system's folders of drivers."""
     monkeypatch.setattr(device, "DRIVER_FOLDERS", (str(tmp_path / "vulkan"),))
     (tmp_path / ".venv").mkdir()
     return tmp_path / "vulkan" / "icd.d"
 
 
 def machine(*probes: list[list[str]], prefix: tuple[str, ...] | None = None) -> FakeShell:
-    """A machine on which one look for adapters after the other finds `probes`; the last stays."""
+    """Return a machine on which successive searches for adapters find `probes`; the last one is repeated."""
     outputs = [json.dumps(probe) for probe in probes]
     return FakeShell(prefix=prefix, answers={"wgpu": lambda: outputs.pop(0) if len(outputs) > 1 else outputs[0]})
 

@@ -1,4 +1,4 @@
-"""When the environment is made, when packages are installed, and when nothing is done."""
+"""The cases in which the environment is made, packages are installed, or nothing is done."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WORKS = {"import pip, sys": f"{sys.version}\n"}
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout on a machine whose Python is complete."""
+    """Return a checkout on a machine whose Python is complete."""
     monkeypatch.setattr(module, "find_spec", lambda name: name)
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     return tmp_path
 
 
 def ensure(root: Path, extra: module.Extra, *, works: bool = True, failing: tuple[str, ...] = ()) -> list[str]:
-    """The commands that `ensure` runs, shortened to what they do."""
+    """Return the commands that `ensure` runs, shortened to their essential words."""
     shell = FakeShell(answers=WORKS if works else {}, failing=failing)
     environment = Environment(root, shell)
     shell.effects = {"-m venv": lambda: touch(environment.python)}

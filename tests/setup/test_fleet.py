@@ -1,4 +1,4 @@
-"""Ray is installed where pip can, and the tests go on where it can't."""
+"""Ray is installed if pip can do it, and the set-up goes on if pip can't."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.setup.fleet import see_to_fleet
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout whose environment holds what testing needs."""
+    """Return a checkout whose environment has the packages for testing."""
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     touch(tmp_path / ".venv" / "bin" / "python")
     Environment(tmp_path, FakeShell(answers=WORKS)).ensure("dev")

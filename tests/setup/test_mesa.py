@@ -1,4 +1,4 @@
-"""Which packages of which release are installed, and what a person is told to install."""
+"""The packages and the release to install, and the advice to a person."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.setup.shell import SetupError
 
 
 def uris(*sources: str) -> str:
-    """What apt-get says that it would fetch from sources given as `release address`."""
+    """Return apt-get's list of addresses to fetch, for sources given as `release address`."""
     pairs = [source.split() for source in sources]
     lines = [f"'{address}/dists/{release}/{name}' {release}_{name} 0" for release, address in pairs for name in FILES]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""pip's wheel comes out of a Debian package, with or without the system's package lists."""
+"""pip's wheel is taken from a Debian package, with or without the system's package lists."""
 
 from __future__ import annotations
 

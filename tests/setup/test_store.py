@@ -1,4 +1,4 @@
-"""The server for the tests of shared states is installed where that is possible, and asked for where it is not."""
+"""The server for the tests of shared states is installed if possible; otherwise a message asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel: it holds all that the packages need, and serves from an environment that has no checkout."""
+"""The wheel: it has all files that the packages need, and serves from an environment without the checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("rnn_engine", "server", "shaders", "states")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what git knows, since building leaves files in its folder."""
+    """Return a wheel built from a copy of the files that git tracks, since building leaves files in its folder."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in names.split("\0"):
@@ -41,7 +41,7 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
 
 
 def test_it_serves_from_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """The packages that it needs are those of this environment, but not the checkout."""
+    """Its dependencies come from this environment, but not the project's own packages."""
     venv.create(tmp_path / "venv", with_pip=False)
     scripts = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
     python = scripts / "python"
@@ -49,7 +49,7 @@ def test_it_serves_from_an_environment_of_its_own(wheel: Path, tmp_path: Path) -
     subprocess.run([*pip, str(wheel)], check=True)
     place = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = subprocess.run(place, check=True, capture_output=True, text=True).stdout.strip()
-    (Path(packages) / "others.pth").write_text(sysconfig.get_path("purelib"))  # its own .pth files are not read
+    (Path(packages) / "others.pth").write_text(sysconfig.get_path("purelib"))  # .pth files in that folder are not read
     command = [str(scripts / "rnn-engine"), "serve", "--device", "cpu", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""Constants and includes in, text with a line map out."""
+"""Specialising a shader with constants and includes, to a text with a line map."""
 
 from __future__ import annotations
 

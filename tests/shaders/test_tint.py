@@ -1,4 +1,4 @@
-"""Every shader is compiled by a second compiler too, where node and npm are at hand: see tools/tint."""
+"""Every shader is compiled by a second compiler, too, if node and npm are installed: see tools/tint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak tells of its samples."""
+"""The verdict of a soak on its samples."""
 
 from __future__ import annotations
 

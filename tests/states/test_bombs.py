@@ -1,4 +1,4 @@
-"""Small files that unfold into much: they are refused before they take memory, by an error of ours."""
+"""Small files that unpack to large data are refused before they take memory, by one of the project's errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRIDES = (16, 4, 1)
 
 
 def bomb(path: Path, tensors: dict[str, bytes], storage_megabytes: int) -> bytes:
-    """A deflated .pth whose one storage is zeros."""
+    """Return a deflated .pth file whose single storage is all zeros."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("archive/data.pkl", pth.program(pth.dict_of(tensors)))
         with archive.open("archive/data/0", "w", force_zip64=True) as entry:
@@ -36,7 +36,7 @@ def bomb(path: Path, tensors: dict[str, bytes], storage_megabytes: int) -> bytes
 
 
 def refusal(data: bytes, most: int = 8 * MEGABYTE) -> str:
-    """Why an upload is refused, in a few megabytes of memory besides itself."""
+    """Return the reason why an upload is refused. Refusing may take only a few megabytes besides the upload."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "upload"
         path.write_bytes(data)
@@ -62,7 +62,7 @@ def tensor(offset: int, shape: Sequence[int], strides: Sequence[int], count: int
 
 
 def test_a_storage_that_holds_far_more_than_its_tensors(tmp_path: Path) -> None:
-    """To read what lies at its end all before it would have to be inflated, once a tensor."""
+    """To read the tensors at its end, everything before would have to be inflated, once for each tensor."""
     end = 64 * MEGABYTE // 4 - 64
     data = bomb(tmp_path / "bomb", {name: tensor(end, WKV, STRIDES) for name in NAMES}, 64)
     assert len(data) < MEGABYTE

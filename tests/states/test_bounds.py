@@ -1,4 +1,4 @@
-"""All that the cache holds stays within its bounds, the tokens of prompts and the records of them, too."""
+"""The cache's memory stays within its bounds, including the tokens of prompts and their records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.cache_model import CacheModel, run_random
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
 SHAPE = toy_shape()
-SLACK = 250_000  # bytes of the cache itself, of containers that grow by doubling, and of the estimate
+SLACK = 250_000  # bytes for the cache itself, containers that grow by doubling, and errors of the estimate
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
-    """Prompts that share nothing."""
+    """Return prompts that share nothing."""
     numbers = np.random.default_rng(1).integers(1 << 16, 1 << 31, (count, length))
     return [[int(number) for number in row] for row in numbers]
 

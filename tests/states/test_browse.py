@@ -1,4 +1,4 @@
-"""The tree of kept positions with their texts: filtered, cut at a depth and bounded."""
+"""The tree of cached positions with their texts: filtered, cut at a depth and bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = ("Be brief.", "Be brief. Hi é", "Be brief. Hi é there", "Be brief. Bye
 
 
 class Kept:
-    """A cache whose tokens are bytes; its clock says how many texts were kept."""
+    """A cache whose tokens are bytes. Its clock counts the texts that were kept."""
 
     def __init__(self, texts: Sequence[str] = TEXTS) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""What a look-up finds, what comes back, and what moves where when tiers are full."""
+"""Look-ups, restored states, and moves between tiers when they are full."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copies(cache: StateCache, tokens: Sequence[int]) -> set[str]:
 
 
 def restored(cache: StateCache, device: ToyDevice, match: Match) -> bool:
-    """Restore a match of PROMPT-like tokens and say whether the state is right."""
+    """Restore a match of PROMPT-like tokens, and return True if the state is right."""
     assert match.checkpoint is not None
     tokens = match.checkpoint.known_place().tokens()
     cache.restore(match, 1)
@@ -165,7 +165,7 @@ def test_a_miss_says_why(prompt: list[int], reason: MissReason) -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS + STATE))
     keep(cache, device, [30, 31, 32])
     keep(cache, device, [40, 41, 42, 43], logits=False)
-    keep(cache, device, PROMPT)  # the first has to go
+    keep(cache, device, PROMPT)  # the first state must make room
     match = look_up(cache, prompt)
     assert (match.saved, match.miss) == (0, reason)
     stats = cache.stats()

@@ -1,4 +1,4 @@
-"""The cache under random operations, against a model of what it must hold."""
+"""The cache under random operations, compared with a model of its contents."""
 
 from __future__ import annotations
 

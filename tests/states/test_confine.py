@@ -1,4 +1,4 @@
-"""Paths of requests may not leave their folder."""
+"""Paths in requests may not lead out of their folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What followed a text before, by the paths of the cache: the branch that was used last, of the same root alone."""
+"""The tokens that followed a text before, by the cache's paths: of the branch used last, and of the same root only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
 
 class Kept:
-    """A cache by whose clock each text is kept, and looked up, at a moment of its own."""
+    """A cache with a clock by which every text is kept, or looked up, at another moment."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The disk tier: what survives a restart, and what a broken disk may and may not do."""
+"""The disk tier: the states that survive a restart, and the effects of a broken disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(
 
 
 def found(cache: StateCache, device: ToyDevice, tokens: list[int]) -> bool:
-    """Whether the cache has exactly these tokens; what it has must be right."""
+    """Return True if the cache has a state after exactly these tokens, which must be right."""
     match = look_up(cache, tokens)
     if match.saved < len(tokens):
         cache.release(match)
@@ -168,7 +168,7 @@ def test_a_flipped_bit_anywhere_is_never_believed(
     path.write_bytes(content)
     if restarted:
         cache, device = make(folder)
-    found(cache, device, PROMPT)  # a state that comes back is the right one
+    found(cache, device, PROMPT)  # a restored state is the right one
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, 600, -1])
@@ -182,7 +182,7 @@ def test_a_truncated_file_is_a_miss_that_says_so(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         match = look_up(cache, PROMPT)
     assert "a checkpoint is lost" in caplog.text
-    assert match.saved == 5  # the next shorter one serves
+    assert match.saved == 5  # the next shorter state is used
     cache.release(match)
     assert cache.stats().lost_files == 1
     assert disk_used(cache) == folder_bytes(tmp_path) == shorter.stat().st_size
@@ -221,7 +221,7 @@ def test_a_disk_that_takes_no_files_loses_the_copy_and_nothing_else(
 
 
 class Gate:
-    """A job that holds the writer's thread until it is opened."""
+    """A job that blocks the writer's thread until the test opens it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()

@@ -1,4 +1,4 @@
-"""What is evicted first, and that the bytes add up."""
+"""The order of evictions, and the sums of bytes."""
 
 from __future__ import annotations
 

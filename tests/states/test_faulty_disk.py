@@ -1,4 +1,4 @@
-"""A disk that fails at any operation: what was acknowledged is there after a restart, and nothing half written is."""
+"""A disk that fails at any operation: after a restart, acknowledged states exist, and none is half written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kept(states: BlockingStates) -> Kept:
 
 
 def is_one_of(found: Kept, before: Kept, after: Kept) -> bool:
-    """Whether each name stands for what it stood for before a change or after it."""
+    """Return True if each name has the state that it had before a change, or the one after it."""
     names = {*found, *before, *after}
     return all(found.get(name) in (before.get(name), after.get(name)) for name in names)
 
@@ -136,7 +136,7 @@ def use(cache: StateCache, device: ToyDevice) -> None:
 
 
 def found(cache: StateCache, device: ToyDevice) -> list[bool]:
-    """Which prompts are kept; what is kept must be right."""
+    """Return for each prompt True if its state is kept. The state must be right."""
     results = []
     for prompt in PROMPTS:
         match = look_up(cache, prompt)

@@ -1,4 +1,4 @@
-"""Reading from slow tiers ahead of the look-up."""
+"""Reading states from slow tiers before the look-up."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PAYLOAD = Payload({}, None)
 
 
 def nothing() -> None:
-    """A listener that need not hear."""
+    """A listener that does nothing."""
 
 
 class Reads:
-    """Reads that the test ends, for checkpoints that it makes."""
+    """Reads that the test ends, of checkpoints that it makes."""
 
     def __init__(self, max_bytes: int = 100) -> None:
         self.unlocked: list[Checkpoint] = []
@@ -69,7 +69,7 @@ def test_reads_wait_for_room_and_begin_in_order() -> None:
     fetches = [reads.begin(checkpoint, size) for checkpoint, size in zip(checkpoints, (60, 40, 30, 500), strict=True)]
     assert list(reads.begun) == checkpoints[:2]
     reads.begun[checkpoints[0]].set_result(PAYLOAD)
-    assert list(reads.begun) == checkpoints[:2]  # what was read is still held
+    assert list(reads.begun) == checkpoints[:2]  # the states that were read are still held
     fetches[0].release()
     assert list(reads.begun) == checkpoints[:3]
     fetches[1].release()

@@ -1,4 +1,4 @@
-"""What else may lie in a folder of states: whatever it is, a start goes on without it and says so."""
+"""Other things in a folder of states: a start skips them, whatever they are, and logs it."""
 
 from __future__ import annotations
 

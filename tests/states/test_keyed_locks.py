@@ -1,4 +1,4 @@
-"""Locks by key: one holder at a time for each key, and none waits for another key."""
+"""Locks by key: one holder at a time for each key, without waiting for other keys."""
 
 from __future__ import annotations
 

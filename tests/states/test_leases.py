@@ -1,4 +1,4 @@
-"""Leases end when they are not used, and the newest give way where room is short."""
+"""Leases end when they are not used, and the newest give way if room is short."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_use_renews_all_that_the_owner_has() -> None:
     assert names(states) == "a b"
     assert states.seconds_left(states.get("b")) == 10
     clock.now = 20.0
-    assert states.seconds_left(entry) == 8  # to look at states is not to use them
+    assert states.seconds_left(entry) == 8  # listing states does not use them
     states.fork("a", ["d"], Retention(owner="ann", ttl=100))
     assert [states.seconds_left(entry) for entry in states.entries()] == [10, 10, 100]
     clock.now = 30.0
@@ -146,9 +146,9 @@ def test_what_is_shared_is_freed_when_the_last_name_goes() -> None:
     put(states, "a", "first")
     put(states, "b", "second")
     states.fork("b", ["b2"], Retention(owner="third"))
-    put(states, "c", "first")  # the third's name alone would free nothing
+    put(states, "c", "first")  # removing only the third's name would free nothing
     assert names(states) == "a c"
     states.fork("a", ["a2"], Retention(owner="fourth"))
     with pytest.raises(OverloadedError):
-        put(states, "d", "first")  # to end the fourth's would free nothing
+        put(states, "d", "first")  # ending the fourth's lease would free nothing
     assert names(states) == "a c a2"

@@ -45,7 +45,7 @@ def test_a_file_is_added_listed_and_found_and_its_copy_removed(tmp_path: Path) -
     [copied] = states.fork("poet", ["copy"], KEPT)
     assert states.delete("copy") == copied
     assert (states.entries(), states.usage().num_bytes) == ((added,), STATE_BYTES)
-    assert np.array_equal(copied.frozen.state["wkv"], some_state()["wkv"])  # those who hold it go on
+    assert np.array_equal(copied.frozen.state["wkv"], some_state()["wkv"])  # callers that hold it can go on
 
 
 def test_a_file_has_the_id_that_the_operator_gives_it(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
 
 
 def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
-    """The next start brings the operator's file again, so that a change would be lost."""
+    """The next start loads the operator's file again, so a change would be lost."""
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
     states = make_states(tmp_path / "states")
     poet = states.add_file(tmp_path / "poet.st")

@@ -1,4 +1,4 @@
-"""States in namespaces: who meets whose names, and whose leases give way."""
+"""States in namespaces: the visible names, and the leases that give way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server knows of a shared store is bounded by itself, and gives way before the server's own states."""
+"""A server's index of a shared store has a bound of its own, and gives way before the server's own states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _empty(store: StoreServer) -> None:
 
 
 def leave_room(store: StoreServer, num_bytes: int) -> int:
-    """Bound what the store takes to so much more than it does; return the bound."""
+    """Bound the store's memory to `num_bytes` more than it uses now; return the bound."""
     with store.client() as client:
         bound: int = client.info("memory")["used_memory"] + num_bytes  # type: ignore[index]
         client.config_set("maxmemory", bound)

@@ -1,4 +1,4 @@
-"""What a store has may be damaged anywhere: it is as if it were not there, and nothing else suffers."""
+"""Values in a store may be damaged anywhere: they count as missing, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.store_server import StoreServer
 from tests.support.toy_states import same
 
 Damage: TypeAlias = Callable[[bytes, random.Random], bytes]
-Direct: TypeAlias = Any  # a client of the store, whose annotations know no bytes
+Direct: TypeAlias = Any  # a client of the store; its annotations lack bytes
 
 PROMPT = list(range(1, 21))
 OWNER = Retention(owner="ann", ttl=600)
@@ -98,7 +98,7 @@ PLACES = {
 
 
 def damage(store: StoreServer, key: bytes, place: int, kind: str, chance: random.Random) -> bool:
-    """Damage one place of a key; False where it has no such place."""
+    """Damage one place of a key's value; return False if it has no such place."""
     client: Direct
     with store.client() as client:
         places: tuple[Any, ...] = PLACES[client.type(key)]
@@ -140,7 +140,7 @@ def named_states(client: StoreClient) -> SharedStateStore:
 
 
 async def answered(call: Awaitable[object]) -> None:
-    """Whoever asks hears that there is no such thing, or that its name is taken."""
+    """Await a call. It may raise the error for a missing state, or for a name that is taken."""
     try:
         await call
     except (NotFoundError, InvalidRequestError):

@@ -1,4 +1,4 @@
-"""Named states that servers share: what one changed all know, and nobody overwrites what they have not read."""
+"""Named states that servers share: all see a change of one, and none overwrites a state that it has not read."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ async def names(server: StateStore) -> list[str]:
 
 
 def operations(server: SharedStateStore) -> int:
-    """How many operations on the store have succeeded."""
+    """Return how many operations on the store have succeeded."""
     return server._client.counters().outcomes[StoreOutcome.DONE]
 
 
 def unreadable(server: SharedStateStore) -> int:
-    """How many values of the store could not be understood."""
+    """Return how many values of the store could not be parsed."""
     return server._client.counters().unreadable
 
 
@@ -108,7 +108,7 @@ async def test_calls_that_wait_together_share_a_read_of_the_names(fleet: Fleet) 
     before = operations(other)
     found = await asyncio.gather(*(other.find("talk") for _ in range(20)))
     assert all(entry is not None and entry.name == "talk" for entry in found)
-    assert operations(other) - before == 2  # what began before a read may not be answered by it
+    assert operations(other) - before == 2  # a read must not answer a call that began before it
     await put(one, "walk", 1)
     assert await names(other) == ["talk", "walk"]
     assert operations(other) - before == 3
@@ -126,7 +126,7 @@ async def test_a_read_that_fails_answers_nobody(store: StoreServer, fleet: Fleet
 
 
 def let_pass(store: StoreServer, seconds: float, *servers: SharedStateStore) -> None:
-    """Have all leases be used so much longer ago."""
+    """Set the last use of all leases back by `seconds`."""
     with store.client() as client:
         for key in store.keys("*:names:used"):
             for owner in client.execute_command("ZRANGE", key, 0, -1):  # type: ignore[no-untyped-call]
@@ -200,7 +200,7 @@ async def test_values_go_with_the_last_name_that_stands_for_them(fleet: Fleet, s
     assert len(store.keys("*:value:*")) == 1
     assert same((await one.get("c")).frozen.state, some_initial(1).state)
     with store.client() as client:
-        assert client.ttl(store.keys("*:value:*")[0]) == -1  # so that it never gives way
+        assert client.ttl(store.keys("*:value:*")[0]) == -1  # no expiry, so that it never gives way
     await one.move("c", "d", KEPT)
     assert (await other.get("d")).persistent
     await one.delete("d")
@@ -336,12 +336,12 @@ async def test_values_that_are_gone_or_damaged_are_told(
             await other.get("a")
         assert "as if it were not there: the values of a named state: " in caplog.text
         assert unreadable(other) == 1
-        await put(other, "b", 1)  # brings the same values anew
+        await put(other, "b", 1)  # stores the same values anew
         assert same((await third.get("a")).frozen.state, some_initial(1).state)
         client.delete(key)
         with pytest.raises(NotFoundError, match="'a' is gone: its values in the store are missing or damaged"):
             await fleet.server().get("a")
-    assert same((await one.get("a")).frozen.state, some_initial(1).state)  # which has them in memory
+    assert same((await one.get("a")).frozen.state, some_initial(1).state)  # it has them in memory
     await third.delete("a")
 
 
@@ -362,7 +362,7 @@ async def test_a_name_that_can_not_be_understood_is_as_if_it_were_not_there(
         await other.get("a")
     other._replica.lose_track()
     await put(other, "a", 3)
-    assert unreadable(other) == 1  # it is told once
+    assert unreadable(other) == 1  # it is counted once
     assert await names(fleet.server()) == ["b", "a"]
 
 
@@ -423,7 +423,7 @@ async def test_calls_of_a_client_that_is_closed_meanwhile_are_told_so(fleet: Fle
 
 
 async def outcome(call: Callable[[], Awaitable[object]]) -> object:
-    """What a call gives, without ids and versions, or the class of its error."""
+    """Return the result of a call, without ids and versions, or the class of its error."""
     try:
         result = await call()
     except RnnEngineError as error:

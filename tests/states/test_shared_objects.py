@@ -38,7 +38,7 @@ USED, SIZES, TOTAL = (f"rnn-engine:1:objects:{part}" for part in ("used", "sizes
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the objects are, for every server of these tests."""
+    """Return the folder of the objects, which every server of these tests uses."""
     place = tmp_path / "objects"
     monkeypatch.setattr(test_shared_tier, "serving", partial(serving, objects=objects_in(place)))
     return place
@@ -49,13 +49,13 @@ def objects_in(folder: Path, capacity: int = 1 << 30) -> ObjectsConfig:
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """The sizes of objects by key."""
+    """Return the sizes of objects by key."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)).replace("/", ":"): path.stat().st_size for path in found}
 
 
 def index_of(store: StoreServer) -> dict[str, int]:
-    """The sizes in the index, whose parts must agree."""
+    """Return the sizes in the index, after checking that its parts agree."""
     with store.client() as client:
         sizes = {key.decode(): int(size) for key, size in client.hgetall(SIZES).items()}  # type: ignore[union-attr]
         used = {key.decode() for key in client.zrange(USED, 0, -1)}  # type: ignore[union-attr]
@@ -100,7 +100,7 @@ def test_the_longest_unused_bodies_give_way(store: StoreServer, folder: Path) ->
 
 
 def age(store: StoreServer, seconds: int) -> None:
-    """Have all that is in the index used so much earlier."""
+    """Set the last use of everything in the index back by `seconds`."""
     with store.client() as client:
         for key in client.zrange(USED, 0, -1):  # type: ignore[union-attr]
             client.zincrby(USED, -seconds, key)

@@ -1,4 +1,4 @@
-"""The tier that servers share: what one has kept the others go on from, and a store that fails costs no request."""
+"""The tier that servers share: others go on from one's states, and a failing store makes no request fail."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_path_that_another_server_has_run_is_known_to_lead_on(store: StoreServ
         with store.client() as client:
             client.delete(*store.keys("*lengths*"))
         other.cache.drop_all()
-        other.keep(LONG[:256])  # which the store has still
+        other.keep(LONG[:256])  # the store still has this state
         with serving(store.url) as fourth:
             assert fourth.found([*LONG[:300], 9]) == 256
 
@@ -194,7 +194,7 @@ def test_what_the_store_has_dropped_costs_a_run(store: StoreServer) -> None:
 
 
 def fill_up(client: Valkey, room: int) -> None:
-    """Let the store take `room` more bytes in all."""
+    """Fill the store until `room` bytes are left."""
     used = client.info("memory")["used_memory"]  # type: ignore[index]
     client.config_set("maxmemory", used + room)
 
@@ -224,7 +224,7 @@ def test_a_store_without_room_refuses_and_harms_nothing(tmp_path: Path, caplog: 
             for number in range(5):
                 one.keep([number, *PROMPT])
             counters = one.counters()
-            assert 3 <= counters.outcomes[StoreOutcome.NO_ROOM] <= 8  # some were on their way
+            assert 3 <= counters.outcomes[StoreOutcome.NO_ROOM] <= 8  # some writes were in flight
             assert counters.circuit_open
             assert one.cache.stats().failed_writes >= 3
             assert one.found([0, *PROMPT]) == 21  # in host memory
@@ -296,7 +296,7 @@ def test_a_slow_store_serves_within_the_time_that_it_may_take_and_is_left_alone_
 
 def test_a_new_connection_asks_for_nothing_but_what_it_was_made_for(store: StoreServer) -> None:
     def set_up(client: Valkey) -> int:
-        """How often a connection told a name; an older store knows no such command and counts an error."""
+        """Return how often a connection sent a name. An older store lacks that command and counts an error."""
         told, errors = cast("Stats", client.info("commandstats")), cast("Stats", client.info("errorstats"))
         no_calls, no_errors = {"calls": 0}, {"count": 0}
         return told.get("cmdstat_client|setinfo", no_calls)["calls"] + errors.get("errorstat_ERR", no_errors)["count"]

@@ -1,4 +1,4 @@
-"""Addresses of shared stores, and what is said of wrong ones."""
+"""Addresses of shared stores, and the errors of wrong ones."""
 
 from __future__ import annotations
 

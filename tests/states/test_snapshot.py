@@ -1,4 +1,4 @@
-"""The tree of kept positions that the server shows."""
+"""The tree of cached positions that the server shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of named states: versions, and an event loop that no disk holds up."""
+"""The store of named states: versions, and an event loop that never waits for a disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_every_change_of_a_name_has_a_version_of_its_own() -> None:
         moved = await store.move("a", name, KEPT)
         versions.append(moved.version)
         await store.delete(name)
-        with pytest.raises(NotFoundError):  # though the same id comes back with the same values
+        with pytest.raises(NotFoundError):  # although the same id comes back with the same values
             await store.compare_and_set(moved, some_initial(1), source="late")
     assert versions == sorted(set(versions))
 

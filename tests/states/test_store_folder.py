@@ -1,4 +1,4 @@
-"""The folder of persistent states: read again after a restart, whatever else lies there, and a disk that refuses."""
+"""The folder of persistent states: reading after a restart, other files in it, and a disk that fails."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CAPACITY = 3 * SIZE
 
 @dataclass
 class Owner:
-    """What the model knows of a lease."""
+    """A lease in the model."""
 
     begun: int
     ttl: float
@@ -31,7 +31,7 @@ class Owner:
 
 
 class Books:
-    """The plain model: every question is answered by looking at everything."""
+    """The simple model, which answers every question by a search of everything."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,7 +49,7 @@ class Books:
         self.states = {name: state for name, state in self.states.items() if state[0] != owner}
 
     def settle(self) -> None:
-        """Owners who have nothing have no lease."""
+        """Remove the leases of owners without states."""
         for owner in [name for name in self.owners if all(state[0] != name for state in self.states.values())]:
             del self.owners[owner]
 
@@ -62,7 +62,7 @@ class Books:
         return SIZE * len({id(initial) for _, initial in states.values()})
 
     def make_room(self, wanted: dict[str, tuple[str, FrozenState]], owner: str) -> set[str] | None:
-        """The owners who have to go so that `wanted` fits; None where it can't."""
+        """Return the owners whose leases must end so that `wanted` fits; None if it can't fit."""
         going: set[str] = set()
         begun = self.owners[owner].begun if owner in self.owners else self.count + 1
         newer = sorted((o for o in self.owners if self.owners[o].begun > begun), key=lambda o: -self.owners[o].begun)

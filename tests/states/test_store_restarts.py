@@ -1,4 +1,4 @@
-"""Whatever happened to persistent states, and from however many threads: the next start finds what there was."""
+"""The next start finds the persistent states after any changes, even from many threads."""
 
 from __future__ import annotations
 

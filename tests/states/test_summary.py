@@ -1,4 +1,4 @@
-"""The summary of what a cache keeps: its marks, and what is told of their changes."""
+"""The summary of a cache's states: its marks, and the reports of their changes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ FIRST, SECOND, THIRD, FOURTH = [1, 2], [3, 4], [5, 6], [7, 8]
 
 
 def make(host_capacity: int = 1 << 20, folder: Path | None = None, slabs: int = 1) -> tuple[StateCache, ToyDevice]:
-    """A cache on a device whose states take their time to arrive."""
+    """Return a cache on a device whose states arrive late."""
     device = ToyDevice(SHAPE, num_slots=2, num_slabs=slabs, slow_reads=True)
     disk = None if folder is None else DiskConfig(folder, background_bytes=0)
     config = CacheConfig(host_capacity=host_capacity, disk=disk)
@@ -40,7 +40,7 @@ def make(host_capacity: int = 1 << 20, folder: Path | None = None, slabs: int = 
 
 
 def copies(cache: StateCache, tokens: Sequence[int]) -> dict[str, int]:
-    """The sizes of the copies of a checkpoint."""
+    """Return the sizes of the copies of a checkpoint, by tier."""
     packed = [one for one in cache.checkpoints() if one.length == len(tokens) and _tokens(one) == list(tokens)]
     return packed[0].sizes
 
@@ -176,7 +176,7 @@ def test_a_state_that_f16_can_not_hold_is_larger_when_it_arrives() -> None:
 
 @dataclass
 class Shelves:
-    """A store that several processes share, with reads and writes that end when the test says so."""
+    """A store that several processes share. The test ends its reads and writes."""
 
     kept: dict[bytes, Payload] = field(default_factory=dict)
     writes: list[tuple[bytes, Payload]] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Shelves:
 
 
 class SharedTier(Tier):
-    """All that a fourth tier takes."""
+    """A minimal fourth tier."""
 
     name = "shared"
     slow = True
@@ -241,7 +241,7 @@ class SharedTier(Tier):
 
 
 class FourTiers:
-    """A cache with room for one state in each tier but the last, which has room for `shared`."""
+    """A cache with room for one state in each tier except the last, which has room for `shared`."""
 
     def __init__(self, folder: Path, shared: int = 2) -> None:
         self.device = ToyDevice(SHAPE, num_slots=2, num_slabs=1)
@@ -257,13 +257,13 @@ class FourTiers:
         self.cache = StateCache(self.device, tiers, CacheConfig())
 
     def keep(self, tokens: list[int]) -> None:
-        """Keep a state, and let what is on its way from file to shelf arrive."""
+        """Keep a state, and let states on their way from file to shared store arrive."""
         keep(self.cache, self.device, tokens)
         self.wait_for_files()
         settle(self.cache)
 
     def wait_for_files(self) -> None:
-        """Return when every file that is being read has been read."""
+        """Return when all reads of files have ended."""
         self.reader.submit(lambda: None).result()
 
 

@@ -1,4 +1,4 @@
-"""Packed tokens compare as the lists do."""
+"""Packed tokens compare as lists of tokens do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token tree against a dictionary of lists."""
+"""The token tree compared with a dictionary of lists."""
 
 from __future__ import annotations
 

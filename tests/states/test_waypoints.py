@@ -1,4 +1,4 @@
-"""Waypoints take room that nothing else needs, and up to a share what is worth least."""
+"""Waypoints take room that nothing else needs, and up to a share of it the room of the least valuable states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG = list(range(100, 200))
 
 
 class Kept:
-    """A cache of so many states on the device and on the host."""
+    """A cache with room for `device` states on the device and `host` states on the host."""
 
     def __init__(self, host: int, device: int = 0, disk: Path | None = None, index: int | None = None) -> None:
         self.device = ToyDevice(SHAPE, num_slabs=device)
@@ -42,17 +42,17 @@ class Kept:
         return self.cache.insert(ROOT, tokens, 0, kind=kind)
 
     def run_long(self) -> None:
-        """Keep what is kept of a long prompt."""
+        """Keep the waypoints and the end of a long prompt."""
         for length in (49, 54, 60, 66, 73, 81, 90):
             self.keep(LONG[:length], WAYPOINT)
         self.keep(LONG)
 
     def lengths(self, kind: CheckpointKind) -> list[int]:
-        """Those whose states are kept."""
+        """Return the lengths of a kind's checkpoints that still have a state."""
         return sorted(one.length for one in self.cache.checkpoints() if one.kind is kind and one.resumable)
 
     def use(self, tokens: Sequence[int]) -> int:
-        """Go on from what is found, which must be the right state; return how long it is."""
+        """Go on from the state found, which must be right; return its length in tokens."""
         match = look_up(self.cache, tokens)
         if match.checkpoint is not None:
             self.cache.restore(match, 1)
@@ -219,7 +219,7 @@ def prompts(draw: st.DrawFn) -> list[list[int]]:
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
-    """Prompts, each with where its waypoints lie: never where a prompt ends or may part from others."""
+    """Draw prompts, each with the positions of its waypoints: never at a prompt's end or at a possible branch."""
     found = prompts(draw)
     places = [st.lists(st.integers(1, len(one) - 1).filter(lambda place: place % 30), max_size=4) for one in found]
     return [(one, sorted(set(draw(where)))) for one, where in zip(found, places, strict=True)]
@@ -232,7 +232,7 @@ def ends(kept: Kept) -> Iterator[tuple[bytes, tuple[str, ...]]]:
 
 
 def squeeze(plain: Kept, kept: Kept) -> None:
-    """Have the weakest give way until no tier has more than that of a cache with waypoints has besides these."""
+    """Evict the weakest states of `plain` until each tier has no more bytes than `kept` has besides waypoints."""
     for tier, other in zip(plain.cache.tiers, kept.cache.tiers, strict=True):
         while tier.queue.used > besides(other):
             weakest = tier.queue.weakest()
@@ -242,7 +242,7 @@ def squeeze(plain: Kept, kept: Kept) -> None:
 
 
 def besides(tier: Tier) -> int:
-    """Bytes that others hold."""
+    """Return the bytes of a tier's states that are not waypoints."""
     return sum(one.sizes[tier.name] for one in tier.queue if not one.is_waypoint)
 
 

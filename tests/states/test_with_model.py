@@ -1,4 +1,4 @@
-"""A model's logits do not depend on whether, and from which tier, its state came out of the cache."""
+"""A model's logits are the same if its state was computed, or came out of any tier of the cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Session:
         self.cache = make_cache(SHAPE, "model", self.runner, CacheConfig(host, precision, disk), pool)
 
     def run(self, slot: int, tokens: Sequence[int]) -> F32:
-        """Advance a slot. -> [V] the logits after the last token"""
+        """Advance a slot, and return the logits [V] after the last token."""
         return run_step(self.runner, [TokenRun(slot, tokens, rows=1)]).full_row(0).copy()
 
     def uncached(self, tokens: Sequence[int]) -> F32:
@@ -48,12 +48,12 @@ class Session:
         assert self.cache.insert(ROOT, tokens, 0, kind=CheckpointKind.PROMPT_END, logits=logits)
 
     def push_down(self, times: int) -> None:
-        """Insert prompts of more tokens, so that what was there gives way tier by tier."""
+        """Insert longer prompts, so that earlier states give way tier by tier."""
         for number in range(times):
             self.keep([number, *TURN, *TURN, *TURN])
 
     def cached(self, tokens: Sequence[int], tier: str) -> F32:
-        """The logits after `tokens`, going on from what the cache has in `tier`."""
+        """Return the logits after `tokens`, going on from the state that the cache has in `tier`."""
         match = look_up(self.cache, tokens)
         assert match.tier is tier
         if match.logits is not None:

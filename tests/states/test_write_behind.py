@@ -1,4 +1,4 @@
-"""States are written to disk some seconds after they were kept, so that a crash loses no more than those seconds."""
+"""States are written to disk some seconds after they were kept, so a crash loses no more than those seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(
 
 
 def after_a_crash(folder: Path, tokens: list[int]) -> int:
-    """How many of the tokens the next process finds, if this one is killed now."""
+    """Return how many of the tokens the next process finds if this one is killed now."""
     device = ToyDevice(SHAPE)
     cache = make(folder, Clock(), device)
     match = look_up(cache, tokens)
@@ -81,7 +81,7 @@ def test_a_state_that_went_while_it_was_read_is_not_written(tmp_path: Path) -> N
     cache.drop_all()
     keep(cache, device, PROMPT, logits=False)
     device.arrive()
-    cache.write_behind()  # what was read had logits, and what is kept now has none
+    cache.write_behind()  # the state that was read had logits, and the one kept now has none
     assert list(tmp_path.iterdir()) == []
     clock.now = 10.0
     cache.write_behind()

@@ -1,4 +1,4 @@
-"""Long texts are tokenized in parts: at exact cuts the tokens are those of the whole, and elsewhere they spell it."""
+"""Long texts are tokenized in parts: with exact cuts the tokens are those of the whole, else they spell the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabulary that a GGUF file brings."""
+"""The vocabulary in a GGUF file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL = random_model(tiny_shape(layers=1, width=16), seed=1)
 
 
 def escaped(piece: bytes) -> bytes:
-    """As llama.cpp's converter writes it."""
+    """Return a piece as llama.cpp's converter writes it."""
     return repr(piece)[2:-1].encode()
 
 

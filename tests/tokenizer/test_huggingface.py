@@ -1,4 +1,4 @@
-"""Tokenizers from a tokenizer.json: ids as the library gives them, and the raw bytes of every single id."""
+"""Tokenizers from a tokenizer.json: the same ids as the library's, and the raw bytes of every single id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def byte_level_library() -> Tokenizer:
 
 
 def sentencepiece_library() -> Tokenizer:
-    """As llama-like vocabularies are: ▁ for a space, and a piece for every byte."""
+    """Return a tokenizer like llama's: ▁ for a space, and a piece for every byte."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"helo", "he", "ll", "▁he"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     merges = [("h", "e"), ("l", "l"), ("▁", "he")]

@@ -1,4 +1,4 @@
-"""Which tokenizer a model gets, and what is said where none fits."""
+"""The choice of a model's tokenizer, and the error if none fits."""
 
 from __future__ import annotations
 

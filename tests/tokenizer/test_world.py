@@ -10,7 +10,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.tokenizer.world import WorldTokenizer
 
 LONGEST_PIECE = 128  # bytes
-NEAR_THE_VOCABULARY = "abé§ \n\t~=0的。ж\x00\U0001f600"  # has long pieces, and characters that have none
+NEAR_THE_VOCABULARY = "abé§ \n\t~=0的。ж\x00\U0001f600"  # with long pieces, and characters without a piece
 WORLD_HAS_NO_SPECIAL_TOKENS = [61, 125, 25258, 7588, 2318, 125, 790, 125, 49520, 125, 63]
 
 
@@ -26,12 +26,12 @@ def world_in_parts() -> WorldTokenizer:
 
 @pytest.fixture(scope="module")
 def pieces(world: WorldTokenizer) -> dict[bytes, int]:
-    """Every piece of the vocabulary with its id."""
+    """Return every piece of the vocabulary with its id."""
     return {world.decode_bytes(token): token for token in range(1, world.size)}
 
 
 def greedy(text: bytes, pieces: dict[bytes, int]) -> list[int]:
-    """The longest piece at every place, looked for one length after the other."""
+    """Tokenize by the longest piece at every place, found by trying one length after the other."""
     tokens = []
     place = 0
     while place < len(text):

@@ -1,4 +1,4 @@
-"""Every version in numpy against the golden files."""
+"""Every version in numpy, compared with the golden files."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_thirteen_layers_agree_with_an_oracle_that_rescales_every_six(name: str)
         rescaled = arrays["rescaled_logits"]
     with open_model(golden.model_path) as model:
         logits, _ = forward(model, golden.tokens.tolist())
-    assert 0 < relative_error(rescaled, golden.logits) < 1e-4  # layer norm's epsilon weighs more where x is halved
+    assert 0 < relative_error(rescaled, golden.logits) < 1e-4  # layer norm's epsilon weighs more if x is halved
     assert relative_error(logits, rescaled) < 1e-4

@@ -1,4 +1,4 @@
-"""RWKV-7 with a format for each matrix, one of them of bytes, against numpy with the weights as they were rounded."""
+"""RWKV-7 with a format for each matrix, among them bytes, compared with numpy on the rounded weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.reference import forward
 MODEL = random_model(tiny_shape(layers=2, width=64, ffn=72), seed=7, dtype=np.float16)
 TOKENS: list[int] = np.random.default_rng(8).integers(MODEL.shape.vocab_size, size=40).tolist()
 INT8 = WEIGHT_FORMATS["q8_0"]
-BYTES = {"key.weight", "value.weight", "w1", "g2"}  # the last parts of the names of what is stored in bytes
+BYTES = {"key.weight", "value.weight", "w1", "g2"}  # the last parts of the names of matrices stored in bytes
 
 
 def format_of(name: str) -> WeightFormat:
@@ -25,7 +25,7 @@ def format_of(name: str) -> WeightFormat:
 
 
 def rounded(model: TensorModel) -> TensorModel:
-    """The model with the weights that the device computes with. Adapters are stored transposed, as [out, in]."""
+    """Return the model with the weights that the device computes with. Adapters are stored transposed, as [out, in]."""
     tensors = dict(model.tensors)
     for name, values in model.tensors.items():
         if format_of(name) is INT8:
@@ -42,7 +42,7 @@ def test_logits_and_states_are_those_of_the_rounded_weights(kind: str) -> None:
     )
     logits, state = forward(rounded(MODEL), TOKENS, dtype=np.float64)
     unrounded, _ = forward(MODEL, TOKENS, dtype=np.float64)
-    assert np.abs(unrounded - logits).max() > 1e-2  # so the test tells them apart
+    assert np.abs(unrounded - logits).max() > 1e-2  # so the test can distinguish them
     done = 0
     for part in (TOKENS[:30], *([token] for token in TOKENS[30:34]), TOKENS[34:]):
         readout = run_step(runner, [TokenRun(1, part, rows=len(part))])

@@ -1,4 +1,4 @@
-"""A version is a package and a row in the table: one that is made up runs from its file to its read-out."""
+"""A version is a package and a row in the table: a made-up one runs from its file to its read-out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions besides RWKV-7 on every kind of device: the contract of all runners, awkward sizes, and long runs."""
+"""The versions besides RWKV-7 on every kind of device: the contract of all runners, odd sizes, and long runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestResults(ResultsContract):
 
 
 def gpu_runner(model: TensorModel) -> Runner:
-    """All with the same limits, so that they share the kernels of their matmuls."""
+    """Return a runner. All have the same limits, so that they share the kernels of their matmuls."""
     return make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
 
 
@@ -96,7 +96,7 @@ def test_runs_of_every_length_on_one_slot(version: str) -> None:
     model = OTHER_MODELS[version]
     tokens = np.random.default_rng(33).integers(model.shape.vocab_size, size=600).tolist()
     runner = gpu_runner(model)
-    for length in (1, 255, 256, 257, 600):  # a length packed into 8 bits would show
+    for length in (1, 255, 256, 257, 600):  # lengths packed into 8 bits would fail
         logits, state = forward(model, tokens[:length], dtype=np.float64)
         runner.write_state(1, None)
         readout = run_step(runner, [TokenRun(1, tokens[:length], rows=1)])

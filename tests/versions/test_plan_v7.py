@@ -1,4 +1,4 @@
-"""What RWKV-7 dispatches, written out for a small model: a change of the plan has to change this text."""
+"""The dispatches of RWKV-7, written out for a small model: a change of the plan must change this text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RWKV-7 in numpy: what must hold for any model and any cut of a sequence."""
+"""RWKV-7 in numpy: properties of any model and any cut of a sequence."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_zero_vector_has_no_direction() -> None:
 
 
 def random_states(count: int) -> dict[str, Any]:
-    """field: [B, L, ...]"""
+    """Return random states, by field: [B, L, ...]."""
     generator = np.random.default_rng(32)
     initial = SHAPE.initial_state()
     return {field: generator.normal(size=(count, *values.shape)) for field, values in initial.items()}

@@ -38,7 +38,7 @@ async def loaded() -> AsyncGenerator[Engine, None]:
 
 
 async def answer(engine: Engine, dialogue: Dialogue) -> tuple[str, int]:
-    """What the model says, and how many tokens of the prompt were cached."""
+    """Return the model's answer, and the number of cached prompt tokens."""
     request = GenerateRequest(
         TOKENIZER.encode(dialogue.prompt),
         max_tokens=10,

@@ -1,6 +1,6 @@
-"""A browser, and a server over the demo model, both for the whole session; pages that must not have errors.
+"""A browser and a server over the demo model, both for the whole session, and pages that must not have errors.
 
-Browser and server are in the event loop of the session, so tests that use them are asynchronous functions.
+Browser and server run in the session's event loop, so tests that use them are asynchronous functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from server.core.settings import AuthSettings, ServerSettings
 from tests.support.browser import DESKTOP, ColorScheme, Guard, Visit
 
 FOLDER = Path(__file__).parent
-TIMEOUT_MS = 20_000  # the machine may have much else to do
+TIMEOUT_MS = 20_000  # the machine may be busy with other work
 expect.set_options(timeout=TIMEOUT_MS)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -58,7 +58,7 @@ async def browser(chromium_path: str) -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def web_server() -> AsyncIterator[str]:
-    """The root URL of a server with the demo model and its state `pirate`, as `rnn-engine serve` starts it."""
+    """Yield the root URL of a server with the demo model and its state `pirate`, as from `rnn-engine serve`."""
     states = StateSettings(files=[StateFile(pirate_state_path(), "pirate")])
     engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=8, states=states)
     async with TestServer(make_app(engine, ServerSettings())) as server:
@@ -72,7 +72,7 @@ def guard(web_server: str) -> Guard:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterator[Visit]:
-    """Opens pages; the test fails where one has an error."""
+    """Yield a function that opens pages. The test fails if a page has an error."""
     contexts = []
 
     async def open_page(
@@ -98,7 +98,7 @@ async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterato
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def keyed_server() -> AsyncIterator[str]:
-    """The root URL of a server that asks for the API key `secret`."""
+    """Yield the root URL of a server that asks for the API key `secret`."""
     engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=1)
     settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret"),)))
     async with TestServer(make_app(engine, settings)) as server:

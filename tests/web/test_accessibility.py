@@ -1,4 +1,4 @@
-"""Axe finds nothing serious on any page, in light and dark colours."""
+"""Axe finds no serious error on any page, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIALOGS = {"states/named": ("New state",)}
 
 
 async def breaches(page: Page) -> list[str]:
-    """Return a line for each rule and element of the page that breaks it seriously."""
+    """Return a line for each serious breach, with the rule and the element."""
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(Axe().axe_script)
     found = await page.evaluate("axe.run({resultTypes: ['violations']}).then(({violations}) => violations)")
@@ -27,7 +27,7 @@ async def breaches(page: Page) -> list[str]:
 
 
 async def addresses(links: Locator) -> list[str]:
-    """Return where links lead, behind the `#/`."""
+    """Return the targets of links, without `#/`."""
     await expect(links.first).to_be_visible()
     found = [await link.get_attribute("href") or "" for link in await links.all()]
     return [address.removeprefix("#/") for address in found if address.startswith("#/")]

@@ -1,4 +1,4 @@
-"""What breaks on the way to the server, or is meant to break the page: a clear message, nothing lost, nothing run."""
+"""Broken connections, and content meant to break the page: a clear message, no lost text, no script that runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
 
 @dataclass(frozen=True, slots=True)
 class Fake:
-    """A server over the fake engine, and the way to it."""
+    """A server over the fake engine, and the proxy to it."""
 
     engine: FakeEngine
     way: CutProxy

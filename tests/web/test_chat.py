@@ -12,7 +12,7 @@ from playwright.async_api import Locator, Page, expect
 from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
 
 CAPITAL = "What is the capital of France?"
-WHOLE = "prompt tokens from the cache"  # stands under each answer that has ended
+WHOLE = "prompt tokens from the cache"  # under each answer that has ended
 
 
 def questions(page: Page) -> Locator:

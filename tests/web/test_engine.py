@@ -1,4 +1,4 @@
-"""The page Engine: what runs now, and models that are loaded and unloaded."""
+"""The page Engine: running requests, and models that are loaded and unloaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_of(order: LoadOrder) -> LoadEngine:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def folder_server(tmp_path: Path) -> AsyncIterator[str]:
-    """The root URL of a server with a folder of models."""
+    """Yield the root URL of a server with a folder of models."""
     shutil.copy(model_path(), tmp_path / "other.safetensors")
     models = await ModelRegistry.load([LoadOrder("first", model_path())], "first", load_of)
     async with TestServer(make_app(models, ServerSettings(model_folder=tmp_path))) as server:
@@ -131,6 +131,6 @@ async def test_a_server_that_goes_away_and_comes_back(visit: Visit, guard: Guard
         await expect(slots).to_be_visible()
         await way.cut()
         await expect(page.get_by_role("alert")).to_be_visible()
-        await expect(slots).to_be_visible()  # what was last known
+        await expect(slots).to_be_visible()  # the last known slots
         await way.mend()
         await expect(page.get_by_role("alert")).to_have_count(0)

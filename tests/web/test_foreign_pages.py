@@ -90,7 +90,7 @@ async def test_no_page_of_another_site_unloads_a_model(sites: Sites, page: Page,
 
 
 async def test_no_redirect_unloads_a_model(sites: Sites, page: Page) -> None:
-    """A browser says of an address that a person typed that it comes from no page, wherever it is redirected."""
+    """A browser reports no page for an address that a person typed, even after a redirect."""
     await page.goto(f"http://localhost:{sites.other_port}/redirect?target={sites.root}{UNLOAD}")
     assert await sites.statuses.get() == 403
     assert sites.status == "loaded"

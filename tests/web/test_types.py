@@ -1,4 +1,4 @@
-"""The types of the web page's modules, where node is at hand; and that no file and no library is a surprise."""
+"""The types of the web page's modules, if node is installed, and the lists of its files and libraries."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_every_library_is_listed_and_is_what_was_fetched() -> None:
 
 
 def test_what_the_frame_imports_is_preloaded() -> None:
-    """The browser asks for all of it at once, where imports would lead it from one module to the next."""
+    """The browser then fetches all modules at once, instead of finding one after another by their imports."""
     preloads = re.findall(r'rel="modulepreload" href="/web/(.*?)"', (FOLDER / "index.html").read_text())
     assert sorted(preloads) == sorted(imports_of(FOLDER / "main.js") - {"main.js"})
 
 
 def imports_of(module: Path, found: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The modules that a module imports when it is loaded, directly or not, with itself."""
+    """Return the modules that a module imports at its loading, directly or indirectly, and itself."""
     found |= {module.relative_to(FOLDER).as_posix()}
     for name in re.findall(r'^(?:import|export) [^;]*?from "(.+?)";', module.read_text(), flags=re.MULTILINE):
         target = (module.parent / name).resolve()

@@ -13,7 +13,7 @@ ANSWER = " The capital of France is Paris."
 
 
 async def write_on(page: Page, text: str = QUESTION) -> None:
-    """Write a text and have it continued to its end, with the likeliest tokens."""
+    """Write a text, and let the model continue it to its end with the likeliest tokens."""
     await page.get_by_role("textbox", name="Text").fill(text)
     await page.get_by_role("group").filter(has_text="Sampling").locator("summary").click()
     await page.get_by_role("spinbutton", name="Temperature").fill("0")
