@@ -17,6 +17,7 @@ from states.frozen import FrozenState, freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
+from tests.support.imports import module_name
 from tests.support.models import tiny_shape
 from tests.support.named_states import make_states, some_state
 
@@ -337,6 +338,10 @@ async def test_ownership_survives_a_restart(serve: Serve, tmp_path: Path) -> Non
 def test_routes_reach_the_engine_as_whoever_asks() -> None:
     """Routes that always answer are the exception: they check no key, and show nothing that belongs to a key."""
     folder = Path(routes.__file__).parent
-    whole = [path.stem for path in sorted(folder.glob("*.py")) if ".open_engine" in path.read_text()]
-    modules = {route.handler.__module__.rpartition(".")[2] for route in ALL_ROUTES if route.always}
-    assert set(whole) <= modules
+    whole = {
+        module_name(path.relative_to(folder.parents[1]))
+        for path in folder.rglob("*.py")
+        if ".open_engine" in path.read_text()
+    }
+    assert whole, "no module has an engine as nobody's"
+    assert whole <= {route.handler.__module__ for route in ALL_ROUTES if route.always}
