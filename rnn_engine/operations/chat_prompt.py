@@ -53,6 +53,9 @@ class ToolChoice:
         return [tool for tool in tools if self.names is None or tool.name in self.names]
 
 
+_CALL_BEGINS = '{"name": "'  # of a format without an opening text; whatever follows is then the name of a tool
+
+
 def tool_grammar(
     format_: ToolFormat,
     tools: Sequence[Tool],
@@ -65,9 +68,9 @@ def tool_grammar(
 ) -> Grammar:
     """Return the grammar of answers that may call `tools`, or must call one if `required`.
 
-    Calls follow their schemas from their beginning. A format without a closing text allows one call an answer. If a
-    call is required, the answer begins with `lead` and may end with `ending`. If `otherwise` is given, an answer
-    without calls follows this schema.
+    Once the text begins a call, only the names of `tools` can follow, and arguments by their schemas. A format without
+    a closing text allows one call an answer. If a call is required, the answer begins with `lead` and may end with
+    `ending`. If `otherwise` is given, an answer without calls follows this schema.
     """
     before = f"{format_.opening}\n" if format_.opening else ""
     after = f"\n{format_.closing}" if format_.closing else ""
@@ -75,7 +78,7 @@ def tool_grammar(
     lead = lead if from_start else ""
     begins = [f'{lead}{before}{{"name": {to_json(tool.name)}, "{format_.arguments}": ' for tool in tools]
     tags = [Tag(begin, _schema(tool), f"}}{after}") for begin, tool in zip(begins, tools, strict=True)]
-    trigger = _common_beginning(begins) if from_start or not format_.opening else format_.opening
+    trigger = _common_beginning(begins) if from_start else format_.opening or _CALL_BEGINS
     several = parallel and bool(format_.closing)
     return tagged_text(tags, trigger, required=required, parallel=several, ending=ending, otherwise=otherwise)
 

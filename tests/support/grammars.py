@@ -52,6 +52,22 @@ def random_text(grammar: Grammar, seed: int, vocabulary: Vocabulary | None = Non
     return None
 
 
+def finish_shortly(mask: TokenMask, begun: str, chance: random.Random, most: int = 400) -> str:
+    """Return random text that may follow `begun`, up to the first place at which the text may end."""
+    vocabulary, text = byte_vocabulary(), b""
+    for token in vocabulary.encode(begun):
+        assert token in _allowed(mask, vocabulary), f"{begun!r} is not allowed"
+        mask.accept(token)
+    for _ in range(most):
+        allowed = [] if mask.ended else _allowed(mask, vocabulary)
+        if mask.ended or END in allowed:
+            return text.decode()
+        token = chance.choice(allowed)
+        mask.accept(token)
+        text += vocabulary.pieces[token]
+    raise AssertionError(f"{text!r} does not end")
+
+
 def _allowed(mask: TokenMask, vocabulary: Vocabulary) -> list[int]:
     allowed = mask.next()
     assert allowed is not None
