@@ -95,7 +95,7 @@ class Retention:
         if self.persistent and self.ttl is not None:
             raise InvalidRequestError("ttl", self.ttl, "null for a persistent state, which belongs to no lease")
         if self.ttl is not None and not 0 < self.ttl <= MAX_TTL:
-            raise InvalidRequestError("ttl", self.ttl, f"seconds, more than 0 and at most {MAX_TTL:.0f}")
+            raise InvalidRequestError("ttl", self.ttl, f"a number of seconds above 0 and at most {MAX_TTL:.0f}")
 
     def owner_of(self, name: str) -> str | None:
         """Return the owner of a state with this name; None if it is persistent."""
@@ -112,7 +112,8 @@ def check_changeable(entry: NamedState, field: str) -> None:
         raise InvalidRequestError(
             field,
             entry.name,
-            "a state that may be changed; this one is the operator's: copy it under another name",
+            "a state that can be changed; this one is read-only, since the server's operator loads it at every "
+            "start; copy it under another name",
         )
 
 
@@ -143,7 +144,7 @@ def check_new_name(name: str, field: str) -> None:
     """
     check_name(name, field)
     if parse_id(name) is not None:
-        raise InvalidRequestError(field, name, "a name that is no UUID, since ids of states are UUIDs")
+        raise InvalidRequestError(field, name, "a name that is not a UUID, since state ids are UUIDs")
 
 
 def check_name(name: str, field: str) -> None:
@@ -256,21 +257,23 @@ class Quotas:
         counts = self._of(namespace)
         if num_names > 0 and counts.num_names + num_names > self._quota.names:
             raise OverloadedError(
-                f"states: no room for {num_names} more names of {namespace!r}: it has {counts.num_names} of the "
-                f"{self._quota.names} that a key may have; delete states, or wait until a lease ends",
+                f"states: no room for {num_names} more names of the API key {namespace!r}: it has "
+                f"{counts.num_names} of at most {self._quota.names}; delete states, or wait until a lease ends",
                 retry_after=retry_after,
             )
         if num_bytes > 0 and counts.num_bytes + num_bytes > self.num_bytes:
             raise OverloadedError(
-                f"states: no room for {num_bytes} more bytes of {namespace!r}: it has {counts.num_bytes} of the "
-                f"{self.num_bytes} that a key may have; delete states, or wait until a lease ends",
+                f"states: no room for {num_bytes} more bytes of the API key {namespace!r}: it has "
+                f"{counts.num_bytes} of at most {self.num_bytes}; delete states, or wait until a lease ends",
                 retry_after=retry_after,
             )
 
     def check_ttl(self, name: str, ttl: float | None) -> None:
         """Raise InvalidRequestError if `ttl` exceeds the quota of the namespace of a name."""
         if split_name(name)[0] and ttl is not None and ttl > self._quota.ttl:
-            raise InvalidRequestError("ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, as a key may have")
+            raise InvalidRequestError(
+                "ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, the longest lease of an API key"
+            )
 
     def _of(self, namespace: str) -> ReferenceCounts:
         return self._counts.get(namespace, _NOTHING)

@@ -79,7 +79,7 @@ class SavedStates:
         assert key is not None  # the caller has looked
         loaded = self._files.read(path)
         if loaded.name is None:
-            raise StateError(f"{path.name}: has no name in it")
+            raise StateError(f"{path.name}: has no name for the state")
         return FoundState(loaded.name, key, modified(path), path.name, self._files.freeze(loaded, path.name))
 
 

@@ -368,7 +368,7 @@ class LocalStateStore:
 
     def _drop_unwritten(self, entries: Sequence[NamedState]) -> None:
         for entry in entries:
-            self._table.drop(entry, "it could not be written")
+            self._table.drop(entry, "its file could not be written")
 
     def _delete_saved(self, entry: NamedState) -> bool:
         """Delete a persistent state: first its file, so that a deleted name does not come back at the next start.

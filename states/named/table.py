@@ -384,7 +384,7 @@ class NamedStateTable:
         held = self._index.of_id(entry.id)
         if held is not None and held.name != entry.name:
             self._index.remove(held)
-            self._tombstones.note(held.name, f"it is called {entry.plain_name!r} now")
+            self._tombstones.note(held.name, f"it was renamed to {entry.plain_name!r}")
         self._index.put(entry)
         self._counts.add(entry.frozen)
         self.quotas.add(entry)
@@ -397,7 +397,7 @@ class NamedStateTable:
         self._make_room(new.owner, new.frozen, old.frozen)
         if new.name != old.name:
             self._index.remove(old)
-            self._tombstones.note(old.name, f"it is called {new.plain_name!r} now")
+            self._tombstones.note(old.name, f"it was renamed to {new.plain_name!r}")
         self._index.put(new)
         self._counts.add(new.frozen)
         self.quotas.add(new)
@@ -419,7 +419,9 @@ class NamedStateTable:
         retention.check()
         self.quotas.check_ttl(name, retention.ttl)
         if retention.persistent and not self.keeps_persistent:
-            raise InvalidRequestError("persistent", True, "false: the server has no folder of states")
+            raise InvalidRequestError(
+                "persistent", True, "false, since the server has no folder for persistent states (--state-folder)"
+            )
 
     def _known_names(self, namespace: str) -> str:
         known = {*self._index.in_namespace(namespace), *self._index.in_namespace("")}
@@ -442,7 +444,7 @@ class NamedStateTable:
     def _make_room(self, owner: str | None, added: FrozenState, *removed: FrozenState) -> None:
         growth = self._counts.growth([added], removed)
         for lease in self._find_victims(owner, growth, lambda going: self._counts.growth([added], [*removed, *going])):
-            self._drop_all_of(lease.owner, "its lease gave way to an older one that needed room")
+            self._drop_all_of(lease.owner, "its lease was ended to make room for an older one")
 
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
@@ -478,15 +480,15 @@ class NamedStateTable:
 
     def _too_many(self, num_names: int) -> OverloadedError:
         return OverloadedError(
-            f"states: no room for {num_names} more: there are {len(self._index)} of the {self._max_names} allowed; "
-            "delete states, or wait until a lease ends",
+            f"states: no room for {num_names} more names: {len(self._index)} of at most {self._max_names} are "
+            "in use; delete states, or wait until a lease ends",
             retry_after=self._seconds_to_wait(),
         )
 
     def _no_room(self, num_bytes: int) -> OverloadedError:
         return OverloadedError(
-            f"states: {num_bytes} more bytes have no room: {self.num_bytes} of the {self.capacity} allowed are taken, "
-            "and none of it by leases that are newer than the asker's; delete states, or wait until a lease ends",
+            f"states: no room for {num_bytes} more bytes: {self.num_bytes} of at most {self.capacity} are in "
+            "use, and ending newer leases would not free enough; delete states, or wait until a lease ends",
             retry_after=self._seconds_to_wait(),
         )
 
@@ -498,7 +500,7 @@ class NamedStateTable:
 def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
     """Return the error for a new name that a state has already."""
     name = taken.plain_name
-    return InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
+    return InvalidRequestError(field, name, f"a name that is free; {name!r} is the name of state {taken.id}")
 
 
 def check_names(names: Sequence[str]) -> None:

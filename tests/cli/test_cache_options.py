@@ -109,6 +109,6 @@ def test_a_store_that_refuses(rnn_engine: Command, model_file: Path, tmp_path: P
     try:
         url = server.url.replace("//", "//:wrong@")
         said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--store", url, code=1)
-        assert said.splitlines()[-1].startswith("Error: the store refuses what it is asked: ")
+        assert said.splitlines()[-1].startswith("Error: the store refuses the command: ")
     finally:
         server.kill()

@@ -89,7 +89,8 @@ def test_a_cache_folder_that_another_server_uses(
     rnn_engine: Command, model_file: Path, cache_folder: Path, server: tuple[str, str]
 ) -> None:
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--cache-folder", cache_folder, code=1)
-    assert said == f"Error: cache folder {cache_folder}: another process uses it; expected one of its own\n"
+    refusal = "another process uses it; expected a folder that no other process uses"
+    assert said == f"Error: cache folder {cache_folder}: {refusal}\n"
     assert server[1]
 
 

@@ -238,7 +238,7 @@ async def test_a_state_of_the_operator_stays_as_it_is(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
     poet = engine.named.add(LoadedState("tuned", POET), "poet", "test")
-    refusal = "'poet' is not allowed; expected a state that may be changed; this one is the operator's"
+    refusal = "'poet' is not allowed; expected a state that can be changed; this one is read-only"
     saved = await client.post(CHAT, json={**HI, "state": "poet", "save_as": "poet"})
     assert (await error_of(saved, 400))["message"].startswith(f"save_as: {refusal}")
     for answer in (
