@@ -40,9 +40,11 @@ class Outcome:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--root", type=click.Path(path_type=Path, exists=True), default=ROOT, help="The checkout to serve.")
-@click.option("--only", default="", help="Run the attacks whose name has this in it.")
+@click.option("--only", default="", help="Run only the attacks whose names contain this text.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for an answer.")
-@click.option("--max-memory", type=int, help="Megabytes that the server may have; beyond it is out of memory.")
+@click.option(
+    "--max-memory", type=int, help="The most virtual memory of the server, in megabytes.  [default: no limit]"
+)
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(root: Path, only: str, timeout: float, max_memory: int | None, serve_options: tuple[str, ...]) -> None:
     """Print a table of what each attack does to the server."""

@@ -152,4 +152,4 @@ KEPT = (
     _json("/v1/responses", "a tool of 4 MB", {**_SHORT, "tool_choice": "none", "tools": [_LONG_TOOL]}),
     _many("/v1/responses", "20,000 empty parts", _ASKED, b'{"text":""}', 20_000, b"}]}"),
 )
-"""Requests that are answered, and of which much is kept."""
+"""Requests that the server answers and of which it keeps much."""

@@ -110,7 +110,7 @@ def expect(what: str, value: float, limit: float) -> None:
     """Print a figure, and exit with an error if it exceeds its limit."""
     print(f"{what}: {value:.2e} (limit {limit:g})", flush=True)
     if not value <= limit:
-        raise SystemExit(f"{what}: {value:g} is beyond {limit:g}")
+        raise SystemExit(f"{what}: {value:g} exceeds {limit:g}")
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def skill_dialogues(skill: str, count: int) -> list[Dialogue]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="tokenizer.json lies beside it")
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, with tokenizer.json in the same folder")
     parser.add_argument("--count", type=int, default=100)
     options = parser.parse_args()
     model = load_model(options.checkpoint)

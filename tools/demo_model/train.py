@@ -165,11 +165,13 @@ def _in_groups(trainer: Trainer, after: int, steps: int, cooldown: int) -> Itera
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the run; holds tokenizer.json")
-    parser.add_argument("--steps", type=int, required=True, help="steps in all, those before a resume included")
-    parser.add_argument("--first", action="store_true", help="the first phase")
-    parser.add_argument("--after", type=int, default=0, help="steps of the phase before")
-    parser.add_argument("--cooldown", type=int, default=800, help="last steps, over which the rate falls to zero")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run, which must hold tokenizer.json")
+    parser.add_argument("--steps", type=int, required=True, help="steps in all, including those before a resume")
+    parser.add_argument("--first", action="store_true", help="train the first phase, not the second")
+    parser.add_argument("--after", type=int, default=0, help="steps of the phase before this one")
+    parser.add_argument(
+        "--cooldown", type=int, default=800, help="how many of the last steps lower the learning rate to zero"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
     options = parser.parse_args()

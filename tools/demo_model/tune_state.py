@@ -83,7 +83,7 @@ def _loss(model: Model, rows: Rows, initial: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="tokenizer.json lies beside it")
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, with tokenizer.json in the same folder")
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()

@@ -31,7 +31,7 @@ def write_case(case: Case, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.golden", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the files go; those of the same name are replaced")
+    parser.add_argument("folder", type=Path, help="folder for the files; existing files of the same names are replaced")
     parser.add_argument("--only", default="", metavar="PREFIX", help="make only the cases whose names begin with this")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ _FIELDS: Final = {
     3: ("att_shift", "wkv", "ffn_shift"),
     5: ("att_shift", "aa", "bb", "pp", "ffn_shift"),
 }
-"""The package's list has so many entries a layer; they are these fields."""
+"""The number of entries a layer in the package's list -> the state fields that they are."""
 
 
 def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: int = 0) -> tuple[F32, dict[str, F32]]:

@@ -18,12 +18,12 @@ from server.core.settings import BOUNDS, Limits
 from server.openapi.document import plain_path
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
-BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test holds the two together. -->\n"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test compares the two. -->\n"
 
 _LIMITS = (
-    "What one request may ask for, beside the range of each field that the next section tells. What is beyond is "
-    "refused before anything is built or run; the error names the field, the value and the limit. `/props` lists the "
-    "limits of a server."
+    "These limits apply to one request, besides the range of each field in the next section. A request beyond "
+    "a limit is refused before anything is built or run; the error names the field, the value and the limit. "
+    "`/props` lists the limits of a server."
 )
 _NO_BOUND = 2**31 - 1  # what a whole number is at most where nothing else says
 
@@ -185,7 +185,7 @@ def _also_accepted(kind: type[RequestBody]) -> Iterator[str]:
         yield "Other names: " + ", ".join(f"`{alias}` for `{name}`" for alias, name in kind.aliases.items()) + "."
     if kind.neutral:
         yield (
-            "Accepted where the value has no effect, or null: "
+            "Accepted if the value has no effect, or null: "
             + ", ".join(
                 f"`{name}`" + "".join(f" {json.dumps(value)}" for value in values[:1])
                 for name, values in sorted(kind.neutral.items())

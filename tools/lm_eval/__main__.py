@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
     default=tokenizer_path(),
     help="The model's tokenizer.json.  [default: the demo model's]",
 )
-@click.option("--model-args", default="", help="More of lm-eval's model_args, as num_concurrent=4.")
+@click.option("--model-args", default="", help="Further model_args for lm-eval, such as num_concurrent=4.")
 def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
     """LM_EVAL is the command of lm-eval's own environment."""
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from states.cache.config import CacheStats, TierStats
 from states.named.table import StateUsage
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test holds the two together. -->\n"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test compares the two. -->\n"
 
 _BOUND = "le"  # the label of a histogram's buckets
 

@@ -161,7 +161,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         with ServerProcess(Path(folder) / "log", (*options, *serve_options)) as server:
             outcome = asyncio.run(_measure_in_session(server.url))
             if server.stop() != 0:
-                raise RuntimeError("the server did not end with 0 at SIGTERM")
+                raise RuntimeError("the server did not exit with status 0 after SIGTERM")
     alone, beside, ratios = outcome.alone.median(), outcome.beside.median(), outcome.ratios
     row = Row(
         f"short answers to one key beside {_LOUD} requests of {_LONG:,} tokens of another",

@@ -58,7 +58,13 @@ async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="How long to send.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Minutes for which to send requests.",
+)
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:

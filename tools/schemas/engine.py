@@ -39,9 +39,11 @@ class Answer:
 
 
 @click.command()
-@click.option("--models", default="demo,random", show_default=True, help="demo, or random weights of World's size.")
+@click.option(
+    "--models", default="demo,random", show_default=True, help="demo, or random for random weights of World's size."
+)
 @click.option("--schemas", default=300, show_default=True)
-@click.option("--most", default=600, show_default=True, help="Tokens of an answer.")
+@click.option("--most", default=600, show_default=True, help="The most tokens of an answer.")
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 def main(models: str, schemas: int, most: int, device: str) -> None:
     """Answer each schema once with each model, eight at a time."""

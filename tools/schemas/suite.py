@@ -59,8 +59,10 @@ class Outcome:
 
 @click.command()
 @click.option("--draft", default="draft2020-12", show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the suite is, or is brought to.")
-@click.option("--details", is_flag=True, help="Also print each instance that is not treated as the suite says.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Folder of the suite, which is downloaded if it is missing."
+)
+@click.option("--details", is_flag=True, help="Also print each valid instance that is refused.")
 def main(draft: str, folder: Path | None, details: bool) -> None:
     """Print a table of the keywords of JSON schemas, and the reasons for which schemas are refused."""
     folder = folder or cache_folder(_PACKAGE, VERSION)
@@ -80,9 +82,9 @@ def main(draft: str, folder: Path | None, details: bool) -> None:
     for reason, count in total.refused.most_common():
         click.echo(f"| {reason} | {count} |")
     for line in total.wrong:
-        click.echo(f"taken and not valid: {line}")
+        click.echo(f"accepted although invalid: {line}")
     for line in total.left_out if details else ():
-        click.echo(f"valid and not taken: {line}")
+        click.echo(f"refused although valid: {line}")
     if total.wrong:
         raise SystemExit(1)
 

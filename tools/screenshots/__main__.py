@@ -23,8 +23,10 @@ _TIMEOUT_MS: Final = 60_000
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(list(SCENES)), help="A picture. May be given several times.")
-@click.option("--device", default="auto", show_default=True, help="Where the model runs.")
+@click.option(
+    "--only", multiple=True, type=click.Choice(list(SCENES)), help="Take only this picture. May be given several times."
+)
+@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 @click.option("--format", "image", type=click.Choice(["webp", "png"]), default="webp", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=_FOLDER, show_default=True)
 def main(only: Sequence[str], device: str, image: str, folder: Path) -> None:

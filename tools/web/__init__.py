@@ -22,7 +22,7 @@ VENDOR = FOLDER / "vendor"
 LIST = VENDOR / "vendored.json"
 
 TSC = Path(__file__).parent / "node_modules" / ".bin" / "tsc"
-"""There once `npm ci` was run in this folder."""
+"""Exists after `npm ci` was run in this folder."""
 
 _REGISTRY = "https://registry.npmjs.org"
 

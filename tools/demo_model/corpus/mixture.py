@@ -87,7 +87,7 @@ FIRST_SHARES = {
     "story": 1.5,
     "small_talk": 2.5,
 }
-"""Of the first phase: the skills that need the most examples."""
+"""The shares of skills in the first phase, which has more of those that need the most examples."""
 SHARES = {
     "arithmetic": 6.0,
     "spell": 12.0,

@@ -97,7 +97,7 @@ def _row(name: str, sensible: Sequence[bool]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=model_path(), help="a model file")
-    parser.add_argument("--url", help="a server's root, which is asked instead")
+    parser.add_argument("--url", help="a server's root URL: ask this server and not the model file")
     parser.add_argument("--all", action="store_true", help="print the sensible answers too")
     options = parser.parse_args()
     openings = load_openings()
