@@ -1,6 +1,6 @@
 """Write each case as NAME.safetensors (the model, f16) and NAME.npz (tokens, logits, the final state).
 
-Where the model is deep, the .npz also holds the logits with rescaling as for f16.
+If the model is deep, the .npz also holds the logits with the rescaling that the package uses for f16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.models import random_model, save_safetensors
 from tools.golden.cases import CASES, Case
 from tools.golden.oracle import run
 
-RESCALED_LAYERS = 6  # after so many layers the package halves x, in f16
+RESCALED_LAYERS = 6  # the package halves x after each 6 layers, for f16
 
 
 def write_case(case: Case, folder: Path) -> None:
