@@ -1,6 +1,6 @@
-"""Takes a picture of each page, in light and dark colours and in two sizes: python -m tools.screenshots
+"""Take a picture of each page, in light and dark colours and in two sizes: python -m tools.screenshots
 
-It serves the demo model itself. The pictures go to docs/screenshots.
+The tool starts a server with the demo model. The pictures go to docs/screenshots.
 """
 
 from __future__ import annotations
