@@ -180,7 +180,7 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 def check_finite(name: str, value: float | None) -> None:
     """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
     if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequestError(name, value, "a finite number from 0 on")
+        raise InvalidRequestError(name, value, "a finite number of at least 0")
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:

@@ -107,7 +107,7 @@ async def test_closing_leaves_a_worker_that_hangs_behind(
         await engine.close()
         with pytest.raises(EngineClosedError):
             await request
-        assert "the worker has not ended after 0.01 s and is left behind" in caplog.text
+        assert "the worker has not ended after 0.01 s and is abandoned" in caplog.text
         assert "in __call__" in caplog.text
 
 

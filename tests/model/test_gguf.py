@@ -193,7 +193,7 @@ def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) 
     with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q5_1")) as opened:
         assert stored_format(opened.tensor(MATRIX).dtype, opened.block_type(MATRIX)).name == "f16"
         (line,) = describe_blocks(opened, WeightChoice.parse("stored").of(opened.shape))
-        assert line.endswith("as no kernel multiplies with them as they are stored: 14 in Q5_1")
+        assert line.endswith("since no kernel can read their blocks: 14 in Q5_1")
 
 
 @pytest.mark.parametrize(
