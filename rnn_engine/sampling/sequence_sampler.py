@@ -126,7 +126,7 @@ class SequenceSampler:
         self._first = 0
         sampler, joins = self._sampler, self.adjustments.only_penalises
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
-        """How `JointDraws` draws for it; None: it has to draw by itself."""
+        """The sampler that `JointDraws` applies for this sequence; None if the sequence must draw by itself."""
         self.slot = 0  # where `JointDraws` keeps its penalties
         self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
         self._cuts = _cuts_on_device(sampler)

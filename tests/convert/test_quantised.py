@@ -139,11 +139,11 @@ def test_a_matrix_is_quantised_in_pieces_as_it_is_at_once(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("noted", "message"),
     [
-        ("{", "the metadata's rnn_engine.blocks makes no sense"),
-        ("[]", "the metadata's rnn_engine.blocks makes no sense"),
-        ('{"a": 1}', "the metadata's rnn_engine.blocks makes no sense"),
+        ("{", "the metadata's rnn_engine.blocks is invalid"),
+        ("[]", "the metadata's rnn_engine.blocks is invalid"),
+        ('{"a": 1}', "the metadata's rnn_engine.blocks is invalid"),
         ('{"a": {"format": "int3", "columns": 8}}', "the format 'int3' is not known; expected one of int8"),
-        ('{"a": {"format": [], "columns": 8}}', "the metadata's rnn_engine.blocks makes no sense"),
+        ('{"a": {"format": [], "columns": 8}}', "the metadata's rnn_engine.blocks is invalid"),
         ('{"a": {"format": "int8", "columns": -1}}', "-1 columns; expected a number from 1"),
         ('{"b": {"format": "int8", "columns": 8}}', r"b is in blocks; expected b\.codes and \.figures in its place"),
         ('{"a": {"format": "int8", "columns": 800}}', r"a\.codes is \[8, 1, 128\] of uint8; expected \[8, 7, 128\]"),
