@@ -106,7 +106,7 @@ def test_batching_that_is_not_known(rnn_engine: Command, model_file: Path) -> No
         (["--cors-origin", "*"], "cors origin: '*' is not allowed; expected origins one by one"),
         (
             ["--cors-origin", "chat.example"],
-            "cors origin: 'chat.example' is not allowed; expected an origin as https://",
+            "cors origin: 'chat.example' is not allowed; expected an origin such as https://",
         ),
         (["--tls-cert", "no.pem"], "tls-cert: 'no.pem' is not allowed; expected a file that can be read"),
         (["--api-key", ""], "API key: 'operator' is not allowed; expected a key of printable ASCII"),

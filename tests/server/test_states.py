@@ -149,7 +149,7 @@ async def test_an_advance_reads_out_at_chosen_positions(serve: Serve) -> None:
         ({"output_positions": [0], "top_k": 21}, 400, "top_k: 21 is not allowed; expected a number from 1 to 20"),
         ({"output_positions": [0], "top_k": 0}, 400, "top_k: 0"),
         ({"priority": 10**6}, 400, "priority"),
-        ({"mask": [[0, 1]]}, 501, "no pages or places that a mask could hide"),
+        ({"mask": [[0, 1]]}, 501, "no pages or positions that a mask could hide"),
     ],
 )
 async def test_what_an_advance_can_not_read_out(serve: Serve, fields: Body, status: int, words: str) -> None:
