@@ -42,7 +42,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         terminal.type(CTRL_C)
         terminal.wait_for_prompt()
         terminal.type("/fork here\r")
-        terminal.wait_for("put aside; /go here goes on from here")
+        terminal.wait_for("put aside; /go here continues from here")
         terminal.wait_for_prompt()
         terminal.type("/state pi\t")
         terminal.wait_for("User: /state pirate")

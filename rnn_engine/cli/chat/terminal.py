@@ -221,7 +221,7 @@ def _retry(talk: Talk, screen: Screen, _argument: str) -> None:
 
 def _fork(talk: Talk, screen: Screen, argument: str) -> None:
     talk.fork(argument)
-    screen.note(f"put aside; /go {argument} goes on from here")
+    screen.note(f"put aside; /go {argument} continues from here")
 
 
 def _go(talk: Talk, screen: Screen, argument: str) -> None:
