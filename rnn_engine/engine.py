@@ -94,7 +94,7 @@ class RequestMasks:
         try:
             begun = await asyncio.to_thread(start)
         except StepError as error:
-            allowed = f"tokens with which a text of the grammar begins: {error}"
+            allowed = f"a number of tokens at the prompt's end that begin a text of the grammar: {error}"
             raise InvalidRequestError("grammar_prefix_tokens", request.grammar_prefix, allowed) from error
         return replace(request, grammar=None, token_mask=begun.copy)
 
@@ -328,7 +328,7 @@ class Engine:
         except TimeoutError:
             stack = stack_of(self._worker.thread_id)
             logger.critical(
-                "the worker has not ended after %g s and is left behind; it is here:\n%s", CLOSE_SECONDS, stack
+                "the worker has not ended after %g s and is abandoned; its stack:\n%s", CLOSE_SECONDS, stack
             )
             self._note_end()
         self._watchdog.stop()
@@ -374,10 +374,10 @@ class Engine:
         """Set timers that end a request at its deadline, and after too long a wait unless its call `was_begun`."""
         timers: list[asyncio.TimerHandle] = []
         if request.deadline is not None:
-            late = TimeLimitError("the request's time was up before its first token; see `timeout`")
+            late = TimeLimitError("the request reached its time limit before its first token; see `timeout`")
             timers.append(self._loop.call_at(request.deadline, self._end_request, self._scheduler.expire, key, late))
         if self._queue_seconds is not None and not was_begun:
-            full = OverloadedError(f"no slot was free for {self._queue_seconds:g} s", self._admission.retry_after)
+            full = OverloadedError(f"no slot became free within {self._queue_seconds:g} s", self._admission.retry_after)
             timers.append(
                 self._loop.call_later(self._queue_seconds, self._end_request, self._scheduler.withdraw, key, full)
             )

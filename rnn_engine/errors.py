@@ -1,26 +1,26 @@
-"""Every exception that the project raises on purpose, and checks of single values that several layers make.
+"""The project's exceptions, and checks of single values that several layers make.
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
-    │   ├── PromptTooLongError it has more tokens than are allowed                    (HTTP 400)
-    │   └── InvalidGrammarError a grammar is wrong, or takes too much                 (HTTP 400)
-    ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
+    │   ├── PromptTooLongError a prompt has more tokens than are allowed              (HTTP 400)
+    │   └── InvalidGrammarError a grammar is wrong, or takes too much to compile      (HTTP 400)
+    ├── ForbiddenError         the client may not do what it asks                     (HTTP 403)
     ├── NotFoundError          a named thing does not exist                           (HTTP 404)
     │   └── ModelNotFoundError no model has that name                                 (HTTP 404)
     ├── ModelError             a model file can't be read or does not fit             (at load)
     ├── TokenizerError         a tokenizer can't be read or does not fit the model    (at load)
-    ├── DeviceError            no such device, or it can't do what is asked           (at load)
+    ├── DeviceError            there is no such device, or it can't do what is needed (at load)
     │   └── DeviceMemoryError  the device has too little memory left                  (at load)
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
-    ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
-    ├── OverloadedError        the queue is full                                      (HTTP 429)
-    │   └── RateLimitError     a client has spent what it may use in a minute         (HTTP 429)
-    ├── TimeLimitError         a request's time is up, and it has no text yet         (HTTP 504)
+    ├── StorageError           a folder of the server can't be written to             (HTTP 507)
+    ├── OverloadedError        the queue, or another limited resource, is full        (HTTP 429)
+    │   └── RateLimitError     a client has used up its limit for a minute            (HTTP 429)
+    ├── TimeLimitError         a request's time is up before its first token          (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     ├── StepError              the forward pass failed for the requests of one step   (HTTP 500)
     │   └── MaskError          a request's grammar can't be followed further          (HTTP 400)
-    └── ServerError            a server that was asked refuses or can't be reached    (as a client)
+    └── ServerError            another server refuses or can't be reached             (as a client)
 
 A message names what is wrong, shows the bad value and says what is allowed.
 """
@@ -37,7 +37,7 @@ import numpy as np
 
 
 class RnnEngineError(Exception):
-    """Base of all exceptions raised on purpose. They can be pickled, whatever their constructors take."""
+    """Base class of the project's exceptions. They can be pickled, whatever their constructors take."""
 
     def __reduce__(self) -> tuple[Callable[..., RnnEngineError], tuple[object, ...]]:
         return _restore, (type(self), self.args, self.__dict__)
@@ -63,7 +63,7 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class InvalidGrammarError(InvalidRequestError):
-    """A grammar can't be used. `position` is the line and column of its text, from 1, where the reason is, if known."""
+    """A grammar can't be used. `position` is the line and column of the fault in its text, from 1, if known."""
 
     def __init__(self, field: str, value: object, allowed: str, position: tuple[int, int] | None) -> None:
         self.position = position
@@ -71,7 +71,7 @@ class InvalidGrammarError(InvalidRequestError):
 
 
 class ForbiddenError(RnnEngineError):
-    """Whoever asks may not do that."""
+    """The client may not do what it asks."""
 
 
 class NotFoundError(RnnEngineError):
@@ -83,7 +83,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class ModelError(RnnEngineError):
-    """A model file can't be read, or its tensors do not make a model that we know."""
+    """A model file can't be read, or its tensors are not those of a supported model."""
 
 
 class TokenizerError(RnnEngineError):
@@ -91,7 +91,7 @@ class TokenizerError(RnnEngineError):
 
 
 class DeviceError(RnnEngineError):
-    """No such device, or it can't do what is asked of it."""
+    """There is no such device, or it can't do what is needed."""
 
 
 class DeviceMemoryError(DeviceError):
@@ -103,11 +103,14 @@ class StateError(RnnEngineError):
 
 
 class StorageError(RnnEngineError):
-    """A folder of the server's can't be written to: the disk is full, read-only or broken."""
+    """A folder of the server can't be written to: the disk is full, read-only or broken."""
 
 
 class OverloadedError(RnnEngineError):
-    """The queue is full; the request was not accepted and may be sent again after `retry_after` seconds."""
+    """The queue, or another limited resource, is full.
+
+    The request was not accepted and may be sent again after `retry_after` seconds.
+    """
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -115,7 +118,7 @@ class OverloadedError(RnnEngineError):
 
 
 class RateLimitError(OverloadedError):
-    """A client has spent what it may use in a minute: `what` is `requests` or `tokens`."""
+    """A client has used up its limit for a minute. `what` is what the limit counts: `requests` or `tokens`."""
 
     def __init__(self, message: str, retry_after: float, what: str) -> None:
         self.what = what
@@ -123,8 +126,10 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """The device does not answer or is being opened again, or something else that passes is in the way; a request may
-    be sent again after `retry_after` seconds."""
+    """The device does not answer, is being opened again, or there is another temporary obstacle.
+
+    A request may be sent again after `retry_after` seconds.
+    """
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -132,7 +137,7 @@ class UnavailableError(RnnEngineError):
 
 
 class TimeLimitError(RnnEngineError):
-    """A request's time is up before its first token, so that there is nothing to answer with."""
+    """A request's time is up before its first token, so there is no text to answer with."""
 
 
 class EngineClosedError(RnnEngineError):
@@ -140,15 +145,15 @@ class EngineClosedError(RnnEngineError):
 
 
 class StepError(RnnEngineError):
-    """The forward pass failed; only the requests of that step are lost."""
+    """The forward pass failed for one step. Only the requests of that step are lost."""
 
 
 class MaskError(StepError):
-    """A request's grammar, or another mask of its tokens, can't be followed further; that request alone is lost."""
+    """A request's grammar, or another mask of its tokens, can't be followed further. Only that request is lost."""
 
 
 class ServerError(RnnEngineError):
-    """A server that was asked refuses, can't be reached, or broke off its answer."""
+    """Another server refuses a request, can't be reached, or broke off its answer."""
 
 
 def _restore(kind: type[RnnEngineError], args: tuple[object, ...], fields: Mapping[str, object]) -> RnnEngineError:
@@ -167,7 +172,7 @@ def _shorten(value: object, limit: int = 80) -> str:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError unless `low` <= `value` <= `high`; NaN is refused."""
+    """Raise InvalidRequestError unless `low` <= `value` <= `high`. NaN is refused."""
     if not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {low} to {high}")
 
@@ -175,31 +180,31 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 def check_finite(name: str, value: float | None) -> None:
     """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
     if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequestError(name, value, "a finite number from 0 on")
+        raise InvalidRequestError(name, value, "a finite number of at least 0")
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
-    """Whether `tokens` are ids of a vocabulary of `vocab_size` and no other integers than Python's own."""
+    """Return True if all `tokens` are of Python's own type int and ids of a vocabulary of `vocab_size`."""
     return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is no id of a vocabulary of `vocab_size`.
+    """Raise InvalidRequestError for the first of `tokens` that is not an id of a vocabulary of `vocab_size`.
 
-    The error names it by `name` and its position: "prompt token 3".
+    The error names the token by `name` and its position: "prompt token 3".
     """
     if are_token_ids(tokens, vocab_size):
-        return  # a fifth of the time that looking for the first takes
+        return  # takes a fifth of the time of the loop below
     for position, token in enumerate(tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")
 
 
 def is_inner_path(text: str) -> bool:
-    """Return True if `text` is a relative path that stays in the folder it is applied to, whatever the system.
+    """Return True if `text` is a relative path that stays in the folder it is applied to, on every system.
 
-    False for an absolute path, a drive of Windows, `..`, and what has control characters or is no Unicode. Links in the
-    folder are not looked at.
+    Return False for an absolute path, a Windows drive, `..`, control characters and text that is not valid Unicode.
+    Links in the folder are not followed.
     """
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     parts = (*posix.parts, *windows.parts)
@@ -208,5 +213,5 @@ def is_inner_path(text: str) -> bool:
 
 
 def has_control_characters(text: str) -> bool:
-    """Return True if `text` has what no file name should have: control characters, or parts of a surrogate pair."""
+    """Return True if `text` has control characters or parts of a surrogate pair, which no file name should have."""
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)

@@ -20,12 +20,12 @@ from typing import IO, Any, Final, TypeAlias
 from rnn_engine.errors import InvalidRequestError
 
 TEMPORARY_SUFFIX = ".partial"
-"""Files that end so are writes that a crash cut short; they may be deleted when nobody writes."""
+"""The ending of the names of unfinished files. A crash may leave such files; they may be deleted when nobody writes."""
 
 _LIST = ".rnn-engine.json"
 
 _Contents: TypeAlias = dict[str, list[int]]
-"""What is in a folder, by relative path: size and time of change (ns) of a file or link, nothing of a folder."""
+"""Relative path in a folder -> size and time of the last change (ns) of a file or link; empty for a folder."""
 
 
 @contextmanager
@@ -89,7 +89,9 @@ def _check_replaceable(path: Path, field: str) -> None:
         )
         reason = f"holds {name!r}" if (name := next(foreign, None)) is not None else ""
     if reason:
-        allowed = f"a new name, or a folder that rnn-engine wrote and nobody has changed since; it {reason}"
+        allowed = (
+            f"a name that does not exist yet, or a folder that rnn-engine wrote and that is unchanged; it {reason}"
+        )
         raise InvalidRequestError(field, str(path), allowed)
 
 

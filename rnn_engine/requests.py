@@ -41,7 +41,7 @@ class Client:
 
 
 ANONYMOUS = Client()
-"""Who asks where nobody says it; all such requests are of one client."""
+"""The client of all requests that name no client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class GenerateRequest:
         except (TypeError, UnicodeEncodeError):  # no sequence, or a lone surrogate
             sound = False
         if not sound:
-            raise InvalidRequestError("stop", self.stop, "a text or bytes that are not empty, or several of these")
+            raise InvalidRequestError("stop", self.stop, "a text or bytes that are not empty, or a list of these")
 
     def _check_embeddings(self, embeddings: F32, shape: ModelShape) -> None:
         expected = (len(self.prompt), shape.width)
@@ -164,7 +164,7 @@ class GenerateRequest:
             allowed = f"finite numbers of the shape {list(expected)}, a vector for each token of the prompt"
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
         if self.mix is not None or self.score_from is not None:
-            allowed = "null where states are mixed or tokens are scored"
+            allowed = "null, since states are mixed or tokens are scored"
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
         if not shape.takes_embeddings:
             allowed = f"null, since RWKV {shape.version} has vectors for each token in every layer"
@@ -179,9 +179,9 @@ class GenerateRequest:
     def _check_mix(self, mix: StateMix, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
         check_weights(mix.weights, mix.kind)
         if len(mix.weights) > num_slots:
-            raise InvalidRequestError("state", mix.weights, f"at most {num_slots} states, as many as there are slots")
+            raise InvalidRequestError("state", mix.weights, f"at most {num_slots} states, one for each slot")
         if self.score_from is not None:
-            raise InvalidRequestError("score_from", self.score_from, "null where states are mixed")
+            raise InvalidRequestError("score_from", self.score_from, "null, since states are mixed")
         for member in self.members[1:]:
             member.check(shape, max_logprobs, num_slots)
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from rnn_engine.quantised import Blocks
 
 MOST_DRAWS: Final = 16
-"""Tokens of a sequence that a device draws in one submit, where nothing else limits them."""
+"""The most tokens that a device draws for a sequence in one submit, if nothing else limits them."""
 
 DRAW_TEMPERATURES: Final = (0.01, 100.0)
-"""The least and the greatest that a device draws with."""
+"""The least and the greatest temperature with which a device draws."""
 
 DRAW_PENALTIES: Final = (1e-6, 100.0)
-"""The least and the greatest presence or frequency penalty that a device takes off, but for 0."""
+"""The least and the greatest presence or frequency penalty that a device subtracts; 0 is allowed, too."""
 
 DRAW_DECAYS: Final = (0.1, 1.0)
 """The least and the greatest decay of penalties on a device."""
@@ -48,7 +48,7 @@ class DrawPenalties:
 
 
 MOST_DRAW_BIASES: Final = 64
-"""Tokens to which a device adds a bias."""
+"""The most tokens to which a device adds a bias in one draw."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class DrawBiases:
 
 
 MOST_DRAW_LOGPROBS: Final = 20
-"""Tokens whose log-probabilities a device tells with each that it draws."""
+"""The most alternatives whose log-probabilities a device returns with each token that it draws."""
 
 
 @dataclass(slots=True)
@@ -303,7 +303,7 @@ def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_
 
 
 Batch: TypeAlias = Sequence[TokenRun]
-"""What one step runs: at most one run a slot, and in all at most the runner's `max_tokens` and `max_rows`."""
+"""The runs of one step: at most one for each slot, and in all at most the runner's `max_tokens` and `max_rows`."""
 
 
 @dataclass(frozen=True, slots=True)

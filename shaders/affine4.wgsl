@@ -1,5 +1,5 @@
-// Weights as numbers below 16, times the scale of their block, plus its offset. Eight numbers are one u32.
-// A block is BLOCK_EIGHTS such eights.
+// Weights as numbers from 0 to 15, times the scale of their block, plus the block's offset. A u32 holds eight numbers.
+// A block is BLOCK_EIGHTS times eight weights.
 
 #include nibbles
 

@@ -1,12 +1,13 @@
 // The input of one step. The host writes it before a step, and nearly every kernel reads it. draw.wgsl and follow.wgsl
 // change it: draw.wgsl for the next step on the device, follow.wgsl at the start of a step.
-// A run is consecutive tokens of one slot. The tokens of all runs lie on one axis. A row is a token that gets logits.
+// A run is a number of consecutive tokens of one slot. The tokens of all runs lie on one axis. A row is a token whose
+// logits are computed.
 
 struct Run {
     slot: u32,
     start: u32,  // index of the run's first token
     length: u32,     // 0 if the run has ended: its token is computed but not used, and its state does not change
-    shift_side: u32, // the one of the slot's two copies of each shift that is read; the other one is written
+    shift_side: u32, // 0 or 1: which of the slot's two copies of each shift is read; the other copy is written
 }
 
 const NO_MASK = 0xffffffffu;
@@ -21,7 +22,7 @@ const DRAWN_LAST = 0xffffffffu;
 
 struct Token {
     run: u32, // index of its run
-    id: u32,  // or DRAWN_LAST, which follow.wgsl replaces by the token that the run's slot has drawn last
+    id: u32,  // or DRAWN_LAST, which follow.wgsl replaces by the token that was last drawn for the run's slot
 }
 
 struct Batch {

@@ -1,4 +1,4 @@
-// One f16 scale a block, two scales in a u32.
+// One f16 scale for each block, two scales in each u32.
 
 @group(0) @binding(6) var<storage, read> scales: array<u32>;
 

@@ -1,4 +1,4 @@
-// Bounds: the least and the most that a quantity can be, if it is computed in f32 or depends on unread tokens.
+// Bounds: the least and the greatest possible value of a quantity that is rounded to f32 or depends on unread tokens.
 
 struct Bounds {
     least: f32,
@@ -7,12 +7,13 @@ struct Bounds {
 
 const ULP = 1.1920929e-7;
 
-// A bound of the error of `value` = exp(exponent): 3 + 2 |x| units by WGSL, and the effect of the exponent's rounding.
+// Return a bound of the error of `value` = exp(exponent): the 3 + 2 |x| units that WGSL allows, and the effect of the
+// exponent's rounding.
 fn error_of_exp(value: f32, exponent: f32) -> f32 {
     return value * (4.0 + 6.0 * abs(exponent)) * ULP;
 }
 
-// A bound of the error of a sum of `count` such values. `errors` is the sum of their own errors.
+// Return a bound of the error of a sum of `count` such values. `errors` is the sum of their own errors.
 fn error_of_sum(sum: f32, errors: f32, count: u32) -> f32 {
     return errors + f32(count + 4u) * ULP * sum;
 }
@@ -21,15 +22,15 @@ fn widen(bounds: Bounds) -> Bounds {
     return Bounds(bounds.least * (1.0 - 4.0 * ULP), bounds.most * (1.0 + 4.0 * ULP));
 }
 
-// Bounds of the sum of the (1 / temperature)-th powers of `count` numbers whose sum is `mass`, each at most
-// exp(ceiling). The same function as `bound_powers` of rnn_engine/sampling/ranking.py.
+// Return bounds of the sum of the (1 / temperature)-th powers of `count` numbers. Their sum is `mass`, and each is at
+// most exp(ceiling). The same function as `bound_powers` of rnn_engine/sampling/ranking.py.
 fn bound_powers(mass: Bounds, count: f32, ceiling: f32, temperature: f32) -> Bounds {
     let is_cold = temperature <= 1.0;
     let least = power_bounds(mass.least, count, ceiling, temperature, is_cold).least;
     return Bounds(least, power_bounds(mass.most, count, ceiling, temperature, !is_cold).most);
 }
 
-// The same sum for numbers that are all equal if `is_even`, and otherwise as unequal as they can be.
+// Return bounds of the same sum for numbers that are all equal if `is_even`, and otherwise as unequal as possible.
 fn power_bounds(mass: f32, count: f32, ceiling: f32, temperature: f32, is_even: bool) -> Bounds {
     if mass <= 0.0 {
         return Bounds(0.0, 0.0);

@@ -1,7 +1,7 @@
 // Give all lanes of a subgroup the eight numbers that its first eight lanes have loaded, one each.
 // This is right only if every lane of a subgroup works on the same eight numbers, and if subgroups have at least eight
-// lanes, numbered as threads are. On a software device a load costs one access a lane, even if all lanes load the same
-// number. So this takes an eighth of the accesses.
+// lanes, numbered in the order of the threads. On a software device a load costs one access per lane, even if all lanes
+// load the same number. So a broadcast takes an eighth of the accesses.
 
 fn broadcast_eight(own: f32) -> Eight {
     return Eight(

@@ -1,8 +1,9 @@
 // For each row of logits: log-sum-exp, the logit at the row's target, and the K greatest with their ids.
 // A row may have a mask with a bit for each token. Its candidates are then the K greatest allowed tokens, or all
-// allowed tokens if there are fewer. One workgroup a row.
-// A radix select finds the K-th greatest logit, eight bits a pass, over keys with the same order as the logits. Equal
-// logits at the threshold are taken by ascending id. Then the K are ranked: each counts those before it.
+// allowed tokens if there are fewer. One workgroup per row.
+// A radix select finds the K-th greatest logit, eight bits in each pass, over keys with the same order as the logits.
+// Equal logits at the threshold are taken by ascending id. Then the K are ranked: the rank of each is the number of
+// those before it.
 
 #include batch
 #include readout

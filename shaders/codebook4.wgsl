@@ -1,11 +1,13 @@
-// Weights as indices into LEVELS, times the scale of their block. A block is 64 weights, in eights of one u32.
+// Weights as levels, chosen by indices into LEVELS, times the scale of their block. A block is 64 weights; a u32 holds
+// eight indices.
 
 #include block_scales
 #include nibbles
 
 @group(0) @binding(2) var<storage, read> weights: array<u32>;
 
-// Chosen bit by bit, since devices are slow at indexing an array that is not a buffer.
+// Return the levels of four indices. A level is chosen bit by bit, since devices are slow at indexing an array that is
+// not a buffer.
 fn four_levels(numbers: vec4<i32>) -> vec4<f32> {
     let is_odd = (numbers & vec4<i32>(1)) != vec4<i32>(0);
     let has_two = (numbers & vec4<i32>(2)) != vec4<i32>(0);

@@ -1,6 +1,6 @@
-// Multiply the inner vector of each token with its matrix [SIDE, SIDE], which is the sum of a part from the token's
-// embedding and of the table's row for its id: scaled[t] = inner[t] (mix[t] + table[id of t]).
-// One workgroup a token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
+// Multiply the inner vector of each token with its matrix [SIDE, SIDE]: scaled[t] = inner[t] (mix[t] + table[id of t]).
+// The matrix is the sum of a part computed from the token's embedding and of the table's row for its id.
+// One workgroup per token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
 
 #include eight
 #include WEIGHTS

@@ -1,11 +1,11 @@
-// Draw the next token of each row with a draw, and write it into the batch as the input of the next step.
-// One workgroup a row. The row's candidates and the tokens with a bias are ranked, after biases and penalties. Then
+// Draw the next token of each row that has tokens left to draw, and write it into the batch as input of the next step.
+// One workgroup per row. The row's candidates and the tokens with a bias are ranked, after biases and penalties. Then
 // nucleus.wgsl draws. Every quantity is a pair of bounds, which allow for the rounding of f32 and for unread tokens. If
 // both bounds lead to the same token, it is drawn, and the host would draw the same. Otherwise the row is left to the
 // host.
-// A run that draws no more gets the length 0. Such a run does not change its state and its row of the last norm. So the
+// A run that draws no more gets the length 0. Such a run changes neither its state nor its row of the last norm. So the
 // row's logits stay those from which its last token was drawn, even if further steps run.
-// A run has the length 0 from the start if it follows one that has halted. It draws nothing.
+// A run that follows a halted run has the length 0 from the start, and draws nothing.
 
 #include batch
 #include readout
@@ -17,7 +17,7 @@
 #include penalties
 @group(0) @binding(0) var<storage, read_write> batch: Batch;
 @group(0) @binding(1) var<storage, read> readout: array<Readout>;      // [R]
-@group(0) @binding(2) var<storage, read> halts: array<u32>;            // [slots, MASK_WORDS], a bit a token
+@group(0) @binding(2) var<storage, read> halts: array<u32>;            // [slots, MASK_WORDS], one bit per token
 @group(0) @binding(3) var<storage, read_write> draws: Draws;
 @group(0) @binding(4) var<storage, read_write> last_drawn: array<u32>; // [slots]
 @group(0) @binding(5) var<storage, read> logits: array<f32>;           // [R, VOCAB]
@@ -26,7 +26,7 @@
 
 struct Bias {
     token: u32,
-    value: f32, // that is added to its logit
+    value: f32, // added to the token's logit
 }
 
 struct Draw {
@@ -37,7 +37,7 @@ struct Draw {
     top_k: u32,       // at least 1
     top_p: f32,
     temperature: f32,
-    least_scaled: f32, // log(min_p), the least logit that is kept, less the greatest; -UNLIMITED: it is a nucleus
+    least_scaled: f32, // log(min_p): the least kept logit minus the greatest; -UNLIMITED for a nucleus draw
     num_biases: u32,
     presence: f32,
     frequency: f32,   // there are no penalties if this and `presence` are 0 and `repeat` is 1
@@ -47,7 +47,7 @@ struct Draw {
     penalty_error: f32, // a bound of the relative error of a penalty
     repeat: f32,      // the factor of recently seen tokens, 1 or more
     position: u32,    // how many tokens have been counted as seen
-    window: u32,      // how many of the latest of these count as recent
+    window: u32,      // how many of the latest of these tokens count as recently seen
     counts_input: u32, // 1 if the run's own token is counted before the first draw
     told_words: u32,  // words that are reported with each drawn token
     told_at: u32,     // index in `told` at which the row's words begin
@@ -71,7 +71,7 @@ const MASK_WORDS = (VOCAB + 31u) / 32u;
 const NONE = 0xffffffffu;
 const UNLIMITED = 3e38;
 const FARTHEST = 60.0;    // the most by which penalties may lower the greatest logit
-const MOST_DOUBT = 0.05;  // the greatest error of a logit; at temperatures below 1, after division by them
+const MOST_DOUBT = 0.05;  // the greatest error of a logit; below temperature 1, of the logit divided by it
 
 const IDLE = 0u;
 const PLAIN = 1u;
@@ -109,7 +109,8 @@ fn is_candidate(row: u32, token: u32) -> bool {
     return false;
 }
 
-// Store the token at `place`. If it has a bias, return the mass that it would have without the bias, and its error.
+// Store the token at `place`. If it has a bias, return the mass that it would have without the bias, and the error of
+// that mass.
 fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> vec2<f32> {
     var penalty = Penalty(0.0, 1.0);
     if penalises(row) {

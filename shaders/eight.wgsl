@@ -17,8 +17,8 @@ fn multiply_add(a: Eight, b: Eight, sum: f32) -> f32 {
     return fma(a.high.w, b.high.w, fma(a.high.z, b.high.z, fma(a.high.y, b.high.y, fma(a.high.x, b.high.x, low))));
 }
 
-// Return the index of a row's eight number `eight` among the eights of all rows, if the blocks of a panel are
-// interleaved: the first eight of each of its 8 rows, then the second, and so on. So neighbouring rows are also
+// Return the index, among the eights of all rows, of a row's eight with the number `eight`. The blocks of a panel are
+// interleaved: the first eight of each of its 8 rows, then the second of each, and so on. So neighbouring rows are also
 // neighbours in memory.
 fn eight_index(row: u32, eight: u32, block_eights: u32) -> u32 {
     return (row / PANEL * block_eights + eight) * PANEL + row % PANEL;

@@ -1,5 +1,5 @@
-// Look up the embeddings of the step's tokens and norm them: x[t] = LN(table[id of t]).
-// One workgroup a token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
+// Look up the embeddings of the step's tokens, and apply a layer norm to them: x[t] = LN(table[id of t]).
+// One workgroup per token. The dispatch of a part of the table writes only the tokens whose rows are in that part.
 
 #include eight
 #include WEIGHTS
@@ -16,7 +16,7 @@
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let token = group.x;
     let row = batch.tokens[token].id - part.first; // wraps to a large number for a row before the part
-    if row < part.num_rows { // no return: a barrier after one never ends on Mesa's software device
+    if row < part.num_rows { // no early return: a barrier after one never ends on Mesa's software device
         let start = token * WIDTH;
         let first_block = row / PANEL * part.panel_blocks + row % PANEL;
         for (var eight = thread; 8u * eight < WIDTH; eight += THREADS) {

@@ -1,5 +1,5 @@
-// Give each following run its token: the last one that its slot has drawn. This is the first dispatch of a step.
-// If the slot's last draw has halted, the run gets the length 0. One thread a row, since such a run has one row.
+// Give each following run its token: the one that was last drawn for its slot. This is the first dispatch of a step.
+// If that draw has halted, the run gets the length 0. One thread per row, since such a run has one row.
 
 #include batch
 #include last_drawn

@@ -7,7 +7,7 @@
 const EIGHTHS = (HEAD_SIZE + 7u) / 8u;
 const HEAD_THREADS = 8u * EIGHTHS;
 
-// Scalars, since writing one part of a vec4 may touch all four.
+// An array of scalars, since writing one part of a vec4 may also write the other three.
 var<workgroup> head: array<f32, HEAD_VECTORS * HEAD_THREADS>;
 
 #include VECTORS
@@ -16,7 +16,7 @@ fn set_vector(vector: u32, row: u32, value: f32) {
     head[vector * HEAD_THREADS + row] = select(0.0, value, row < HEAD_SIZE);
 }
 
-// Return the number of a vector in `row`, normalised to mean 0 and variance 1 over the head.
+// Return the number at `row` of a vector, normalised to mean 0 and variance 1 over the head.
 fn normalize_over_head(vector: u32, row: u32, epsilon: f32) -> f32 {
     var sum = 0.0;
     for (var j = 0u; j < EIGHTHS; j++) {

@@ -1,5 +1,5 @@
-// A head of size 64 by 16 threads that share nothing in workgroup memory except the moments of the group norm. For
-// devices whose subgroups have at least 8 lanes; the other conditions of broadcast.wgsl hold here too.
+// Compute a head of size 64 with 16 threads. Workgroup memory holds nothing except the moments of the group norm.
+// For devices whose subgroups have at least 8 lanes; the other conditions of broadcast.wgsl hold here too.
 // A thread owns four rows of S in registers. Each of eight lanes loads two fours of every vector that all rows use, and
 // all lanes get them by broadcast. Indices of registers are literals, since drivers keep an array in memory if they do
 // not unroll the loop over it. Bindings from 5 on belong to the kernel that includes this file.
@@ -92,7 +92,7 @@ fn multiply_columns(quad: u32, vector: vec4<f32>) -> vec4<f32> {
 }
 
 // Return a thread's four numbers of a vector, normalised to mean 0 and variance 1 over the head. `side` must alternate
-// from token to token, so that one barrier a token is enough.
+// from token to token, so that one barrier per token is enough.
 fn normalize_over_head(own: vec4<f32>, thread: u32, side: u32) -> vec4<f32> {
     let own_mean = sum_of_four(own) / 4.0;
     let deviations = own - own_mean;

@@ -2,8 +2,8 @@
 
 #include broadcast
 
-// Return the first eight of columns that a thread takes. It does not depend on the thread: all lanes must reach a
-// broadcast together, and compilers check that for the loop that begins here.
+// Return the number of the first eight columns that a thread takes. It does not depend on the thread: all lanes must
+// reach a broadcast together, and compilers check this for the loop that begins at this number.
 fn first_eight(split: u32) -> u32 {
     return 0u;
 }

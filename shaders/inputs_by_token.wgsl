@@ -1,5 +1,5 @@
 // Load the inputs of eight columns: each lane loads all eight of one token. Only for SPLITS == 1 and at most eight
-// tokens. On a software device a wide load costs about as much as a narrow one, so two wide loads replace one load a
+// tokens. On a software device a wide load costs about as much as a narrow one, so two wide loads replace one load per
 // token. The conditions of broadcast.wgsl apply.
 
 var<private> shared_inputs: array<Eight, PANEL>;

@@ -1,4 +1,4 @@
-// Copy the input of the first layer into a buffer for later layers. One workgroup a token.
+// Copy the input of the first layer into a buffer for later layers. One workgroup per token.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;            // [T, WIDTH]
 @group(0) @binding(1) var<storage, read_write> kept: array<f32>;   // from START on [T, WIDTH]

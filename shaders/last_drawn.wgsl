@@ -1,3 +1,3 @@
-// The token that a slot has drawn last. A run that follows starts from it.
+// The token that was last drawn for a slot. A following run starts from it.
 
 const HALTED = 0xffffffffu; // no run may follow: the token may end the text, or the draw was left to the host

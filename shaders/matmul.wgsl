@@ -1,6 +1,6 @@
 // Multiply matrices with up to TOKENS vectors, reading every weight once.
-// A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows, and a lane one row of each
-// panel. Each of the SPLITS threads of a row takes a part of its columns. Workgroups: (tiles, ceil(T / TOKENS)).
+// A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows, and a lane owns one row of
+// each panel. Each of the SPLITS threads of a row takes a part of its columns. Workgroups: (tiles, ceil(T / TOKENS)).
 
 #include batch
 #include segments
@@ -8,8 +8,8 @@
 const THREADS = GROUPS * PANEL * SPLITS;
 const ROWS = GROUPS * PANELS * PANEL; // rows of a workgroup
 
-// The values that all threads of a workgroup share. Those of a single thread are kept apart, since compilers demand
-// that loops with broadcasts and barriers begin and end by shared numbers.
+// The values that all threads of a workgroup share. Those of a single thread are in a struct of their own, since
+// compilers demand that the bounds of loops with broadcasts and barriers are shared values.
 struct Place {
     segment: Segment,
     first_token: u32,

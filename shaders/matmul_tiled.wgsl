@@ -1,6 +1,6 @@
-// Multiply matrices with many vectors. A workgroup computes TILE_ROWS by TILE_TOKENS sums through workgroup memory, and
-// each of its threads EACH_ROWS by EACH_TOKENS of these in registers. The next columns are loaded while those in
-// workgroup memory are multiplied. Workgroups: (tiles, ceil(T / TILE_TOKENS)).
+// Multiply matrices with many vectors. A workgroup computes TILE_ROWS by TILE_TOKENS sums from workgroup memory, and
+// each of its threads computes EACH_ROWS by EACH_TOKENS of these in registers. The next columns are loaded while those
+// in workgroup memory are multiplied. Workgroups: (tiles, ceil(T / TILE_TOKENS)).
 
 #include batch
 #include segments
@@ -10,7 +10,7 @@ const TOKEN_FOURS = TILE_TOKENS / 4u;
 const SIDE_ROWS = TILE_ROWS / EACH_ROWS; // threads along the rows of a tile
 const SIDE_TOKENS = TILE_TOKENS / EACH_TOKENS;
 const THREADS = SIDE_ROWS * SIDE_TOKENS;
-const LINES = ROW_FOURS + TOKEN_FOURS; // fours of rows and of tokens, of which eight columns are loaded at once
+const LINES = ROW_FOURS + TOKEN_FOURS; // fours of rows and of tokens; eight columns of a four are loaded at once
 const LOADS = LINES * EIGHTS;
 const ROUNDS = (LOADS + THREADS - 1u) / THREADS; // loads of a thread
 
@@ -59,7 +59,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     sum_products(place, Own(thread, own_rows, own_tokens), &sums);
 
     // Store one token of every thread at a time. So neighbouring threads write neighbouring rows, and the code that
-    // stores a sum is compiled once for each of a thread's tokens and not for each sum.
+    // stores a sum is compiled once for each of a thread's tokens, not for each sum.
     for (var t = 0u; t < EACH_TOKENS; t++) {
         workgroupBarrier();
         for (var r = 0u; r < EACH_ROWS; r++) {

@@ -1,4 +1,4 @@
-// Compute the mean and 1 / standard deviation of WIDTH floats of `x`, by all THREADS threads of a workgroup together.
+// Compute the mean and 1 / standard deviation of WIDTH floats of `x`. All THREADS threads of a workgroup take part.
 
 #include sum_over_workgroup
 

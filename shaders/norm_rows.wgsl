@@ -1,4 +1,4 @@
-// The last layer norm, on the tokens that are rows. One workgroup a row.
+// The last layer norm, on the tokens that are rows. One workgroup per row.
 // A run of length 0 was ended by a draw. Its row does not change.
 
 #include batch
@@ -13,7 +13,7 @@
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = group.x;
     let token = batch.rows[row].token;
-    if batch.runs[batch.tokens[token].run].length > 0u { // no return: see embed.wgsl
+    if batch.runs[batch.tokens[token].run].length > 0u { // no early return: see embed.wgsl
         let start = token * WIDTH;
         let stats = mean_and_scale(start, thread);
         for (var d = thread; d < WIDTH; d += THREADS) {

@@ -1,4 +1,4 @@
-// Layer norm, then the token shift into one or more mixes. One workgroup a token:
+// Layer norm, then the token shift into one or more mixes. One workgroup per token:
 //   n           = LN(x[t]);     prev = LN(x[t - 1]), or the slot's shift at a run's start
 //   mixes[m][t] = n + (prev - n) * mix[m];     if KEEPS_DIFFERENCE, one more plane holds prev - n
 // The last n of every run becomes the slot's shift. The state holds two copies of a shift, one to read and one to

@@ -1,5 +1,5 @@
-// Find the token that is drawn, by bounds of all quantities of a row. It draws as `Nucleus` of
-// rnn_engine/sampling/samplers.py, or as the steps of rnn_engine/sampling/chain.py that keep the likeliest tokens:
+// Find the token to draw, from bounds of all quantities of a row. The draw is that of `Nucleus` of
+// rnn_engine/sampling/samplers.py, or of the steps of rnn_engine/sampling/chain.py that keep the likeliest tokens:
 // top-k, then top-p of the remaining tokens, then min-p.
 
 // The bounds of a row after its tokens are ranked. Masses are in units of the first ranked token's.
@@ -7,7 +7,7 @@ struct RankedRow {
     num_read: u32,
     size: u32,        // how many of the read tokens have a rank that no unread token can change
     most_doubt: f32,  // the greatest error of a logit among the tokens that may matter
-    ceiling: f32,     // an upper bound of all other logits, less the first one
+    ceiling: f32,     // an upper bound of all other logits, minus the first ranked logit
     total: Bounds,    // the mass of all tokens
 }
 
@@ -16,8 +16,8 @@ struct Counts {
     greatest: u32,
 }
 
-// Return bounds of a row's total mass after penalties and biases. `lost` is the mass that these have taken away, and
-// its error. `gained` is the mass of the tokens with a bias, and its error. 1e-5 and 1e-6 are LOGSUMEXP_ERROR of
+// Return bounds of a row's total mass after penalties and biases. `lost` is the mass that these have removed, with its
+// error. `gained` is the mass of the tokens with a bias, with its error. 1e-5 and 1e-6 are LOGSUMEXP_ERROR of
 // ranking.py.
 fn bound_total(row: u32, lost: vec2<f32>, gained: vec2<f32>, most_doubt: f32) -> Bounds {
     let logsumexp = readout[row].logsumexp;
@@ -103,7 +103,7 @@ fn bound_rest(ranks: RankedRow, certain: Bounds, count: u32) -> Bounds {
     return Bounds(max(least, 0.0), max(min(ranks.total.most - certain.least, f32(count) * last), 0.0));
 }
 
-// Return bounds of the cut: tokens are kept if the mass before them is at most the cut.
+// Return bounds of the cut: a token is kept if the mass of the tokens before it is at most the cut.
 fn bound_cut(ranks: RankedRow, draw: Draw, first: Bounds, rest: Bounds) -> Bounds {
     if draw.top_p >= 1.0 {
         return Bounds(UNLIMITED, UNLIMITED);
@@ -115,8 +115,8 @@ fn bound_cut(ranks: RankedRow, draw: Draw, first: Bounds, rest: Bounds) -> Bound
     return widen(Bounds(draw.top_p * whole.least, draw.top_p * whole.most));
 }
 
-// Return the least and the greatest number of kept tokens. A number greater than `ranks.size` includes some of the
-// tokens after the certain ones.
+// Return the least and the greatest possible number of kept tokens. A number greater than `ranks.size` includes some of
+// the tokens after those with a certain rank.
 fn count_kept(ranks: RankedRow, draw: Draw, cut: Bounds) -> Counts {
     var by_mass = Counts(1u, 1u);
     var by_chance = Counts(0u, 0u);
@@ -193,7 +193,7 @@ fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>, num_read: u32) -> u32 {
 
     let word = philox(vec2<u32>(draw.seed_low, draw.seed_high), vec4<u32>(draw.index, 0u, 0u, 0u)).x >> 8u;
     let place = widen(Bounds(f32(word) / 16777216.0 * kept.least, f32(word + 1u) / 16777216.0 * kept.most));
-    var before = 0.0; // an upper bound of the weight of all tokens before
+    var before = 0.0; // an upper bound of the weight of all tokens before this one
     sum = 0.0;
     errors = 0.0;
     for (var i = 0u; i < size; i++) {

@@ -1,4 +1,4 @@
-// Multiply and add in registers alone, to measure how fast arithmetic is.
+// Multiply and add in registers only, to measure how fast arithmetic is.
 #include NUMBER
 
 @group(0) @binding(0) var<storage, read_write> sums: array<f32>;

@@ -1,14 +1,14 @@
 // Apply penalties to the logits of the tokens in a text, as rnn_engine/sampling/adjustments.py does.
-// A slot has two rows of VOCAB words. The first holds a number for each token. Its penalty is `scale` times that
-// number, so that all penalties decay by one product. If `scale` becomes too small, the host sets `rescale` to multiply
-// the numbers; it sets it to 0 for a new text without earlier penalties. The second row holds the place, from 1 on, at
-// which each token was seen last; 0 is none.
+// A slot has two rows of VOCAB words. The first holds a number for each token. A token's penalty is `scale` times its
+// number, so that one product lets all penalties decay. If `scale` becomes too small, the host sets `rescale`, by which
+// the numbers are multiplied. It sets `rescale` to 0 for a new text without earlier penalties. The second row holds the
+// position, from 1 on, at which each token was last seen, or 0 if it was not.
 
 const LEAST_NUMBER = 1e-30; // the least number of a token in the text, even if it was seen long ago
-const MOST_DROP = 200.0;    // the drop of a logit after which nothing of its mass is left
+const MOST_DROP = 200.0;    // a drop of a logit that leaves nothing of its mass
 
 struct Penalty {
-    less: f32,   // is taken off last
+    less: f32,   // subtracted last
     factor: f32, // a positive logit is divided by it, any other is multiplied by it; 1 or more
 }
 

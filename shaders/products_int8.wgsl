@@ -1,4 +1,5 @@
-// Products of weights and inputs in signed bytes. Those of a block of 32 columns are summed exactly, then scaled.
+// Products of weights and inputs in signed bytes. The products of a block of 32 columns are summed exactly, and then
+// scaled.
 // A thread takes every SPLITS-th block as a whole.
 
 #include eight
@@ -20,7 +21,7 @@ fn sum_products(place: Place, own: Own, sums: ptr<function, Sums>) {
         for (var p = 0u; p < PANELS; p++) {
             panel[p] = load_bytes(own.start + p * place.segment.panel_blocks, eight);
         }
-        let pairs = eight / BLOCK_EIGHTS * BLOCK_PAIRS; // before this block's
+        let pairs = eight / BLOCK_EIGHTS * BLOCK_PAIRS; // pairs before those of this block
         let pair = pairs + eight % BLOCK_EIGHTS;
         share_inputs(own_input + pair);
         for (var t = 0u; t < TOKENS; t++) {

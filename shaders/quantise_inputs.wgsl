@@ -1,5 +1,5 @@
 // Quantise the inputs of matmuls to bytes: blocks of 32 columns of a token, each with a scale of its own.
-// Workgroups: (ceil(blocks of a token / THREADS), T). Each thread makes a block.
+// Workgroups: (ceil(blocks of a token / THREADS), T). Each thread quantises one block.
 
 #include batch
 

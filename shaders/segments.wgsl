@@ -1,9 +1,9 @@
-// A matmul is one or more matrices, each times inputs of its own, computed by one dispatch.
+// A matmul multiplies one or more matrices, each with its own inputs, in one dispatch.
 // Each matrix, or the part of it that fits a binding, is a segment. Its rows are stored in panels of 8 rows, and a
 // panel in blocks of B columns, as its weight format defines: [rows / 8][columns / B][8 rows][B columns], both rounded
-// up. So threads that own neighbouring rows read neighbouring memory, and all kernels read it in full lines.
+// up. So threads that own neighbouring rows read neighbouring memory, and all kernels read whole lines of memory.
 // A kernel loads 8 columns at once. It loads none beyond the last 8 of the matrix: the inputs after these are another
-// token's, and an infinite input would give NaN even times zero.
+// token's, and an infinite input would give NaN even if it is multiplied by zero.
 
 struct Segment {
     first_row: u32,     // its first row among the rows of all segments, a multiple of 64

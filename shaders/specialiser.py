@@ -18,7 +18,7 @@ from typing import TypeAlias
 Constant: TypeAlias = int | float | bool
 
 Include: TypeAlias = str | Path
-"""A file to include: the name, without its ending, of one of this package, or the path of one elsewhere."""
+"""A file to include: the name of a file of this package, without its suffix, or the path of another file."""
 
 _INCLUDE = re.compile(r"^#include\s+(\w+)\s*$")
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage)\s*,\s*(read|read_write)\s*>\s*(\w+)\s*:")

@@ -1,4 +1,4 @@
-// Write the number of lanes of a subgroup of this device, or 0 if lanes are not numbered as threads are.
+// Write the number of lanes of a subgroup of this device, or 0 if lanes are not numbered in the order of the threads.
 
 @group(0) @binding(0) var<storage, read_write> size: array<u32>;
 

@@ -1,4 +1,4 @@
-// Add up a value over the threads of a workgroup, and return the sum to every thread.
+// Sum a value over the threads of a workgroup. Every thread gets the sum.
 
 var<workgroup> partial: array<f32, THREADS>;
 

@@ -1,4 +1,4 @@
-// A part of a table with a row for each token id. A table larger than a binding is cut into parts, one a dispatch.
+// A part of a table with a row for each token id. A table larger than a binding is cut into parts, one per dispatch.
 
 struct Part {
     first: u32,        // the token id of its first row

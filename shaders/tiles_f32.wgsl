@@ -1,4 +1,4 @@
-// Products of tiles in f32, or in f16 with sums in f32, as NUMBER chooses. Tiles lie in workgroup memory by columns.
+// Products of tiles in f32, or in f16 with sums in f32: NUMBER chooses. Workgroup memory holds tiles by columns.
 
 #include NUMBER
 #include eight

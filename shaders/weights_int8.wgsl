@@ -1,4 +1,4 @@
-// Weights as bytes: 0 is the least weight of the block, 255 the greatest. A block is 128 weights, in eights of two u32.
+// Weights as bytes: 0 is the least weight of the block, 255 the greatest. A block is 128 weights; two u32 hold eight.
 
 @group(0) @binding(2) var<storage, read> weights: array<vec2<u32>>;
 @group(0) @binding(6) var<storage, read> ranges: array<u32>; // the least and the greatest weight as halves

@@ -1,4 +1,4 @@
-// Weights as numbers below 16, less 8, times the scale of their block. A block is 32 weights, in eights of one u32.
+// Weights as numbers from 0 to 15, minus 8, times the scale of their block. A block is 32 weights; a u32 holds eight.
 
 #include block_scales
 #include nibbles

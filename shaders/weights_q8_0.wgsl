@@ -1,4 +1,4 @@
-// Weights as signed bytes times the scale of their block. A block is 32 weights, in eights of two u32.
+// Weights as signed bytes times the scale of their block. A block is 32 weights; two u32 hold eight.
 
 #include block_scales
 

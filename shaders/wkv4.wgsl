@@ -1,10 +1,10 @@
-// The RWKV-4 recurrence over one run, a channel a thread: an average of all v so far, weighted by e^k that decays.
+// The RWKV-4 recurrence over one run, one thread per channel: an average of all v so far, with decaying weights e^k.
 // Workgroups: (ceil(WIDTH / THREADS), runs).
 //
 //   out    = r * (aa e^pp + v e^(u + k)) / (bb e^pp + e^(u + k));
 //   aa e^pp, bb e^pp  =  aa e^(pp + decay) + v e^k,  bb e^(pp + decay) + e^k.
 //
-// The greater exponent is taken out of each sum, and kept as pp, so that nothing overflows.
+// The greater exponent is factored out of each sum, and kept as pp, so that nothing overflows.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;

@@ -104,7 +104,7 @@ NO_INITIAL_STATE = "none"
 """The root of sequences that start from the fill values."""
 
 MAX_LAST_TOKENS = 32
-"""How many of the tokens that a state has taken in are remembered: enough for any separator of records."""
+"""How many of a state's last tokens are stored with it: enough for any separator of records."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Parts of the source of a package on PyPI, kept in the user's cache folder."""
+"""Parts of the source of a package on PyPI, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 
 def cache_folder(package: str, version: str) -> Path:
-    """Return where the source of this version is kept unless said otherwise."""
+    """Return the default folder for the source of this version."""
     return Path.home() / ".cache" / "rnn-engine" / f"{package}-{version}"
 
 
 def fetch_source(package: str, version: str, inside: str, parts: tuple[str, ...], folder: Path) -> None:
-    """Write the files of the source whose names begin with one of `parts`, below its folder `inside`, to `folder`.
+    """Download the source of a package, and write some of its files to `folder`.
 
-    Does nothing where `folder` has the first of them. Raises subprocess.CalledProcessError where pip can't download
-    the source.
+    The files are those below the source's folder `inside` with a path that begins with one of `parts`.
+    Does nothing if `folder` already has the first of `parts`.
+    Raises subprocess.CalledProcessError if pip can't download the source.
     """
     if (folder / parts[0]).is_dir():
         return

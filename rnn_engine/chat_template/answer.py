@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from rnn_engine.chat_template.messages import ToolFormat
 
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
-"""Whether thoughts come apart from content: `auto` and `deepseek` divide them, `none` leaves them in it."""
+"""How thoughts are returned: `auto` and `deepseek` separate them from the content, `none` leaves them in it."""
 
 THINK_BEGINS: Final = "<think"  # a prompt may end here, before the ">"
 THINK_ENDS: Final = "</think"

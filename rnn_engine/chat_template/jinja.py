@@ -87,7 +87,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         self._run.steps += 1
         if self._run.steps > MAX_STEPS or time.monotonic() > self._run.deadline:
-            raise SecurityError(f"it takes more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
+            raise SecurityError(f"rendering takes more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
         return ""
 
     def concatenate(self, *parts: object) -> str:
@@ -100,7 +100,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401
         """Refuse `format`, whose fields may be of any width."""
         if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(value.__self__, str):
-            raise SecurityError("the method format of texts is not offered")
+            raise SecurityError("the string methods format and format_map are not available")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
         self.count_step()
@@ -109,7 +109,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "**":
             _check_size(_number(left).bit_length() * _number(right))
         elif operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
-            raise SecurityError("a field of a text is too wide")
+            raise SecurityError("a field of a text for the operator % is too wide")
         return _checked(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805
@@ -130,7 +130,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             self.count_step()
             if any(_number(value) > _MAX_WIDTH for value in (*args, *kwargs.values())):
-                raise SecurityError("a number is too large for a filter")
+                raise SecurityError(f"a filter's argument is too large; expected at most {_MAX_WIDTH}")
             if function.__name__ == "do_replace":
                 texts = [value for value in args if isinstance(value, str)]
                 _check_size(_length(texts[0]) * _length(texts[-1]) if texts else 0)
@@ -239,7 +239,7 @@ class JinjaTemplate:
         try:
             self._template = self._environment.from_string(source)
         except (TemplateError, RecursionError, ValueError) as error:
-            raise ModelError(f"the chat template is no Jinja template: {error}") from error
+            raise ModelError(f"the chat template is not a valid Jinja template: {error}") from error
 
     def most_characters(self, conversation: Conversation) -> int:
         return conversation.characters + len(self.source)
@@ -286,14 +286,16 @@ class JinjaTemplate:
             raise
         except Exception as error:  # any error of the template's own code
             raise InvalidRequestError(
-                "messages", _roles(conversation), f"what the chat template takes ({error})"
+                "messages", _roles(conversation), f"messages that the chat template accepts ({error})"
             ) from error
         if not conversation.continues:
             return text
         begun, mark, _ = text.rpartition(_END_MARK)
         if not mark:
             raise InvalidRequestError(
-                "messages", _roles(conversation), "a question at the end: the chat template can't continue an answer"
+                "messages",
+                _roles(conversation),
+                "a last message of the user or a tool, since the chat template can't continue an answer",
             )
         return begun
 

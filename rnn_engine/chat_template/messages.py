@@ -72,7 +72,9 @@ class ToolCall:
 
     def too_deep(self) -> InvalidRequestError:
         """Return the error for arguments that are nested too deeply to be read or written."""
-        return InvalidRequestError(f"arguments of the call of {self.name}", self.arguments, "JSON of fewer levels")
+        return InvalidRequestError(
+            f"arguments of the call of {self.name}", self.arguments, "JSON with fewer nested levels"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,10 @@ class Rendered:
 
     text: str
     turn_ends: Mapping[int, int] = field(default_factory=dict)
-    """Number of messages -> how many characters of the text these take, for those numbers for which a longer
-    conversation begins with the same text. Zero messages take what is said of tools."""
+    """Number of messages -> number of characters at the beginning of `text` that these messages make up.
+
+    A number of messages is left out if a longer conversation does not begin with the same text. The entry for 0 is the
+    length of the text that describes the tools."""
     stop: tuple[str, ...] = ()  # texts before which an answer ends, unless its request says otherwise
     stop_tokens: tuple[str, ...] = ()  # special tokens that end it, besides the end of text
 

@@ -44,7 +44,7 @@ class WorldTemplate:
 
     def __post_init__(self) -> None:
         if "{content}" not in self.record:
-            raise InvalidRequestError("template.record", self.record, "a text with {content} in it")
+            raise InvalidRequestError("template.record", self.record, "a text that contains {content}")
 
     @property
     def source(self) -> Mapping[str, str]:

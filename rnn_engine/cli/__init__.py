@@ -66,17 +66,17 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
         except MemoryError as error:
-            raise click.ClickException("this computer has no more memory for it") from error
+            raise click.ClickException("this computer is out of memory") from error
         except ImportError as error:  # of a library that can't be mapped into memory, too
-            raise click.ClickException(f"a part can't be loaded: {error}") from error
+            raise click.ClickException(f"a Python module can't be loaded: {error}") from error
         except RuntimeError as error:
             if str(error) != _NO_THREAD:
                 raise
-            raise click.ClickException(f"this computer has no room for it: {error}") from error
+            raise click.ClickException(f"this computer is out of threads or memory: {error}") from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--debug", is_flag=True, help="Show where in the code an error came from.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="rnn-engine")
 def main(debug: bool) -> None:
     """Run and serve RWKV language models on any GPU that WebGPU reaches."""

@@ -58,7 +58,7 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise InvalidRequestError(f"--{parameter.name}", text, "whole numbers from 1, as 1,8")
+        raise InvalidRequestError(f"--{parameter.name}", text, "whole numbers of at least 1, such as 1,8")
     return numbers
 
 
@@ -69,15 +69,19 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
 @device_memory_option
 @tune_option
 @lora_option
-@click.option("--slots", callback=_parse_numbers, default="1,8", show_default=True, help="Sequences at decode.")
-@click.option("--lengths", callback=_parse_numbers, default="64", show_default=True, help="Prompts at prefill.")
+@click.option(
+    "--slots", callback=_parse_numbers, default="1,8", show_default=True, help="Numbers of sequences to decode."
+)
+@click.option(
+    "--lengths", callback=_parse_numbers, default="64", show_default=True, help="Lengths of prompts in tokens."
+)
 @click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True, help="Timed runs a line.")
-@click.option("--profile", is_flag=True, help="Also time each kernel, and hold it against what the device reaches.")
+@click.option("--profile", is_flag=True, help="Also time each kernel, and compare it with the device's peak speeds.")
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write all figures, with plots, as one page of HTML.",
+    help="Write all figures and plots to one HTML file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
 def bench_command(
@@ -116,7 +120,7 @@ def bench_command(
             results = _measure(runner, slots, lengths, repeats, progress)
             benchmark = Benchmark(setting, results)
             if profiled is not None:
-                progress("what the device reaches", 0, 1)
+                progress("measuring the device's peak speeds", 0, 1)
                 peaks = measure_peaks(profiled.device)
                 benchmark = Benchmark(setting, results, peaks, _profile(profiled, slots, lengths, repeats, progress))
     if report is not None:
@@ -129,7 +133,7 @@ def bench_command(
 
 def _profiled(runner: Runner) -> GpuRunner:
     if not isinstance(runner, GpuRunner):
-        raise DeviceError("--profile times kernels, and the device 'cpu' has none")
+        raise DeviceError("--profile times GPU kernels, and the device 'cpu' has none; choose another --device")
     if not runner.device.has_timestamps:
         raise DeviceError(f"--profile needs timestamp queries, which {runner.device.info.name} does not have")
     return runner
@@ -181,18 +185,18 @@ def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
     type=FiniteRange(min=0, min_open=True),
     default=DEFAULT_SECONDS,
     show_default=True,
-    help="How long the search may take; Ctrl-C ends it, too. The best until then are kept.",
+    help="The longest that the search may take. Ctrl-C ends it earlier; the best kernels found until then are kept.",
 )
 @click.option(
-    "--exhaustive", is_flag=True, help="Measure every variant, which may take an hour, and not the likely ones."
+    "--exhaustive", is_flag=True, help="Measure all variants, not only the promising ones; this may take an hour."
 )
 @click.option(
     "--half",
     is_flag=True,
-    help="Also try products in f16, where the device has them: prompts then differ from other kernels by some 1e-3.",
+    help="Also try kernels that multiply in f16, if the device can. They change the results of prompts by about 1e-3.",
 )
-@click.option("--show", is_flag=True, help="Show what is kept for all devices, and search nothing.")
-@click.option("--forget", is_flag=True, help="Delete what is kept for all devices.")
+@click.option("--show", is_flag=True, help="Show the choices that are kept for all devices, without a search.")
+@click.option("--forget", is_flag=True, help="Delete the choices that are kept for all devices, without a search.")
 def tune_command(
     model: Path,
     device: str,
@@ -219,7 +223,7 @@ def tune_command(
                 delete_file(path)
         return
     if device == "cpu":
-        raise DeviceError("numpy has no kernels to choose from; expected another device than 'cpu'")
+        raise DeviceError("the device 'cpu' has no kernels to choose from; choose another --device")
     found: dict[tuple[MatMulClass, int], Choice] = {}
     order = TuneOrder(seconds, anew=True, exhaustive=exhaustive, half=half, on_found=found.update)
     with progress_bar("opening the model") as progress, open_merged(model, loras) as opened:
@@ -232,7 +236,7 @@ def _show_record(path: Path, record: Mapping[str, Any] | None) -> None:
     try:
         choices = list(read_choices(record or {}))
     except (KeyError, TypeError, ValueError, AttributeError):
-        click.echo(f"{path}: damaged, and so left alone\n")
+        click.echo(f"{path}: damaged, so it is not used\n")
         return
     assert record is not None
     now = "" if record["kernels"] == kernels_version() else ", of another version of rnn-engine"

@@ -225,7 +225,7 @@ def print_tables(benchmark: Benchmark) -> None:
     Console().print(table)
     if benchmark.peaks is None:
         return
-    click.echo(f"\nthe device reaches {describe_peaks(benchmark.peaks)}")
+    click.echo(f"\nthe device's peak speeds: {describe_peaks(benchmark.peaks)}")
     for profile in benchmark.profiles:
         click.echo(f"\n{profile.step}: {describe_times(profile)}")
         Console().print(_kernel_table(profile.kernels, benchmark.peaks))

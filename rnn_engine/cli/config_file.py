@@ -16,7 +16,7 @@ from rnn_engine.gpu import economical_device
 from rnn_engine.loading.settings import StateFile
 
 Settings: TypeAlias = Mapping[str, object]
-"""By the name of a parameter of the command, as click's default_map has them."""
+"""Parameter name of the command -> its value, as in click's `default_map`."""
 
 MODELS = "models"  # the parameter of the command's arguments
 
@@ -78,8 +78,8 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
         name = key.replace("-", "_")
         if name not in known:
             nearest = get_close_matches(name, known, n=1)
-            meant = f"; perhaps {nearest[0].replace('_', '-')}" if nearest else ""
-            raise ValueError(f"{key} is not allowed; expected the name of an option of `rnn-engine serve`{meant}")
+            meant = f"; did you mean {nearest[0].replace('_', '-')!r}?" if nearest else ""
+            raise ValueError(f"unknown option {key!r}; expected the name of an option of `rnn-engine serve`{meant}")
         settings[known[name].name or ""] = _value(key, known[name], value)
     return settings
 
@@ -104,7 +104,7 @@ def _text(key: str, value: object, allowed: str) -> str:
 
 
 def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"{key} is not allowed as a {type(value).__name__}, {value!r:.80}; expected {allowed}")
+    return ValueError(f"{key}: {value!r:.80}, a {type(value).__name__}, is not allowed; expected {allowed}")
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
@@ -116,9 +116,9 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
     _check("[listen]", listen, _OF_LISTEN, _UNUSED_OF_LISTEN)
     folder, name = Path(_of(model, "path", "model_path", "assets/models")), _of(model, "name", "model_name", "")
     if not name:
-        raise ValueError("[model] name is missing; expected the file of a model")
+        raise ValueError("[model] name is missing; expected the name of a model's file")
     if listen.get("acme"):
-        raise ValueError("[listen] acme is not allowed as true; expected false and tls, with a certificate's file")
+        raise ValueError(f"[listen] acme: true is not allowed; expected false, and tls = true with {_CERTIFICATE}")
     states = [_state(folder, each) for each in all_states]
     settings: dict[str, object] = {
         MODELS: [str(folder / name)],
@@ -161,9 +161,9 @@ def _tables(content: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]
 def _check(place: str, table: Mapping[str, Any], known: frozenset[str], unused: frozenset[str]) -> None:
     for key in table:
         if key in unused:
-            _log.info("%s %s of ai00's settings is not used", place, key)
+            _log.info("ai00's setting %s %s has no effect", place, key)
         elif key not in known:
-            raise ValueError(f"{place} {key} is not allowed; expected one of {', '.join(sorted(known | unused))}")
+            raise ValueError(f"unknown setting {key!r} in {place}; expected one of {', '.join(sorted(known | unused))}")
 
 
 def _of(table: Mapping[str, Any], name: str, older: str, default: str) -> str:
@@ -238,5 +238,6 @@ config_option = click.option(
     expose_value=False,
     callback=read_config,
     metavar="FILE",
-    help="Take what is not on the command line from this TOML file: options by their names, or ai00's Config.toml.",
+    help="Read the options that are not on the command line from this TOML file: by their names, or as ai00's "
+    "Config.toml.",
 )

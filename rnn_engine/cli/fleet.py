@@ -21,37 +21,40 @@ if TYPE_CHECKING:
 @cloup.command()
 @cloup.option_group(
     "Replicas",
-    click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="How many there are."),
+    click.option(
+        "--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="The number of replicas."
+    ),
     click.option(
         "--max-replicas",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Start up to so many by how many requests there are, and never fewer than --replicas.",
+        help="Run up to this many replicas when requests need them, and never fewer than --replicas.",
     ),
     click.option(
         "--address",
         metavar="HOST:PORT",
-        help="The Ray cluster that runs them: that of its head, or auto on a machine of the cluster.  [default: one "
-        "on this machine, which ends with the command]",
+        help="The Ray cluster that runs the replicas: the address of its head, or auto on a machine of the cluster.  "
+        "[default: a cluster on this machine, which ends with the command]",
     ),
     click.option(
         "--application",
         metavar="NAME",
-        help="Take the replicas of this application of the cluster, which deploy/serve.yaml describes, and start none.",
+        help="Use the replicas of this application, which runs on the cluster, instead of starting replicas; see "
+        "deploy/serve.yaml.",
     ),
     click.option(
         "--replica-cpus",
         type=FiniteRange(min=0),
         default=1.0,
         show_default=True,
-        help="Processors that Ray sets aside for a replica; it may use more.",
+        help="CPUs that Ray reserves for each replica, which may use more.",
     ),
     click.option(
         "--replica-gpus",
         type=FiniteRange(min=0, max=1),
         default=0.0,
         show_default=True,
-        help="GPUs that Ray sets aside for a replica, such as 0.5 for two on each.",
+        help="GPUs that Ray reserves for each replica, such as 0.5 for two replicas on one GPU.",
     ),
 )
 @serving_options
@@ -71,12 +74,12 @@ def fleet_command(
     the same path on every machine. Named states are kept by this command. Needs the extra `fleet`.
     """
     if find_spec("ray") is None:
-        raise click.UsageError("Ray is not installed; expected pip install 'rnn-engine[fleet]'")
+        raise click.UsageError("Ray is not installed; run pip install 'rnn-engine[fleet]'")
     if max_replicas is not None and max_replicas < replicas:
-        message = f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas"
+        message = f"{max_replicas} is not allowed; expected at least {replicas}, as --replicas says"
         raise click.BadParameter(message, param_hint="'--max-replicas'")
     if application is not None and (address is None or len(options.served.models) > 1):
-        raise click.UsageError("--application needs --address and no more than one MODEL")
+        raise click.UsageError("--application needs --address, and at most one MODEL")
     settings = FleetSettings(
         replicas=replicas,
         scaling=None if max_replicas is None else Scaling(max_replicas),

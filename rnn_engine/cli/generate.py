@@ -42,26 +42,26 @@ from states.files.exchange import StateFiles
 from states.frozen import FrozenState
 
 _BLANK_HINT = (
-    "hint: the model wrote nothing but white space. If it was trained to chat, add --chat, or "
-    "give the prompt as its chats have it, such as 'User: ...', a blank line, and 'Assistant:'."
+    "hint: the model wrote only white space. If it was trained to chat, add --chat, or "
+    "write the prompt as a turn of its chats, such as 'User: ...', a blank line, and 'Assistant:'."
 )
 _TURNS_HINT = (
-    "hint: this model expects turns of a conversation, and the prompt has none; --chat asks it as a user does."
+    "hint: this model expects a conversation, and the prompt has no turns; --chat sends it as a user's message."
 )
 _MAX_CHARACTERS = 2**16
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
-@click.option("-p", "--prompt", help="The text to continue.  [default: what comes on standard input]")
+@click.option("-p", "--prompt", help="The text to continue.  [default: standard input]")
 @click.option(
     "--tokens",
     callback=parse_tokens,
     metavar="1,2,3|FILE.npy",
-    help="Token ids to continue; the answer is token ids, too.",
+    help="Token ids to continue; the output is token ids, too.",
 )
-@click.option("--chat", is_flag=True, help="Take the text for what a user says to the model, and print the answer.")
-@click.option("--stop", multiple=True, help="End before this text. May be given several times.")
+@click.option("--chat", is_flag=True, help="Send the text to the model as a user's message, and print the answer.")
+@click.option("--stop", multiple=True, help="Stop before this text. May be given several times.")
 @sampling_options
 @grammar_options
 @loading_options
@@ -85,9 +85,9 @@ def generate_command(
     that `pull` knows; otherwise it is PROMPT.
     """
     if prompt is not None and tokens is not None:
-        raise click.UsageError("--prompt and --tokens exclude each other")
+        raise click.UsageError("--prompt and --tokens can't be used together")
     if chat and tokens is not None:
-        raise click.UsageError("--chat and --tokens exclude each other")
+        raise click.UsageError("--chat and --tokens can't be used together")
     model, argument = _divide(words, has_prompt=prompt is not None or tokens is not None)
     prompt = argument if prompt is None else prompt
     if prompt is None and tokens is None:
@@ -122,7 +122,7 @@ def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None
     Raises UsageError for too many arguments, or for a model that can't be found.
     """
     if len(words) > (1 if has_prompt else 2):
-        allowed = "MODEL alone beside --prompt or --tokens" if has_prompt else "MODEL and PROMPT; quote a prompt"
+        allowed = "only MODEL with --prompt or --tokens" if has_prompt else "MODEL and PROMPT; put PROMPT in quotes"
         raise click.UsageError(f"{len(words)} arguments are not allowed; expected {allowed}")
     match words:
         case [model, prompt]:
@@ -167,7 +167,7 @@ def _read_prompt() -> str:
         raise click.UsageError("nothing to continue: give PROMPT or --tokens, or pipe a text in")
     prompt = sys.stdin.read()
     if not prompt:
-        raise click.UsageError("nothing to continue: standard input is empty; --prompt '' starts from nothing")
+        raise click.UsageError("nothing to continue: standard input is empty; use --prompt '' for an empty prompt")
     return prompt
 
 
@@ -212,7 +212,7 @@ _SLOT = 0
 )
 @state_option
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write: OUT.npz."
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write."
 )
 def logits_command(
     model: Path,

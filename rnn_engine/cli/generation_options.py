@@ -64,7 +64,7 @@ def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tup
         except ValueError:
             value = math.nan
         if not token or math.isnan(value):
-            raise click.BadParameter(f"{text!r} is not allowed; expected ID=NUMBER, as 65530=-1.5, or TEXT=NUMBER")
+            raise click.BadParameter(f"{text!r} is not allowed; expected ID=NUMBER or TEXT=NUMBER, such as 65530=-1.5")
         bias[int(token) if token.isascii() and token.isdigit() else token] = value
     return bias
 
@@ -114,20 +114,21 @@ def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | N
     given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
     chosen = [one for one in given if one is not None]
     if len(chosen) > 1:
-        raise click.UsageError(f"{chosen[0].field} and {chosen[1].field} exclude each other")
+        raise click.UsageError(f"{chosen[0].field} and {chosen[1].field} can't be used together")
     return chosen[0] if chosen else None
 
 
 grammar_options = option_group(
-    "What the answer is",
+    "Format of the answer",
     _make_grammar,
     click.option(
         "--grammar",
         type=_FILE,
         metavar="FILE",
-        help="A grammar: llama.cpp's GBNF, llguidance's Lark or, in a file that ends in .kbnf, kbnf's.",
+        help="A grammar that the answer matches: llama.cpp's GBNF, llguidance's Lark, or kbnf in a file that ends in "
+        ".kbnf.",
     ),
-    click.option("--json-schema", type=_FILE, metavar="FILE", help="A JSON schema."),
+    click.option("--json-schema", type=_FILE, metavar="FILE", help="A JSON schema that the answer matches."),
     click.option("--regex", metavar="PATTERN", help="A regular expression that the whole answer matches."),
 )
 
@@ -210,13 +211,14 @@ mix_options = option_group(
         "states",
         multiple=True,
         metavar="FILE[:WEIGHT]",
-        help="Start from the state in this file, or `none`. Several with weights are mixed at each token.",
+        help="Start from the state in this file, or from an empty state if FILE is `none`. Several states with weights "
+        "are mixed at each token.",
     ),
     click.option(
         "--mix",
         type=click.Choice(get_args(MixKind)),
         default="log",
         show_default=True,
-        help="What of several states is mixed by the weights: log-probabilities or probabilities.",
+        help="How several states are mixed: by their weighted log-probabilities or probabilities.",
     ),
 )

@@ -42,7 +42,7 @@ def models_command() -> None:
         for row in rows:  # not rich's table, which would cut the paths
             click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     else:
-        click.echo("no models here")
+        click.echo("no models on this computer")
     click.echo("\n`rnn-engine pull NAME` fetches the newest file of:")
     for name, wanted in KNOWN.items():
         click.echo(f"{name:18} {wanted}")
@@ -92,12 +92,10 @@ def _print(title: str, found: Inspection) -> None:
     click.echo(f"tuned state inside: {'yes' if found.has_tuned_state else 'no'}")
     click.echo(f"state of a sequence: {in_words(found.state_bytes)}")
     for device in found.devices:
-        memory = (
-            "not known; give --device-memory" if device.available_bytes is None else in_words(device.available_bytes)
-        )
+        memory = "unknown; set --device-memory" if device.available_bytes is None else in_words(device.available_bytes)
         click.echo(f"\n{device.device}; memory for a model: {memory}")
         if device.refusal is not None:
-            click.echo(f"can't run it: {device.refusal}")
+            click.echo(f"can't run the model: {device.refusal}")
             continue
         table = Table("weights", f"memory, {found.slots} slots", "", box=None)
         for need in device.needs:
@@ -119,7 +117,7 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.command(
     help=f"""Write a model in another file format.
 
-    SRC is any model that the engine reads. The end of DST's name says what is written: {_FORMATS}; a name without an
+    SRC is any model that the engine reads. The ending of DST's name selects the format: {_FORMATS}; without an
     ending: {FOLDER_TITLE}.
     """
 )
@@ -131,13 +129,13 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     show_default=True,
     metavar="FORMAT[,CLASS=FORMAT...]",
     callback=_weights,
-    help="The weights to write, as `rnn-engine serve --weights` has them; stored keeps what is there.",
+    help="The format of the weights to write, as in `rnn-engine serve --weights`; stored keeps that of SRC.",
 )
 @lora_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Replace DST where it is there: a file, or a folder that `convert` wrote and nobody has changed since.",
+    help="Replace DST if it is a file, or a folder that `convert` wrote and that has not changed since.",
 )
 def convert_command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
     with open_merged(source, loras) as model, progress_bar("writing") as report:

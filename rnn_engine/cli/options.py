@@ -37,7 +37,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 AddOption: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""What `click.option` returns."""
+"""A decorator that adds an option to a command, as `click.option` returns it."""
 
 
 def option_group(
@@ -83,7 +83,9 @@ def parse_size(_context: click.Context, _parameter: click.Parameter, text: str |
         return None
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
     if match is None:
-        raise click.BadParameter(f"{text!r} is not allowed; expected a whole number of bytes as 0, 4096, 256M or 2G")
+        raise click.BadParameter(
+            f"{text!r} is not allowed; expected a whole number of bytes, such as 0, 4096, 256M or 2G"
+        )
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -101,7 +103,7 @@ def find_model(value: str | None) -> Path:
             raise click.UsageError(str(error)) from None
     demo = model_path()
     if not demo.is_file():
-        raise click.UsageError(f"no MODEL was given, and the one that comes with rnn-engine is missing: {demo}")
+        raise click.UsageError(f"no MODEL was given, and the model that comes with rnn-engine is missing: {demo}")
     return demo
 
 
@@ -122,7 +124,7 @@ device_option = click.option(
     default="auto",
     show_default=True,
     metavar="auto|INDEX|NAME|cpu",
-    help="auto, the index or a part of the name of a device that `rnn-engine devices` lists, or cpu (numpy).",
+    help="auto, cpu (numpy), or the index or a part of the name of a device that `rnn-engine devices` lists.",
 )
 
 
@@ -141,18 +143,18 @@ weights_option = click.option(
     show_default="f16, but stored for a quantised file",
     metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]",
     callback=_weights,
-    help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
-    "first (the first layer), head, emb or adapters; with layers, those from layer N on are f16. Example: "
-    "int4,head=int8. With activations=int8 what is multiplied with weights in int8 or q8_0 is rounded to bytes, too. "
-    f"auto takes the first of {', '.join(AUTO_FORMATS)} for which the device has room, with {STORED} before the others "
-    "for a quantised file. On cpu they are f32.",
+    help=f"The format of the matrices on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
+    "first (the first layer), last (the last layer), head, emb or adapters. With layers=N, the layers from N on are "
+    "f16. Example: int4,head=int8. With activations=int8, the inputs of matrices in int8 or q8_0 are rounded to bytes, "
+    f"too. auto takes the first of {', '.join(AUTO_FORMATS)} that fits into the device's memory; for a quantised file, "
+    f"{STORED} takes the place of {AUTO_FORMATS[0]}. On cpu, all matrices are f32.",
 )
 device_memory_option = click.option(
     "--device-memory",
     callback=parse_size,
     metavar="SIZE",
-    help="The device's memory that the model may take, such as 6G. Nothing tells it of a discrete GPU; of others it "
-    "is what this computer has free.",
+    help="How much of the device's memory the model may take, such as 6G.  [default: this computer's free memory; "
+    "for a discrete GPU it is unknown and not checked]",
 )
 
 
@@ -164,7 +166,7 @@ def _tune_seconds(_context: click.Context, _parameter: click.Parameter, value: s
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e6:
-        raise click.BadParameter(f"{value!r} is not allowed; expected auto, or seconds from 0 on")
+        raise click.BadParameter(f"{value!r} is not allowed; expected auto, or a number of seconds of at least 0")
     return seconds
 
 
@@ -177,15 +179,16 @@ tune_option = click.option(
     show_envvar=True,
     callback=_tune_seconds,
     metavar="auto|SECONDS",
-    help="How long the fastest kernels may be searched for at the first load on a device; they are kept for later "
-    "loads. auto is 10 seconds on a GPU for a model of 64 MB or more, and none elsewhere; 0 takes fixed kernels.",
+    help="How long the first load on a device may search for the fastest kernels; later loads use them, too. auto is "
+    "10 seconds for a model of 64 MB or more on a GPU, and no search otherwise; 0 uses fixed kernels.",
 )
 v5_epsilon_option = click.option(
     "--v5-group-norm-eps",
     "v5_group_norm_epsilon",
     type=FiniteRange(min=0, min_open=True),
     metavar="NUMBER",
-    help="For an RWKV-5 that was made with another epsilon of its group norm than 64e-5, such as 1e-5.",
+    help="The epsilon of the group norm of an RWKV-5 that was trained with another one, such as 1e-5.  [default: "
+    "64e-5]",
 )
 
 
@@ -202,14 +205,16 @@ lora_option = click.option(
     multiple=True,
     metavar="FILE[:ALPHA]",
     callback=_loras,
-    help="A LoRA to merge into the weights: ai00's or BlinkDL's file, with its alpha, or PEFT's folder. Repeatable.",
+    help="A LoRA to merge into the weights: a file of ai00 or BlinkDL with its alpha, or a folder of PEFT. May be "
+    "given several times.",
 )
 tokenizer_option = click.option(
     "--tokenizer",
     default="auto",
     show_default=True,
     metavar="auto|world|none|FILE",
-    help="auto finds the one that fits the model; none is token ids alone; FILE is a tokenizer.json or a vocabulary.",
+    help="auto finds the tokenizer that fits the model; none takes only token ids; FILE is a tokenizer.json or a "
+    "vocabulary.",
 )
 
 chat_template_option = click.option(
@@ -218,7 +223,7 @@ chat_template_option = click.option(
     show_default=True,
     metavar="auto|world|FILE",
     help="How conversations become a prompt. auto takes the model's own template, else RWKV World's; FILE is a Jinja "
-    "template, or JSON as the user guide has it.",
+    "template, or JSON as the user guide describes it.",
 )
 
 speculate_option = click.option(
@@ -227,8 +232,8 @@ speculate_option = click.option(
     default=DEFAULT_DRAFT,
     show_default=True,
     metavar="TOKENS",
-    help="The most tokens that a step runs ahead of what is drawn, where a text repeats what stands in it and where "
-    "that is quicker. The answers stay the same. 0 is none.",
+    help="The most tokens of a draft: a guess from earlier text, which a step checks at once if that is faster. The "
+    "answers stay the same. 0 makes no drafts.",
 )
 
 loading_options = option_group(
@@ -260,7 +265,8 @@ batching_option = click.option(
     show_default=True,
     callback=_policy_name,
     metavar="POLICY",
-    help="Whether a step waits for more requests: eager, k:NUMBER of them, t:SECONDS, k-or-t:NUMBER,SECONDS, adaptive.",
+    help="How a step waits for more requests: eager (not at all), k:NUMBER (for this many), t:SECONDS, "
+    "k-or-t:NUMBER,SECONDS, or adaptive (if waiting is likely to pay).",
 )
 
 
@@ -282,14 +288,16 @@ def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str
         try:
             return [int(part) for part in text.split(",")]
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not allowed; expected ids as 1,2,3 or a FILE.npy") from None
+            raise click.BadParameter(
+                f"{text!r} is not allowed; expected token ids such as 1,2,3, or a FILE.npy"
+            ) from None
     try:
         tokens = np.load(text, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{text}: {error}") from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         found = f"{tokens.dtype} of shape {tokens.shape}"
-        raise click.BadParameter(f"{text} holds {found}; expected whole numbers along one axis")
+        raise click.BadParameter(f"{text} holds {found}; expected whole numbers in one dimension")
     return [int(token) for token in tokens]
 
 

@@ -39,7 +39,7 @@ from states.cache.config import CacheConfig
 # The models of a server: how the command line names them, and the settings with which each is loaded.
 
 LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
-"""Loads what a choice says, here or elsewhere, and tells how far it is."""
+"""Loads the model of a choice, in this process or in others, and reports its progress."""
 
 _MOST_NAME = 128  # characters
 
@@ -59,7 +59,8 @@ class NamedModel:
             path = find_model(text)
             return cls(model_name(path), path)
         if not 0 < len(name) <= _MOST_NAME or not name.isprintable():
-            raise click.BadParameter(f"{text!r}: {name!r} is not allowed; expected a name of 1 to {_MOST_NAME} letters")
+            allowed = f"a name of 1 to {_MOST_NAME} printable characters"
+            raise click.BadParameter(f"{text!r}: {name!r} is not allowed; expected {allowed}")
         return cls(name, find_model(file))
 
 
@@ -68,7 +69,7 @@ def _parse_models(context: click.Context, _parameter: click.Parameter, values: S
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:
-            raise click.BadParameter(f"two models are called {name!r}; expected NAME=FILE for one of them")
+            raise click.BadParameter(f"two models are called {name!r}; give one of them another name as NAME=FILE")
     return models
 
 
@@ -95,7 +96,7 @@ models_options = option_group(
     click.option(
         "--default-model",
         metavar="NAME",
-        help="Which model answers requests that name none.  [default: the first]",
+        help="The model that answers requests that name no model.  [default: the first]",
     ),
     click.option(
         "--model-folder",
@@ -109,8 +110,8 @@ models_options = option_group(
         multiple=True,
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="FOLDER",
-        help="Let admins read files in this folder, too, and write settings there, as in ai00's assets/configs. May be "
-        "given several times.",
+        help="Let admins read files in this folder and write settings there, as in ai00's assets/configs. May be given "
+        "several times.",
     ),
     click.option(
         "--unzip-folder",
@@ -118,8 +119,8 @@ models_options = option_group(
         multiple=True,
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="FOLDER",
-        help="Let admins unpack archives into folders in this one, in place of what is there. May be given several "
-        "times.",
+        help="Let admins unpack archives into folders within this folder, and replace those that exist. May be given "
+        "several times.",
     ),
     click.option(
         "--embed-model",
@@ -131,13 +132,14 @@ models_options = option_group(
     click.option(
         "--any-model",
         is_flag=True,
-        help="Let the default model answer also for a name that no model has, and not 404.",
+        help="Let the default model answer requests for an unknown model, instead of the status 404.",
     ),
     click.option(
         "--idle-unload",
         type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
-        help="Free a model that no request has used for so long; the next request for it loads it again.",
+        help="Unload a model that no request has used for this long; the next request for it loads it again.  "
+        "[default: never]",
     ),
 )
 
@@ -204,7 +206,7 @@ _DEFAULT = ServerSettings()
 def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
     """Parse permissions such as 660. A click callback."""
     if not re.fullmatch("[0-7]{3,4}", text):
-        raise click.BadParameter(f"{text!r} is not allowed; expected three or four octal digits as 660")
+        raise click.BadParameter(f"{text!r} is not allowed; expected three or four octal digits, such as 660")
     return int(text, 8)
 
 
@@ -298,16 +300,16 @@ _request_options = option_group(
         type=click.Choice(get_args(ReasoningFormat)),
         default=_DEFAULT.reasoning_format,
         show_default=True,
-        help="auto and deepseek tell what a model thinks in <think>...</think> as `reasoning_content`; none leaves "
-        "it in the content.",
+        help="auto and deepseek return the thoughts in <think>...</think> as `reasoning_content`; none leaves them in "
+        "the content.",
     ),
     click.option(
         "--strict/--no-strict",
         default=_DEFAULT.strict,
         show_default=True,
-        help="Refuse requests with fields that the server does not know, or leave these out and name them in the "
-        "answer's header X-Left-Out. Null and what clients send by habit is taken in any case, and what would "
-        "change the answer and is not there is refused in any case.",
+        help="Refuse requests with unknown fields. --no-strict ignores these fields and lists them in the answer's "
+        "header X-Left-Out. Both accept null and known fields that can't change the answer, and both refuse known "
+        "fields of other systems that would change the answer.",
     ),
 )
 _process_options = option_group(
@@ -321,7 +323,7 @@ _process_options = option_group(
         "host",
         default="127.0.0.1",
         show_default=True,
-        help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
+        help="The address to listen on. 0.0.0.0 listens on all addresses, and needs an API key or --open.",
     ),
     click.option(
         "-p",
@@ -329,12 +331,12 @@ _process_options = option_group(
         type=click.IntRange(0, 65535),
         default=65530,
         show_default=True,
-        help="0 takes any that is free.",
+        help="The port to listen on; 0 takes any free port.",
     ),
     click.option(
         "--unix-socket",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Listen on a Unix socket at this path and not on a port.",
+        help="Listen on a Unix socket at this path instead of a port.",
     ),
     click.option(
         "--unix-socket-mode",
@@ -342,13 +344,13 @@ _process_options = option_group(
         metavar="MODE",
         default=f"{_DEFAULT.unix_socket_mode:o}",
         show_default=True,
-        help="Who may connect to it: the file's permissions, in octal digits.",
+        help="The permissions of the Unix socket's file, in octal digits.",
     ),
     click.option(
         "--web/--no-web",
         default=_DEFAULT.web,
         show_default=True,
-        help="Serve the web page at /; without it, the page there is the reference of the routes, as at /docs.",
+        help="Serve the web page at /. With --no-web, / is the reference of the routes, like /docs.",
     ),
     click.option(
         "--drain-seconds",
@@ -361,7 +363,7 @@ _process_options = option_group(
     click.option(
         "--exit-on-failure",
         is_flag=True,
-        help="End with code 1 where the device does not come back, so that the server is started anew.",
+        help="Exit with code 1 if a failed device can't be opened again, so that a supervisor restarts the server.",
     ),
 )
 

@@ -63,7 +63,7 @@ def _make_doors(
         keys = (ApiKey.of(api_key), *keys)
     keys = (*map(_app_key, app_keys), *keys)
     if key_file is not None and not keys:
-        raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
+        raise click.UsageError(f"--api-key-file {key_file} contains no key")
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key needs --tls-cert, the certificate that it belongs to")
     tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
@@ -71,15 +71,16 @@ def _make_doors(
 
 
 door_options = option_group(
-    "Who may come in",
+    "Access",
     _make_doors,
     click.option(
         "--api-key",
         metavar="KEY",
         envvar="RNN_ENGINE_API_KEY",
         show_envvar=True,
-        help="Admit only requests that send it as `Authorization: Bearer KEY`. Whoever may list this machine's "
-        "processes can read it here, but not in the variable.  [default: admit this machine]",
+        help="Accept only requests with the header `Authorization: Bearer KEY`. Other users of this machine can see "
+        "this option in the list of processes, but not the environment variable.  [default: accept requests from this "
+        "machine]",
     ),
     click.option(
         "--api-key-file",
@@ -87,36 +88,37 @@ door_options = option_group(
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="RNN_ENGINE_API_KEY_FILE",
         show_envvar=True,
-        help="The same for several keys, one a line: NAME:SCOPE KEY, as `rnn-engine key` makes them.",
+        help="A file of API keys, one a line as NAME:SCOPE KEY; `rnn-engine key` makes such lines.",
     ),
     click.option(
         "--key-rate",
         "rate",
         callback=_parse_rate,
         metavar="RATE",
-        help="What each API key may use in a minute, or without keys each address, as requests=60,tokens=100000, or "
-        "one of both; beyond it the answer is 429. The file of keys may say otherwise for a key.  [default: no bound]",
+        help="The most that each API key, or each address without keys, may use in a minute: "
+        "requests=60,tokens=100000, or one of the two. Further requests get the status 429. The file of keys may set "
+        "another rate for a key.  [default: no limit]",
     ),
     click.option(
         "--app-key",
         "app_keys",
         multiple=True,
         metavar="NAME=KEY",
-        help="An API key for everything under a name, as ai00's app_keys. May be given several times.",
+        help="An API key of the scope admin and its name, like ai00's app_keys. May be given several times.",
     ),
     click.option(
         "--open",
         "open_to_all",
         is_flag=True,
-        help="Without an API key, admit other machines, too: everyone who reaches the address.",
+        help="Without an API key, accept requests from every machine that reaches the address.",
     ),
     click.option(
         "--allowed-host",
         "allowed_hosts",
         multiple=True,
         metavar="NAME",
-        help="A name by which clients may call the server, besides localhost, the name in --host and addresses; "
-        "checked without an API key or where it is given. May be given several times.",
+        help="A host name that clients may use for the server, besides localhost, the name in --host and IP addresses. "
+        "Checked if there is no API key or if this option is given. May be given several times.",
     ),
     click.option(
         "--cors-origin",
@@ -124,23 +126,23 @@ door_options = option_group(
         multiple=True,
         callback=_parse_origins,
         metavar="ORIGIN",
-        help="Let web pages of this origin call the server, as https://chat.example, or of this machine, as "
-        "localhost, or with an API key of any, as *. May be given several times.",
+        help="Let web pages of this origin call the server: one such as https://chat.example, localhost for pages of "
+        "this machine, or * for any origin, which needs an API key. May be given several times.",
     ),
     click.option(
         "--tls-cert",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Speak HTTPS with the certificate in this file (PEM), and with those below its authority.",
+        help="Serve HTTPS with the certificate in this file (PEM), which also holds any intermediate certificates.",
     ),
     click.option(
         "--tls-key",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="The certificate's key (PEM, not encrypted).  [default: in the file of the certificate]",
+        help="The file of the certificate's key (PEM, not encrypted).  [default: the file of the certificate]",
     ),
     click.option(
         "--share-cache",
         is_flag=True,
-        help="Let all API keys go on from what any of them has asked before; they can then guess what others asked.",
+        help="Share the cached states of prompts among all API keys; clients can then guess what others have asked.",
     ),
 )
 
@@ -192,7 +194,7 @@ connection_options = option_group(
         type=click.IntRange(min=1),
         default=_CONNECTIONS.max_connections,
         show_default=True,
-        help="Open at the same time. One more closes the one that has waited longest for a request.",
+        help="The most open connections. A further one closes the connection that has waited longest for a request.",
     ),
     click.option(
         "--max-connections-per-client",
@@ -200,19 +202,21 @@ connection_options = option_group(
         type=click.IntRange(min=1),
         default=_CONNECTIONS.max_per_client,
         show_default=True,
-        help="The same for one address.",
+        help="The most open connections of one address.",
     ),
     seconds_option("--idle-seconds", _CONNECTIONS.idle_seconds, "How long a connection may wait for a request."),
-    seconds_option("--header-seconds", _CONNECTIONS.header_seconds, "How long the head of a request may take."),
+    seconds_option(
+        "--header-seconds", _CONNECTIONS.header_seconds, "How long the headers of a request may take to arrive."
+    ),
     seconds_option(
         "--body-seconds",
         _CONNECTIONS.body_seconds,
-        "How long its body may take; each 4 kB that come give a second of it back.",
+        "How long the body of a request may take to arrive; every 4 kB that arrive extend the time by a second.",
     ),
     seconds_option(
         "--stall-seconds",
         _CONNECTIONS.stall_seconds,
-        "After how long a client that takes less than 512 bytes a second of its answer is dropped.",
+        "Drop a client that has read less than 512 bytes a second of its answer for this long.",
     ),
 )
 
@@ -235,7 +239,8 @@ log_options = option_group(
         type=click.Choice(get_args(LogLevel)),
         default=_LOGS.level,
         show_default=True,
-        help="The least that is logged. Requests are info, but those of /health and /metrics are debug.",
+        help="The lowest level that is logged. Requests have the level info, except those of /health and /metrics: "
+        "debug.",
     ),
     click.option(
         "--slow-seconds",

@@ -126,7 +126,7 @@ async def _generate(
                     on_delta(event)
                 case Finished():
                     return event
-    raise RuntimeError("the engine ended a request without saying so")
+    raise RuntimeError("the engine ended a request without a final event")
 
 
 _MAX_CHARACTERS: Final = 2**24

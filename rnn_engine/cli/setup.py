@@ -31,9 +31,7 @@ def devices_command() -> None:
             table.add_row(str(device.index), device.name, device.kind, device.backend, device.driver)
         Console().print(table)
     else:
-        click.echo(
-            "no GPU that WebGPU reaches: install a Vulkan driver (on Debian or Ubuntu: mesa-vulkan-drivers)", err=True
-        )
+        click.echo("WebGPU finds no GPU: install a Vulkan driver (on Debian or Ubuntu: mesa-vulkan-drivers)", err=True)
     click.echo("cpu: numpy on the processor, works everywhere and is slow")
 
 
@@ -59,20 +57,21 @@ def pull_command(model: str) -> None:
     type=click.Choice([scope.value for scope in Scope]),
     default=Scope.MANAGE.value,
     show_default=True,
-    help="use: run the model; manage: keep states of its own, too; admin: see and change what belongs to all.",
+    help="use: run the model; manage: also keep states of its own; admin: also see and change everything on the "
+    "server.",
 )
 @click.option(
     "--weight",
     default="1",
     metavar="NUMBER",
     show_default=True,
-    help="Where keys share slots and queue: one of weight 2 gets twice as much as one of weight 1.",
+    help="The key's share of the slots and the queue: a key of weight 2 gets twice as much as one of weight 1.",
 )
 @click.option(
     "--rate",
     metavar="RATE",
-    help="What the key may use in a minute, as requests=60,tokens=100000, or one of both.  "
-    "[default: --key-rate of the server]",
+    help="The most that the key may use in a minute: requests=60,tokens=100000, or one of the two.  [default: "
+    "--key-rate of the server]",
 )
 def key_command(name: str, scope: str, weight: str, rate: str | None) -> None:
     """Make an API key.

@@ -70,7 +70,7 @@ cache_options = option_group(
         metavar="SIZE",
         default=size_in_words(_DEFAULT.device_capacity),
         show_default=True,
-        help="Memory of the device for states of prompts and answers, up to 64 states; 0 keeps none there.",
+        help="Device memory for states of prompts and answers, at most 64 states; 0 keeps none there.",
     ),
     click.option(
         "--cache-host-bytes",
@@ -78,32 +78,32 @@ cache_options = option_group(
         metavar="SIZE",
         default=size_in_words(_DEFAULT.host_capacity),
         show_default=True,
-        help="The same in this computer's memory.",
+        help="This computer's memory for states of prompts and answers; 0 keeps none there.",
     ),
     click.option(
         "--cache-folder",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Keep states in files of this folder too, over restarts. One server at a time may use it.",
+        help="Also keep states in files of this folder, over restarts. Only one server at a time may use it.",
     ),
     click.option(
         "--cache-disk-bytes",
         callback=parse_size,
         metavar="SIZE",
-        help=f"The most that these files take.  [default: {size_in_words(DiskConfig(Path()).capacity)}]",
+        help=f"The most bytes in the files of --cache-folder.  [default: {size_in_words(DiskConfig(Path()).capacity)}]",
     ),
     click.option(
         "--cache-write-after",
         type=FiniteRange(min=0),
         metavar="SECONDS",
-        help="Write a state there when it is so old, although memory has room for it: a crash loses no more.  "
-        f"[default: {DiskConfig(Path()).write_after:g}]",
+        help="Write a state to --cache-folder once it is this old, even if memory has room for it, so that a crash "
+        f"loses only newer states.  [default: {DiskConfig(Path()).write_after:g}]",
     ),
     click.option(
         "--cache-precision",
         type=click.Choice(["f32", "f16"]),
         default=_DEFAULT.host_precision,
         show_default=True,
-        help="Of states in memory, in files and in a store; f16 takes half the room and is not exact.",
+        help="The precision of states in memory, in files and in a store; f16 takes half the space and is not exact.",
     ),
     click.option(
         "--store",
@@ -111,7 +111,7 @@ cache_options = option_group(
         envvar="RNN_ENGINE_STORE",
         metavar="URL",
         help="Share states with other servers of the same model in the Valkey or Redis at valkey://USER:PASSWORD@HOST:"
-        "PORT, or valkeys:// for TLS. $RNN_ENGINE_STORE sets it unseen by other users. Needs the extra `store`.",
+        "PORT, or valkeys:// for TLS. Other users can't see it in $RNN_ENGINE_STORE. Needs the extra `store`.",
     ),
     click.option(
         "--store-timeout",
@@ -124,22 +124,22 @@ cache_options = option_group(
         "--store-ttl",
         type=click.IntRange(min=1, max=MOST_TTL),
         metavar="SECONDS",
-        help=f"How long a state of prompts or answers stays there without use.  [default: {_STORE.ttl}]",
+        help=f"How long an unused state of prompts or answers stays in the store.  [default: {_STORE.ttl}]",
     ),
     click.option(
         "--store-objects",
         callback=_parse_objects,
         metavar="URL",
         help="Keep the states of prompts and answers in the object store at s3://BUCKET/PREFIX, gs://, az:// or "
-        "file:///FOLDER, and in the store of --store their index alone. Credentials come from the environment, such as "
+        "file:///FOLDER, and only their index in --store. Credentials come from the environment, such as "
         "$AWS_ACCESS_KEY_ID. Needs the extra `objects`.",
     ),
     click.option(
         "--store-objects-bytes",
         callback=parse_size,
         metavar="SIZE",
-        help="The most that all servers keep there.  "
-        f"[default: {size_in_words(ObjectsConfig('file:///folder').capacity)}]",
+        help="The most bytes that all servers together keep in the object store.  [default: "
+        f"{size_in_words(ObjectsConfig('file:///folder').capacity)}]",
     ),
 )
 
@@ -150,7 +150,7 @@ def _disk(
     if folder is None:
         for option, value in (("--cache-disk-bytes", num_bytes), ("--cache-write-after", write_after)):
             if value is not None:
-                raise click.UsageError(f"{option} needs --cache-folder, where the files are to be")
+                raise click.UsageError(f"{option} needs --cache-folder, the folder of the files")
         return None
     disk = DiskConfig(folder, precision=precision)
     return replace(
@@ -164,7 +164,7 @@ def _objects(objects: ObjectsConfig | None, num_bytes: int | None) -> ObjectsCon
     if num_bytes is None:
         return objects
     if objects is None:
-        raise click.UsageError("--store-objects-bytes needs --store-objects, where states are to be kept")
+        raise click.UsageError("--store-objects-bytes needs --store-objects, the object store of the states")
     return replace(objects, capacity=num_bytes)
 
 
@@ -175,7 +175,7 @@ def _store(
         given = {"--store-timeout": timeout, "--store-ttl": ttl, "--store-objects": objects}
         for option, value in given.items():
             if value is not None:
-                raise click.UsageError(f"{option} needs --store, where states are to be shared")
+                raise click.UsageError(f"{option} needs --store, the store of the shared states")
         return None
     store = StoreConfig(url, precision, objects=objects)
     return replace(
@@ -234,24 +234,25 @@ state_options = option_group(
         multiple=True,
         type=_NamedFile(),
         metavar="NAME=FILE",
-        help="Let requests start from the state in this file by its name. May be given several times.",
+        help="Let requests start from the state in this file under this name. May be given several times.",
     ),
     click.option(
         "--default-state",
         metavar="NAME",
-        help="What requests start from that name no state; none for an empty one.  [default: the model file's own]",
+        help="The state from which requests start that name no state; none is an empty state.  [default: the state in "
+        "the model's file]",
     ),
     click.option(
         "--state-folder",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Keep persistent states here over restarts, and let requests read state files from here.",
+        help="Keep persistent states in this folder over restarts, and let requests read state files from it.",
     ),
     click.option(
         "--state-file-folder",
         "file_folder",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="FOLDER",
-        help="Let requests read state files from here and not from --state-folder.",
+        help="Let requests read state files from this folder instead of --state-folder.",
     ),
     click.option(
         "--state-bytes",
@@ -259,20 +260,20 @@ state_options = option_group(
         metavar="SIZE",
         default=size_in_words(DEFAULT_CAPACITY),
         show_default=True,
-        help="The most memory that states with names take.",
+        help="The most memory that named states take.",
     ),
     click.option(
         "--key-state-bytes",
         callback=parse_size,
         metavar="SIZE",
-        help="The most that the states of one API key take.  [default: a quarter of --state-bytes]",
+        help="The most memory that the named states of one API key take.  [default: a quarter of --state-bytes]",
     ),
     click.option(
         "--key-states",
         type=click.IntRange(min=1),
         default=_QUOTA.names,
         show_default=True,
-        help="The most states that one API key has.",
+        help="The most named states that one API key has.",
     ),
     click.option(
         "--key-state-ttl",
@@ -280,7 +281,7 @@ state_options = option_group(
         metavar="SECONDS",
         default=_QUOTA.ttl,
         show_default=True,
-        help="The longest that the states of an API key may stay without use, unless they are persistent.",
+        help="How long unused named states of an API key may stay, unless they are persistent.",
     ),
 )
 

@@ -34,15 +34,15 @@ class FileFormat:
 
 
 FILE_FORMATS: Final[Mapping[str, FileFormat]] = {
-    ".safetensors": FileFormat("safetensors in BlinkDL's names", write_blinkdl_safetensors),
+    ".safetensors": FileFormat("safetensors with BlinkDL's tensor names", write_blinkdl_safetensors),
     ".st": FileFormat("ai00's safetensors, in f16", write_st),
     ".prefab": FileFormat("ai00's prefab, in f16", write_prefab),
-    ".pth": FileFormat("torch's file in BlinkDL's names", write_blinkdl_pth),
-    ".gguf": FileFormat("GGUF as llama.cpp has it, with the vocabulary", write_llama_cpp),
+    ".pth": FileFormat("torch's file with BlinkDL's tensor names", write_blinkdl_pth),
+    ".gguf": FileFormat("GGUF for llama.cpp, with the vocabulary", write_llama_cpp),
 }
-"""The end of a file's name -> what is written there."""
+"""The ending of a file's name -> the format of the file."""
 
-FOLDER_TITLE: Final = "a folder in flash-linear-attention's names"
+FOLDER_TITLE: Final = "a folder with flash-linear-attention's tensor names"
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -74,12 +74,14 @@ def convert_model(
     """
     file_format = FILE_FORMATS.get(target.suffix)
     if file_format is None and target.suffix:
-        allowed = f"a name that ends in {', '.join(FILE_FORMATS)}, or a folder's without an ending"
+        allowed = f"a file name that ends in {', '.join(FILE_FORMATS)}, or a folder name without an ending"
         raise InvalidRequestError(field, str(target), allowed)
     if target.exists() and not force:
-        raise InvalidRequestError(field, str(target), "a new name, or --force to replace what is there")
+        raise InvalidRequestError(field, str(target), "a name that does not exist yet, or --force to replace it")
     if file_format is not None and target.exists() and not target.is_file():
-        raise InvalidRequestError(field, str(target), "a new name, or a file to replace")
+        raise InvalidRequestError(
+            field, str(target), "a name that does not exist yet, or the name of a file to replace"
+        )
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
     source = ConversionSource(model, present, parse_weights(weights, target.suffix).of(model.shape), progress)
@@ -89,7 +91,9 @@ def convert_model(
                 write_fla(folder, source)
             return FOLDER_TITLE
         if model.shape.settings:
-            raise ModelError(f"the file could not say the model's {model.shape.settings}; expected no setting")
+            raise ModelError(
+                f"this format can't store the model's {model.shape.settings}; expected a model with the usual one"
+            )
         with atomic_file(target) as file:
             file_format.write(file, source)
         return file_format.title

@@ -31,7 +31,7 @@ from rnn_engine.versions.v7_deep_embed.layout import ShapeV7DeepEmbed
 _CONTEXT_LENGTH: Final = 1 << 20  # llama.cpp's converter writes this for a model without a limit
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's kinds of tokens
 _STAND_INS: Final = {f"time_mix_v{number}.weight": f"time_mix_a{number}.weight" for number in "012"}
-"""What layer 0 of RWKV-7 has under names that it has no use for."""
+"""Tensors that layer 0 of RWKV-7 does not use -> the tensors that are written in their place."""
 
 
 def write_llama_cpp(file: IO[bytes], source: ConversionSource) -> None:

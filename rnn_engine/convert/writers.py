@@ -42,7 +42,7 @@ Transform: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 
 F16: Final = np.dtype(np.float16)
 F32: Final = np.dtype(np.float32)
-_FLOATS: Final = "a --weights of f16, bf16 or f32"
+_FLOATS: Final = "--weights f16, bf16 or f32"
 
 
 def is_matrix(spec: TensorSpec) -> bool:
@@ -281,7 +281,7 @@ def write_fla(folder: Path, source: ConversionSource) -> None:
     if not isclose(shape.group_norm_epsilon, epsilon, rel_tol=1e-6):
         raise ModelError(
             f"the group norm of heads of size {shape.head_size} has the epsilon {shape.group_norm_epsilon:g}; "
-            f"expected {epsilon:g}, which flash-linear-attention has"
+            f"expected {epsilon:g}, the only one that flash-linear-attention supports"
         )
     if lost := [spec.name for spec in source.specs if spec.name.endswith(".time_state")]:
         raise ModelError(f"flash-linear-attention has no place for {lost[0]}; expected a model without a tuned state")

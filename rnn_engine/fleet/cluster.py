@@ -84,7 +84,7 @@ def _check_address(address: str) -> None:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        allowed = "HOST:PORT or auto on a machine of the cluster, since Ray's client carries no streams"
+        allowed = "HOST:PORT or auto, on a machine of the cluster, since ray:// addresses don't support streams"
         raise InvalidRequestError("--address", address, allowed)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
@@ -128,7 +128,11 @@ def check_application(name: str) -> None:
     found = serve.status().applications
     names = [each for each, application in found.items() if NAME in application.deployments]
     if name not in names:
-        allowed = f"one of {', '.join(names)}" if names else "one that `serve deploy` has started: there is none"
+        allowed = (
+            f"one of {', '.join(names)}"
+            if names
+            else "the name of an application that `serve deploy` has started; there is none"
+        )
         raise InvalidRequestError("--application", name, allowed)
 
 

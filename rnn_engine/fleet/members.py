@@ -239,7 +239,7 @@ class Members:
         self.refuse_if_unable()
         candidates = [Candidate(one.name, one.report.info.num_slots, one.outstanding) for one in self.takers]
         if not candidates:
-            raise UnavailableError("no replica takes requests at this moment", RETRY_SECONDS)
+            raise UnavailableError("no replica accepts requests at this moment", RETRY_SECONDS)
         state = NO_INITIAL_STATE if request.initial_state is None else request.initial_state.root
         found = self._router.choose(candidates, make_root(state, request.cache_scope), request.prompt)
         return self._members[found.name]
@@ -310,7 +310,7 @@ def _stopped() -> EngineClosedError:
 
 
 _OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
-"""What a front counts by itself, since it sees all of its requests, those that no replica ran among them."""
+"""The counters that a front keeps by itself, since it also sees the requests that no replica ran."""
 
 
 def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:

@@ -217,7 +217,7 @@ class RemoteEngine:
                     except ReplicaLostError:
                         if answered or attempt == MOST_ATTEMPTS:
                             raise
-                        _log.info("a request begins anew, since the replica %s is gone", member.name)
+                        _log.info("a request starts again, since the replica %s is gone", member.name)
                         continue
                     finally:
                         account.generated(remote.num_tokens)
@@ -244,7 +244,7 @@ class RemoteEngine:
             try:
                 await self._survey()
             except Exception:
-                _log.exception("the replicas could not be looked at")
+                _log.exception("the replicas could not be surveyed")
 
     async def _survey(self) -> None:
         await self._members.survey()

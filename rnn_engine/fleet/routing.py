@@ -95,7 +95,7 @@ class PrefixRouter:
 
 
 _Holders: TypeAlias = defaultdict[bytes, set[str]]
-"""Beginning of whole blocks -> the replicas of which it, or a checkpoint in the block after it, is known."""
+"""Beginning of whole blocks -> the replicas that are known to keep it, or a checkpoint in the block after it."""
 
 
 class _Kept:

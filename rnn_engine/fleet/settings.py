@@ -84,5 +84,5 @@ def device_at(place: ReplicaPlace, choice: str) -> str:
     number = int(gpu) if gpu.isdecimal() else place.local_number  # Ray may also give it as GPU-<UUID>
     if number >= len(devices) or devices[0].is_software:
         known = ", ".join(f"{device.index} = {device.name}" for device in devices)
-        raise DeviceError(f"WebGPU does not reach the GPU {gpu}, which Ray gave the replica; there are: {known}")
+        raise DeviceError(f"WebGPU does not reach the GPU {gpu}, which Ray gave the replica; expected one of {known}")
     return str(devices[number].index)

@@ -30,12 +30,12 @@ class ReplicaLostError(UnavailableError):
 
 
 Outcome: TypeAlias = Event | RnnEngineError | None
-"""An event of a request or the error that ends it; None where it ended without saying so."""
+"""An event of a request, or the error that ends it; None if it ended without an error and without `Finished`."""
 
 Question: TypeAlias = Literal[
     "cache_nodes", "cache_tree", "cache_tokens", "drop_cache_position", "drop_cache", "forget_root"
 ]
-"""What a replica may be asked: methods of its engine."""
+"""The questions that a replica answers: methods of its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
     Raises InvalidRequestError for a token mask, which is a function of this process.
     """
     if request.token_mask is not None:
-        raise InvalidRequestError("token_mask", request.token_mask, "null where replicas run requests; see `grammar`")
+        raise InvalidRequestError(
+            "token_mask", request.token_mask, "null, since replicas run the requests; use `grammar`"
+        )
     left = None if request.deadline is None else request.deadline - time.monotonic()
     return pickle.dumps((replace(request, deadline=None), left, wait_for_room), pickle.HIGHEST_PROTOCOL)
 

@@ -56,7 +56,9 @@ def check_draws(
             if run.draw.penalties is not None:
                 _check_penalties(f"run {position}", run, run.draw.penalties, vocab_size, num_penalty_slots)
         if run.follows and (run.draw is None or len(run.tokens) > 1 or run.embeddings is not None):
-            raise InvalidRequestError(f"run {position}: follows", True, "a run of one token with a draw, no embeddings")
+            raise InvalidRequestError(
+                f"run {position}: follows", True, "False, except for a run of one token with a draw and no embeddings"
+            )
     if any(run.draw is not None and run.draw.count > 1 for run in batch):
         _check_draws_alone(batch)
 
@@ -173,7 +175,9 @@ def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
     """Check the numbers that every draw has, field by field, since that is quicker than draw by draw."""
     drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
     if drawing and max_draws == 0:
-        raise InvalidRequestError(f"run {drawing[0][0]}: draw", drawing[0][1], "null: this runner draws nothing")
+        raise InvalidRequestError(
+            f"run {drawing[0][0]}: draw", drawing[0][1], "null, since this runner can't draw tokens"
+        )
     for field, low, high in (
         ("count", 1, max_draws),
         ("seed", 0, 2**64 - 1),
@@ -206,7 +210,9 @@ def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_
 def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_size: int, num_slots: int) -> None:
     name = f"{name}: draw penalties"
     if run.slot >= num_slots:
-        raise InvalidRequestError(name, penalties, f"null beyond the first {num_slots} slots of this runner")
+        raise InvalidRequestError(
+            name, penalties, f"null, since only the first {num_slots} slots of this runner have penalties"
+        )
     for part, value, (low, high) in (
         ("presence", penalties.presence or DRAW_PENALTIES[0], DRAW_PENALTIES),
         ("frequency", penalties.frequency or DRAW_PENALTIES[0], DRAW_PENALTIES),
@@ -225,7 +231,7 @@ def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_s
 def _check_draws_alone(batch: Batch) -> None:
     for position, run in enumerate(batch):
         if run.draw is None or len(run.tokens) > 1 or run.embeddings is not None:
-            allowed = "one token with a draw and no embeddings, beside a draw of more than one token"
+            allowed = "one token with a draw and no embeddings, since a run of the batch draws more than one token"
             raise InvalidRequestError(f"run {position}", run, allowed)
 
 

@@ -29,7 +29,7 @@ from rnn_engine.types import (
 
 _ALL: Final = 2**31  # top_k that keeps every token
 _NUM_BIASES, _PENALTIES, _POSITION, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 16, 18, 19, 20, 21
-"""Words of struct Draw."""
+"""The places of words in struct Draw."""
 
 _NUCLEUS: Final = -3e38  # in place of the logarithm of min_p
 _SETTLED, _GOES_ON = 1, 2  # outcomes; the third, 0, is a row that is left to the host

@@ -204,10 +204,10 @@ class FindCandidates:
 
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called while loading with what is being done, how many parts are done, and how many there are."""
+"""Called during a load with the current task, the number of parts that are done, and the number of all parts."""
 
 LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
-"""Puts the layers of a model on the device, one a turn, and yields the stages of each."""
+"""Uploads the layers of a model to the device one after another, and yields the stages of each."""
 
 
 class ForwardPass:
@@ -226,7 +226,9 @@ class ForwardPass:
         """Upload `model`, whose file may be closed afterwards. Raises DeviceError if no kernel takes its width."""
         shape = model.shape
         if shape.width % COLUMNS_AT_ONCE:
-            raise DeviceError(f"width {shape.width} is not served on a GPU; expected a multiple of {COLUMNS_AT_ONCE}")
+            raise DeviceError(
+                f"width {shape.width} is not supported on a GPU; expected a multiple of {COLUMNS_AT_ONCE}"
+            )
         num_parts = shape.num_layers + 1
         self.state_layout = StateLayout(shape)
         self.states = [

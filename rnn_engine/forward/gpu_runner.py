@@ -51,7 +51,9 @@ class OpenRuns:
         """Raise InvalidRequestError for a run that `follows` if its slot's last run has no draw."""
         for position, run in enumerate(batch):
             if run.follows and run.slot not in self._followable:
-                raise InvalidRequestError(f"run {position}: follows", True, "a slot whose last run has a draw")
+                raise InvalidRequestError(
+                    f"run {position}: follows", True, "False, since the last run of its slot has no draw"
+                )
 
     def add(self, ticket: Ticket, batch: Batch) -> None:
         """Record the runs of `batch`, which was submitted."""

@@ -38,7 +38,7 @@ _SURE: Final = 3
 _log = logging.getLogger(__name__)
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""Takes what is being done, the seconds that have gone, and those that there are."""
+"""Called with the current task, the seconds that have passed, and the seconds of the whole search."""
 
 Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
 
@@ -159,7 +159,7 @@ class Tuner:
                             if len(task.measured) > 1 and left(1):
                                 self._try(measure, task, variant)
             except KeyboardInterrupt:
-                _log.info("the choice of kernels was interrupted; the best until now are taken")
+                _log.info("the search for kernels was interrupted; the best ones found so far are used")
         return {(task.kind, task.tokens): task.choice() for task in tasks if task.measured}
 
     def times(
@@ -222,7 +222,7 @@ class Tuner:
         try:
             seconds = measure(task, variant)
         except DeviceError as error:
-            _log.info("the kernel %s is left out: %s", variant, error)
+            _log.info("the kernel %s is left out, since the device refuses it: %s", variant, error)
             task.measured.pop(variant, None)
         else:
             task.measured[variant].append(seconds)

@@ -15,7 +15,7 @@ from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import ModelShape
 
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""The counts for which kernels are chosen; any other count is run as the next one is."""
+"""The token counts for which kernels are chosen; another count uses the choice of the next greater one, or the last."""
 
 
 def rounded_count(num_tokens: int) -> int:

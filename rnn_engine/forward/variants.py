@@ -127,7 +127,7 @@ def from_record(record: Mapping[str, Any]) -> MatMulVariant:
     kind = _KINDS[fields.pop("shader")]
     variant = kind(**fields)
     if to_record(variant) != record or not all(isinstance(value, int | str) for value in fields.values()):
-        raise ValueError(f"{record} is no variant")
+        raise ValueError(f"{record} is not a variant")
     return variant
 
 
@@ -165,7 +165,7 @@ class KernelLimits:
 # its kind.
 
 TOKENS_A_PASS: Final = 64
-"""On hardware no choice reads the weights more than once for so many tokens."""
+"""On hardware, no chosen kernel reads the weights more than once for this many tokens."""
 
 _PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes for each load of inputs in f32
 _BYTE_PRODUCTS: Final = 4  # products of bytes that hardware computes in the time of one in f32

@@ -16,10 +16,10 @@ from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import MatrixPlace, Model, ModelShape
 
 STORED: Final = "stored"
-"""The name of the choice to keep each matrix in the float type, or in the blocks, that its file has."""
+"""The choice that keeps each matrix in the float type or the blocks of the file."""
 
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
-"""The format of each matrix, by the name of its tensor; None for the type in which the file has it."""
+"""Returns the format of a matrix by the name of its tensor; None is the format in the file."""
 
 _CLASSES: Final = ("att", "ffn", "first", "last", "head", "emb", "adapters")
 _FEW_LAYERS: Final = 2  # up to this many layers "last" is not used: no layer would be left in 4 bits
@@ -78,8 +78,8 @@ class WeightChoice:
                 raise InvalidRequestError(
                     "weights",
                     text,
-                    f"a format, then perhaps {', '.join(f'{c}=FORMAT' for c in _CLASSES)}, layers=N,"
-                    f" {_ACTIVATIONS}={'|'.join(_ACTIVATION_TYPES)}",
+                    f"a format, optionally followed by {', '.join(f'{c}=FORMAT' for c in _CLASSES)}, layers=N, "
+                    f"{_ACTIVATIONS}={'|'.join(_ACTIVATION_TYPES)}",
                 )
             _check_format(text, value)
             formats[name] = value
@@ -172,9 +172,7 @@ def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
     if kept:
         yield f"matrices kept in the blocks of the file: {_counts(kept)}"
     if dequantised:
-        yield (
-            f"matrices dequantised to f16, as no kernel multiplies with them as they are stored: {_counts(dequantised)}"
-        )
+        yield (f"matrices dequantised to f16, since no kernel can read their blocks: {_counts(dequantised)}")
     if converted:
         yield f"matrices converted from the blocks of the file, as --weights says: {_counts(converted)}"
 

@@ -66,7 +66,7 @@ def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
     adapters = _list_adapters()
     if not adapters:
         raise DeviceError(
-            "no GPU that WebGPU reaches: install a Vulkan driver (on Debian or Ubuntu: mesa-vulkan-drivers),"
+            "WebGPU finds no GPU: install a Vulkan driver (on Debian or Ubuntu: mesa-vulkan-drivers),"
             " or choose the device 'cpu'"
         )
     if choice == "auto":
@@ -77,7 +77,7 @@ def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
         fits = [pair for pair in adapters if choice.lower() in pair[0].name.lower()]
     if not fits:
         known = ", ".join(f"{info.index} = {info.name}" for info, _ in adapters)
-        raise DeviceError(f"no device {choice!r}; there are: {known}, and 'cpu' or 'auto'")
+        raise DeviceError(f"no device {choice!r}; expected one of {known}, or 'cpu' or 'auto'")
     return fits
 
 

@@ -16,7 +16,7 @@ from rnn_engine.gpu.memory import Buffer
 from shaders import Constant, Include, ShaderSource, specialise
 
 BindGroup: TypeAlias = wgpu.GPUBindGroup
-"""The buffers that a kernel's variables stand for."""
+"""The buffers that are bound to a kernel's variables."""
 
 _KERNELS = 512  # that are kept for one device; a model has about twenty
 
@@ -93,7 +93,7 @@ class Kernels:
                 compute={"module": module, "entry_point": "main"},
             )
         except wgpu.GPUError as error:
-            raise DeviceError(f"{self._device_name} refuses {_with_origins(str(error), source)}") from error
+            raise DeviceError(f"{self._device_name} can't compile {_with_origins(str(error), source)}") from error
         return Kernel(source.name, source, pipeline)
 
     def _layout(self, source: ShaderSource) -> wgpu.GPUBindGroupLayout:

@@ -36,7 +36,7 @@ def device_errors(what: str) -> Iterator[None]:
 
 
 Buffer: TypeAlias = wgpu.GPUBuffer
-"""A piece of a device's memory."""
+"""A buffer in a device's memory."""
 
 _UPLOAD_BYTES = 16 << 20
 _READ_BACK = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
@@ -71,7 +71,7 @@ class Memory:
         limit = self._device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
         if num_bytes > limit:
             raise DeviceMemoryError(
-                f"{label}: {num_bytes} bytes asked for, but a buffer of this device has {limit}."
+                f"{label}: {num_bytes} bytes are needed, but a buffer on this device has at most {limit} bytes."
                 " Use fewer slots, or a smaller model"
             )
         size = max(16, -(-num_bytes // 16) * 16)
@@ -81,8 +81,8 @@ class Memory:
         except wgpu.GPUError as error:
             held = self.allocated_bytes / 1e6
             raise DeviceMemoryError(
-                f"{label}: no room for {size / 1e6:.1f} MB on {self._device_name}, where this model has {held:.1f} MB"
-                f" already: {error}. Use fewer slots, or a smaller model"
+                f"{label}: no room for {size / 1e6:.1f} MB on {self._device_name}, on which this model already takes"
+                f" {held:.1f} MB: {error}. Use fewer slots, or a smaller model"
             ) from error
         self._buffers.append(buffer)
         return buffer

@@ -22,7 +22,7 @@ _LEAST_LIMITS: Final = {
     "max-compute-workgroup-size-x": 256,
     "max-compute-workgroup-storage-size": 1 << 14,
 }
-"""The limits that every device of WebGPU has."""
+"""The least limits that a device of WebGPU may have."""
 
 
 class SizingDevice(Device):

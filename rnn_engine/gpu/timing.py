@@ -25,9 +25,11 @@ def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
     Blocks. Raises DeviceError if the device has no clock, or fails.
     """
     if not device.has_timestamps:
-        raise DeviceError(f"{device.info.name} can't tell how long a dispatch takes: it has no timestamp queries")
+        raise DeviceError(f"{device.info.name} can't time dispatches, since it has no timestamp queries")
     if len(plan.dispatches) > _MAX_DISPATCHES:
-        raise DeviceError(f"{len(plan.dispatches)} dispatches can't be timed at once, only {_MAX_DISPATCHES}")
+        raise DeviceError(
+            f"{len(plan.dispatches)} dispatches can't be timed at once; expected at most {_MAX_DISPATCHES}"
+        )
     with device_errors("dispatches can't be timed"):
         runs = [_time_once(device, plan) for _ in range(1 + repeats)][1:]
     return [median(seconds) for seconds in zip(*runs, strict=True)]

@@ -76,7 +76,7 @@ def _with_place(text: str, message: str) -> str:
     rest = len(re.sub(r"\\(?:U\w{8}|.)", "_", escaped))
     read = text[: len(text) - rest]
     line, column = read.count("\n") + 1, len(read) - (read.rfind("\n") + 1) + 1
-    return f"it can't be read from line {line}, column {column} on: {text[len(read) : len(read) + 40]!r}"
+    return f"it can't be parsed from line {line}, column {column} on: {text[len(read) : len(read) + 40]!r}"
 
 
 CompiledGrammar: TypeAlias = GuidanceGrammar | KbnfGrammar
@@ -95,7 +95,7 @@ def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
     try:
         allowed = np.flatnonzero(unpack_masks(text.next(), vocab_size))
         if len(allowed) == 0:
-            raise GrammarError("no text is as it says")
+            raise GrammarError("no text matches it")
         text.accept(allowed.item(-1))  # many limits are only met after the first token
         if not text.ended:
             text.next()
@@ -114,7 +114,7 @@ def start_after(grammar: CompiledGrammar, tokens: Sequence[int]) -> GuidanceMask
         mask.next()
         mask.accept(token)
         if (seconds := time.thread_time() - begun) > START_SECONDS:
-            raise StepError(f"following it takes {seconds:.2g} s, and {START_SECONDS:g} s are allowed")
+            raise StepError(f"following them takes {seconds:.2g} s; at most {START_SECONDS:g} s are allowed")
     if mask.ended:
-        raise StepError("the text of the grammar has ended")
+        raise StepError("the text of the grammar ends with them")
     return mask

@@ -33,7 +33,7 @@ def load_schema(text: str) -> Schema:
     try:
         schema = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"it is no JSON: {error or 'too deeply nested'}") from None
+        raise GrammarError(f"it is not valid JSON: {error or 'too deeply nested'}") from None
     if not isinstance(schema, dict | bool):
         raise GrammarError("expected an object, true or false")
     for place, part in _parts(schema):
@@ -41,7 +41,7 @@ def load_schema(text: str) -> Schema:
             raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if isinstance(reference, str) and not reference.startswith("#"):
-            raise GrammarError(f"$ref {reference[:80]!r} leads out of the schema, and nothing is fetched (at {place})")
+            raise GrammarError(f"$ref {reference[:80]!r} refers to another document, and none is fetched (at {place})")
     return schema
 
 
@@ -184,7 +184,7 @@ def _load_choices(text: str) -> list[str]:
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"it is no JSON: {error}") from None
+        raise GrammarError(f"it is not valid JSON: {error}") from None
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise GrammarError("expected a list of strings that is not empty")
     return choices
@@ -253,7 +253,9 @@ def tagged_text(
     Raises ValueError if there is no tag, or one does not begin with `trigger`.
     """
     if not tags or not trigger or not all(tag.begin.startswith(trigger) for tag in tags):
-        raise ValueError(f"expected tags that begin with the trigger, which is not empty; got {tags!r}, {trigger!r}")
+        raise ValueError(
+            f"expected a trigger that is not empty, and tags that begin with it; got {trigger!r}, {tags!r}"
+        )
     rules = [f"tag_{number}: {_body(tag, trigger)}" for number, tag in enumerate(tags)]
     any_tag = " | ".join(f"tag_{number}" for number in range(len(tags)))
     if required or otherwise is not None:

@@ -70,9 +70,9 @@ class Trials:
         if verdict.error is not None:
             raise GrammarError(verdict.error)
         if verdict.seconds > seconds:
-            raise SlowGrammarError(f"it takes {verdict.seconds:.2g} s to compile, and {seconds:g} s are allowed")
+            raise SlowGrammarError(f"it takes {verdict.seconds:.2g} s to compile; at most {seconds:g} s are allowed")
         if verdict.memory_bytes > MEMORY_BYTES:
-            raise GrammarError(f"it takes {verdict.memory_bytes} bytes, and {MEMORY_BYTES} are allowed")
+            raise GrammarError(f"it takes {verdict.memory_bytes} bytes of memory; at most {MEMORY_BYTES} are allowed")
         return verdict
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Trials:
         if watch.is_over:
             raise SlowGrammarError(f"compiling it takes more than {self._seconds:g} s")
         if watch.is_late:
-            raise TrialError(f"the machine is too busy: it was not tried within {MOST_WAIT_SECONDS:g} s")
+            raise TrialError(f"the machine is too busy: the grammar was not compiled within {MOST_WAIT_SECONDS:g} s")
         raise GrammarError("it is too large, or too deeply nested")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -114,7 +114,7 @@ class Trials:
             is_ready = _exchange(process, self._vocabulary.pieces)  # now, so that starting does not count as trying
         if not is_ready:
             self.close()
-            raise TrialError(f"the process that tries grammars did not start within {START_SECONDS:g} s")
+            raise TrialError(f"the process that compiles grammars on trial did not start within {START_SECONDS:g} s")
         return process
 
 

@@ -24,9 +24,9 @@ finally:
 END: Final = 0  # the token that ends a text
 
 WORD_SLICES: Final = ("[a-z]{1,10}", "[a-zA-Z]{1,10}", "[a-zA-Z0-9 ]{1,10}")
-"""Sets of tokens that llguidance takes all together where a grammar allows them all, beside those for JSON's strings.
+"""Sets of tokens that llguidance allows as a whole if a grammar allows each of them, besides those for JSON strings.
 
-Without them, repetitions that are counted, such as `[a-z]{1,200}`, take several times as long, as every token is tried.
+Without them, counted repetitions such as `[a-z]{1,200}` take several times as long, since every token is tried.
 """
 
 

@@ -71,7 +71,10 @@ class Hub:
                 f"{repository}: {self._endpoint} lists a file {file.path!r}; expected a path inside of the repository"
             )
         if not _DIGEST.fullmatch(file.digest):
-            raise ModelError(f"{repository}: {self._endpoint} says no checksum of {file.path}, but {file.digest!r}")
+            raise ModelError(
+                f"{repository}: {self._endpoint} gives {file.digest!r} as the checksum of {file.path}; expected a "
+                "SHA-1 or SHA-256"
+            )
         target = folder / file.path
         for path in (target, _part_of(target, file), _lock_of(target)):
             if not (place := Path(os.path.realpath(path))).is_relative_to(os.path.realpath(folder)):
@@ -103,7 +106,7 @@ class Hub:
         if free < file.num_bytes - done:
             raise ModelError(
                 f"{target.parent} has room for {free:,} bytes, and {file.path} needs {file.num_bytes - done:,} more; "
-                "RNN_ENGINE_MODELS names another folder"
+                "set RNN_ENGINE_MODELS to use another folder"
             )
         url = hf_hub_url(repository, file.path, revision=commit, endpoint=self._endpoint)
         with part.open("ab") as opened:
@@ -118,8 +121,8 @@ class Hub:
         if (found := _digest(part, file)) != file.digest:
             part.unlink()
             raise ModelError(
-                f"{repository}: {file.path} came with checksum {found}, and {self._endpoint} says {file.digest}; "
-                "what came was removed: pull it again"
+                f"{repository}: {file.path} has the checksum {found}, but {self._endpoint} gives {file.digest}; "
+                "the downloaded file was removed: pull it again"
             )
         part.replace(target)
 
@@ -132,8 +135,9 @@ class Hub:
             raise
         except GatedRepoError as error:
             raise ModelError(
-                f"{repository}: its owner wants to be asked; accept the terms at {self._endpoint}/{repository} and set "
-                "HF_TOKEN"
+                f"{repository}: its owner grants access on request; accept the terms at {self._endpoint}/{repository} "
+                "and "
+                "set HF_TOKEN"
             ) from error
         except RepositoryNotFoundError as error:
             raise ModelError(
@@ -147,8 +151,8 @@ class Hub:
             raise ModelError(f"{repository}: {_first_line(error)}") from error
         except Exception as error:  # errors of its HTTP library, which differs between versions
             raise ModelError(
-                f"{repository}: {self._endpoint} can't be reached: {_first_line(error)}. Is there a network? "
-                "HF_ENDPOINT names a mirror. What was fetched is kept"
+                f"{repository}: {self._endpoint} can't be reached: {_first_line(error)}. Check the network, "
+                "or set HF_ENDPOINT to a mirror. The parts downloaded so far are kept"
             ) from error
 
 

@@ -52,14 +52,16 @@ class Wanted:
         if self.file is not None:
             matches = [path for path in weights if fnmatch(path, self.file)]
             if not matches:
-                raise ModelError(f"{self}: no such file of weights; {self.repository} has {_listing(weights)}")
+                raise ModelError(f"{self}: no such weights file; {self.repository} has {_listing(weights)}")
             return [max(matches, key=age)]
         for kind in _FOLDER_WEIGHTS if _DESCRIPTION in paths else ():
             top = [path for path in paths if "/" not in path]
             if matches := [path for path in top if fnmatch(path, kind)]:
                 return [path for path in top if path in matches or path.endswith(_FOLDER_TEXTS)]
         if len(weights) != 1:
-            raise ModelError(f"{self}: which file? Give {self.repository}:FILE; it has {_listing(weights)}")
+            raise ModelError(
+                f"{self}: expected one weights file; choose one as {self.repository}:FILE. It has {_listing(weights)}"
+            )
         return weights
 
 
@@ -157,7 +159,7 @@ def locate_model(named: str | Path) -> Path:
         return path
     found = find_local(Wanted.parse(named))
     if found is None:
-        raise ModelError(f"{named} is no file, and no model that was pulled; `rnn-engine pull {named}` fetches it")
+        raise ModelError(f"{named} is neither a file nor a model that was pulled; `rnn-engine pull {named}` fetches it")
     return found
 
 

@@ -42,7 +42,9 @@ def load_chat_template(choice: str, model_path: Path) -> ChatTemplate:
         case _:
             found = _read(Path(choice))
             if found is None:
-                raise ModelError(f"{choice}: expected a Jinja template, or JSON with chat_template or {_WORLD_FIELDS}")
+                raise ModelError(
+                    f"{choice}: expected a Jinja template, or JSON with chat_template or {', '.join(_WORLD_FIELDS)}"
+                )
             return found
 
 
@@ -54,7 +56,7 @@ def _find(model_path: Path) -> ChatTemplate:
         try:
             found = _read(folder / name)
         except ModelError as error:
-            _log.warning("%s; RWKV World's template is used", error)
+            _log.warning("%s; RWKV World's template is used instead", error)
             continue
         if found is not None:
             return found
@@ -76,7 +78,7 @@ def _from_gguf(model_path: Path) -> ChatTemplate | None:
         text = found.decode(errors="replace") if isinstance(found, bytes) else found
         return JinjaTemplate(text, {}) if isinstance(text, str) and "{" in text else None
     except ModelError as error:
-        _log.warning("%s: %s; RWKV World's template is used", model_path.name, error)
+        _log.warning("%s: %s; RWKV World's template is used instead", model_path.name, error)
         return None
 
 
@@ -108,7 +110,7 @@ def _make_world(path: Path, settings: Mapping[str, Any]) -> WorldTemplate:
     texts = {name: settings[name] for name in ("record", "prefix", "sep") if name in settings}
     formats = {each.name.lower(): each.value for each in ToolFormats}
     if kind not in formats or not all(isinstance(text, str) for text in texts.values()):
-        raise ModelError(f"{path}: expected texts, and tools one of {', '.join(formats)}")
+        raise ModelError(f"{path}: expected texts for record, prefix and sep, and tools as one of {', '.join(formats)}")
     try:
         return WorldTemplate(**texts, tool_format=formats[kind], thinks=settings.get("thinks") is True)
     except InvalidRequestError as error:

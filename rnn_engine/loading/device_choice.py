@@ -58,7 +58,7 @@ def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -
     chosen = "cpu" if software.request_seconds > _TIMES_FASTER * numpy.request_seconds else "auto"
     _log.info(
         "no GPU was found. One client's prompts and answers run at about %.0f and %.0f tokens/s on %s, at %.0f and"
-        " %.0f with numpy: --device %s is taken",
+        " %.0f with numpy: --device %s is used",
         software.prompt, software.answer, devices[0].name, numpy.prompt, numpy.answer, chosen,
     )  # fmt: skip
     return chosen

@@ -123,12 +123,12 @@ class KeptChoices:
         record = read_record(self.path) or {}
         try:
             if {name: record[name] for name in self.key} != self.key:
-                raise ValueError("it is of another device")
+                raise ValueError("they are for another device")
             choices = list(read_choices(record))
             if not all(limits.allow(choice.variant) for choice in choices):
-                raise ValueError("the device can't run what it says")
+                raise ValueError("the device can't run some of them")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            _log.warning("the choices of kernels in %s are left alone, as they can't be read: %r", self.path, error)
+            _log.warning("the choices of kernels in %s are ignored, since they can't be used: %r", self.path, error)
             return {}
         return {(choice.kind, choice.tokens): choice for choice in choices}
 
@@ -137,7 +137,7 @@ class KeptChoices:
         try:
             write_record(self.path, {**self.key, "choices": [_to_json(choice) for choice in choices.values()]})
         except OSError as error:
-            _log.warning("the choices of kernels are not kept and will be made again: %s", error)
+            _log.warning("the choices of kernels can't be saved, so the next load makes them again: %s", error)
 
 
 def kept_records() -> Iterator[tuple[Path, dict[str, Any] | None]]:
@@ -171,7 +171,7 @@ def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
     for each in record["choices"]:
         kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]), str(each["number"]))
         if each["tokens"] not in TOKEN_COUNTS:
-            raise ValueError(f"{each['tokens']} is no count of tokens")
+            raise ValueError(f"{each['tokens']} is not one of the token counts")
         variant, default = from_record(each["variant"]), from_record(each["default"])
         if {variant.number == "int8", default.number == "int8"} != {kind.number == "int8"}:
             raise ValueError(f"{variant} is not for {kind}")

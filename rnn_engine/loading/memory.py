@@ -24,13 +24,13 @@ from rnn_engine.tokenizer import load_tokenizer
 from states.files.reading import is_time_state
 
 AUTO: Final = "auto"
-"""The choice of the best weight format that the device has room for."""
+"""The choice that selects the best weight format that fits into the device's memory."""
 
 AUTO_FORMATS: Final = ("f16", "int8", "int4")
-"""What `AUTO` chooses from, best first; `STORED` takes the place of f16 for a quantised file."""
+"""The formats that `AUTO` tries, best first; `STORED` takes the place of f16 for a quantised file."""
 
 Measure: TypeAlias = Callable[[str, RunnerSize], int]
-"""Returns the bytes of a device that a runner takes with these weights and of this size."""
+"""Returns the bytes of a device's memory that a runner of this size takes with these weights."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def plan_memory(
     """
     if device == "cpu":
         if not cpu_has(weights):
-            allowed = "auto, f32 or stored, and no activations=int8 on the device cpu"
+            allowed = "auto, f32 or stored, without activations=int8, on the device cpu"
             raise InvalidRequestError("weights", weights, allowed)
         return MemoryPlan("f32", size.spare_bytes)
     usual = usual_weights(model)
@@ -72,9 +72,11 @@ def plan_memory(
     if available is None:
         if weights == AUTO:
             raise InvalidRequestError(
-                "weights", weights, f"a format, or --device-memory, since nothing tells the memory of {like.info.name}"
+                "weights",
+                weights,
+                f"a format, or auto with --device-memory, since the memory of {like.info.name} is unknown",
             )
-        _log.info("the memory of %s is not known, so whether the model fits is not checked", like.info.name)
+        _log.info("the memory of %s is unknown, so it is not checked if the model fits", like.info.name)
         return MemoryPlan(weights, size.spare_bytes)
     choices = (usual, *AUTO_FORMATS[1:])
     room = Room(available, like.info.name, measure_on(like, model), replace(size, spare_bytes=0), choices)

@@ -54,7 +54,7 @@ MOST_DRAFTING = 4  # sequences of a step; each takes a spare slot
 _log = logging.getLogger(__name__)
 
 LoadRunner: TypeAlias = Callable[[Progress], Runner]
-"""Puts the same model on the same device again, with the same settings. Raises ModelError, DeviceError."""
+"""Loads the same model on the same device again, with the same settings. Raises ModelError, DeviceError."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ def open_parts(
     def load_again(progress: Progress) -> Runner:
         with open_file() as again:
             if again.fingerprint != fingerprint:
-                raise ModelError(f"{path}: the weights are not those that were loaded at the start; restart the server")
+                raise ModelError(f"{path}: the weights have changed since they were loaded; restart the server")
             return load(again, same_device, progress)
 
     return assemble(

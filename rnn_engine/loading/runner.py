@@ -41,7 +41,7 @@ def open_model(
             model.close()
             raise ModelError(
                 f"{path}: a group norm epsilon of {v5_group_norm_epsilon:g} is not allowed for RWKV "
-                f"{model.shape.version}; expected none, since it is a setting of RWKV-5 alone"
+                f"{model.shape.version}; expected none, since only RWKV-5 has this setting"
             )
         model.shape = model.shape.with_group_norm_epsilon(v5_group_norm_epsilon)
     return model
@@ -107,7 +107,7 @@ def load_runner(
         return _load_cpu_runner(model, size, versions)
     format_of, activations = parse_weights(weights, model.shape)
     if activations == "int8" and not has_bytes(model, format_of):
-        raise InvalidRequestError("weights", weights, "no activations=int8 where no matrix is int8 or q8_0")
+        raise InvalidRequestError("weights", weights, "activations=f32, since no matrix is int8 or q8_0")
     for line in describe_blocks(model, format_of):
         logger.info("%s", line)
 

@@ -28,14 +28,14 @@ class LoadSettings:
     tokenizer: str = "auto"  # auto, world, none, or the path of a tokenizer.json or a vocabulary
     chat_template: str = "auto"  # auto, world, or the path of a template; see `load_chat_template`
     weights: str | None = None
-    """A choice as `WeightChoice.parse` reads it, or auto for the best format that fits; None keeps the blocks of a
-    quantised file, and is f16 for others. On cpu they are f32, and a choice that asks for anything else is refused."""
+    """A choice as `WeightChoice.parse` reads it, or auto for the best format that fits. None keeps the blocks of a
+    quantised file, and is f16 for any other file. On cpu, weights are f32, and every other choice is refused."""
     device_memory: int | None = None  # bytes that the device has, if that can't be found out
     v5_group_norm_epsilon: float | None = None  # of an RWKV-5 model that was not trained with 64e-5
     loras: Sequence[LoraChoice] = ()  # merged into the weights, one after another
     tune_seconds: float | None = 0.0
-    """For how long the fastest kernels may be searched for where none are kept for the device; 0 takes fixed ones, and
-    None searches where it pays (see `TuneOrder`)."""
+    """How many seconds to search for the fastest kernels if none are kept for the device. 0 uses fixed kernels; None
+    searches if that is worthwhile (see `TuneOrder`)."""
     speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class LoadSettings:
 # persistent states of earlier runs.
 
 OWN_STATE = "model"
-"""The name of the state that a model's own file brings."""
+"""The name of the state that a model's own file contains."""
 
 
 @dataclass(frozen=True, slots=True)

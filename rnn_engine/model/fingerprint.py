@@ -68,7 +68,7 @@ def _digest(chunk: NDArray[np.uint8]) -> bytes:
 # quick to read and are not recorded.
 
 RECORDED_BYTES = 256 << 20
-"""The size from which on a file's fingerprint is kept."""
+"""The least size of a file whose fingerprint is recorded."""
 
 _RECIPE: Final = 1  # increased whenever `fingerprint` returns another value for the same weights
 _SETTLED_NANOSECONDS: Final = 2 * 10**9  # a file changed more recently may change again with the same time
@@ -100,4 +100,4 @@ def _write(record: Path, content: dict[str, object]) -> None:
     try:
         write_record(record, content)
     except OSError as error:
-        _log.warning("the model's fingerprint is not kept and will be computed again: %s", error)
+        _log.warning("the model's fingerprint can't be saved, so the next load computes it again: %s", error)

@@ -159,7 +159,7 @@ def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers
 def _layer_names(architecture: _Architecture, num_layers: int, num_tensors: int) -> Iterator[str]:
     """Yield the tensor names of all layers. Raises ModelError if there are more layers than tensors."""
     if num_layers > num_tensors:
-        raise ModelError(f"{num_tensors} tensors, one of them of the layer blk.{num_layers - 1}; expected all layers")
+        raise ModelError(f"{num_tensors} tensors can't make up {num_layers} layers; expected the tensors of all layers")
     for layer in range(num_layers):
         yield from _names_of_layer(architecture, layer)
 
@@ -201,7 +201,7 @@ def _scale(metadata: Metadata, key: str, layer: int) -> float:
     every = _positive(metadata, key, 0)
     halvings = layer // every if every else 0
     if halvings > _MOST_HALVINGS:
-        raise _contradiction(key, every, f"such that the last layer is halved at most {_MOST_HALVINGS} times")
+        raise _contradiction(key, every, f"a number with which the last layer is halved at most {_MOST_HALVINGS} times")
     return 2.0**halvings
 
 

@@ -35,7 +35,7 @@ def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
             raise ModelError(f"{path} has {file.stamp.size} bytes; expected at most {_MOST_BYTES}")
         content = json.loads(file.read(0, file.stamp.size).tobytes(), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no JSON: {error}") from error
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
     finally:
         file.close()
     if not isinstance(content, dict):
@@ -48,7 +48,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise ValueError(f"{show(repeated)} is there twice")
+        raise ValueError(f"{show(repeated)} occurs twice")
     return found
 
 
@@ -148,7 +148,7 @@ _LAYER_V6: Final[dict[str, tuple[str, tuple[StoredStep, ...]]]] = {
     "ffn.receptance.linear.weight": ("ffn.receptance.weight", ()),
     "ffn.receptance.mu": ("ffn.time_maa_r", ()),
 }
-"""The tensors of a layer that RWKV-7 does not have -> BlinkDL's name in the layer, and how the tensor is made."""
+"""Tensor of a layer that RWKV-7 does not have -> BlinkDL's name in the layer, and the steps that make it."""
 
 
 def has_fla_names(names: Iterable[str]) -> bool:
@@ -235,7 +235,7 @@ _SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
     },
     "transformers": {**_COMMON, "layer_norm_epsilon": (_NORM_EPSILON,)},
 }
-"""The fields that change the maths, with the values that are served; one that is missing has such a value."""
+"""Fields that change the computation, with the supported values. A missing field counts as supported."""
 _SIZES: Final = {
     "hidden_size": "width",
     "attention_hidden_size": "width",
@@ -328,7 +328,9 @@ class HfConfig:
             raise self._refusal("hidden_ratio", "a number above 0")
         expected = -(-int(sizes["width"] * ratio) // _RATIO_STEP) * _RATIO_STEP
         if expected != sizes["ffn_width"]:
-            raise self._refusal("hidden_ratio", f"one that makes {sizes['ffn_width']} of the width, not {expected}")
+            raise self._refusal(
+                "hidden_ratio", f"a ratio that gives the ffn width {sizes['ffn_width']}, not {expected}"
+            )
 
     def _group_norm_epsilon(self, version: str, head_size: int) -> float:
         if self.library == "flash-linear-attention":
@@ -395,7 +397,9 @@ def _read_index(path: Path) -> dict[str, set[str]]:
     """Return the names of each shard's tensors, by the shard's file name."""
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not found:
-        raise ModelError(f"{path}: weight_map is {show(repr(found))}; expected the file of each tensor")
+        raise ModelError(
+            f"{path}: weight_map is {show(repr(found))}; expected an object from tensor names to file names"
+        )
     shards: dict[str, set[str]] = defaultdict(set)
     for tensor, file in found.items():
         _check_file_name(path, tensor, file)

@@ -91,7 +91,7 @@ def _check_names(specs: Iterable[TensorSpec], names: Iterable[str]) -> None:
     if unknown := sorted(names - {spec.name for spec in specs}):
         raise ModelError(
             f"{count(unknown, 'tensor')} that no served RWKV version has: {show_all(unknown)}; "
-            "running the model without would give wrong results"
+            "running the model without them would give wrong results"
         )
 
 

@@ -71,19 +71,19 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     if config.get("peft_type", "LORA") != "LORA":
-        raise ModelError(f"peft_type {show(str(config['peft_type']))} is not merged; expected LORA")
+        raise ModelError(f"peft_type {show(str(config['peft_type']))} can't be merged; expected LORA")
     if config.get("use_dora"):
-        raise ModelError("use_dora is not merged; expected false")
+        raise ModelError("use_dora is true, and DoRA can't be merged; expected false")
 
 
 def _pattern(field: str, value: object) -> dict[str, float]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ModelError(f"{field} is a {type(value).__name__}; expected numbers by module")
+        raise ModelError(f"{field} is a {type(value).__name__}; expected an object from modules to numbers")
     for module in value:
         if not _MODULE.fullmatch(module):
-            raise ModelError(f"{field} has the module {show(module)}; expected letters, digits, _ and . alone")
+            raise ModelError(f"{field} has the module {show(module)}; expected only letters, digits, _ and .")
     return {module: _positive(f"{field} of {show(module)}", number) for module, number in value.items()}
 
 
@@ -207,7 +207,7 @@ def check_changes(
 ) -> None:
     """Raise ModelError unless all changes fit the model's tensors."""
     if not changes:
-        raise ModelError("no tensor; expected low-rank pairs such as blocks.0.att.key.lora.0 and .lora.1")
+        raise ModelError("it has no tensors; expected low-rank pairs such as blocks.0.att.key.lora.0 and .lora.1")
     used = [name for change in changes.values() for name in _stored_names(change)]
     wrong = [f"{show(name)} is {stored[name].dtype.name}" for name in used if stored[name].dtype not in WEIGHT_DTYPES]
     if wrong:
@@ -332,7 +332,7 @@ def _alpha(choice: LoraChoice, name: str) -> float:
     if not _PROJECTION.fullmatch(name):
         return 1.0
     if choice.alpha is None:
-        raise ModelError("the file does not say its alpha; expected FILE:ALPHA, such as lora.safetensors:32")
+        raise ModelError("the file does not contain its alpha; expected FILE:ALPHA, such as lora.safetensors:32")
     return choice.alpha
 
 
@@ -368,7 +368,7 @@ def _read_pairs(
         down, half, target = match.string, match["half"], targets[match["module"]]
         up = f"{down[: match.start('half')]}{_OTHER_HALF[half]}{down[match.end('half') :]}"
         if up not in tensors:
-            raise ModelError(f"{show(down)} has no {show(up)}; expected both of a pair")
+            raise ModelError(f"{show(down)} has no {show(up)}; expected both tensors of a pair")
         if half in "1B":
             continue
         is_ai00 = half == "0"
@@ -380,7 +380,7 @@ def _read_pairs(
 
 def _add(changes: dict[str, Change], name: str, change: Change) -> None:
     if name in changes:
-        raise ModelError(f"two changes of {name}; expected one pair or one whole tensor")
+        raise ModelError(f"it changes {name} twice; expected one pair or one whole tensor")
     changes[name] = change
 
 

@@ -28,7 +28,7 @@ from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_
 from rnn_engine.types import ModelShape
 
 FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]
-"""Finds the layout of the version that has such tensors. Raises ModelError where there is none."""
+"""Returns the layout of the version that has these tensors. Raises ModelError if there is none."""
 
 
 class ModelFile:
@@ -169,7 +169,7 @@ def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
         return HfConfig.read(folder, "transformers")
     if is_folder:
         raise ModelError(
-            f"{path}: no tensor has a name that flash-linear-attention or transformers gives an RWKV, such as "
+            f"{path}: no tensor has a name of flash-linear-attention or transformers for an RWKV, such as "
             f"model.layers.0.attn.r_k; found {show_all(names) or 'none'}"
         )
     return None
@@ -189,7 +189,9 @@ def _locate(
     stored: dict[str, StoredTensor] = {}
     for name, place in locate(source.tensors):
         if name in stored:
-            raise ModelError(f"{show(stored[name].name)} and {show(place.name)} are both {name}; expected one of them")
+            raise ModelError(
+                f"{show(stored[name].name)} and {show(place.name)} both stand for {name}; expected only one of them"
+            )
         stored[name] = place
     if config.ties_head and "emb.weight" in stored:
         stored["head.weight"] = stored["emb.weight"]

@@ -151,7 +151,9 @@ def _unused_cut(conversation: Conversation) -> str:
     texts = "".join(_texts(conversation))
     unused = next((character for character in _CUTS if character not in texts), None)
     if unused is None:
-        raise InvalidRequestError("messages", "all noncharacters from U+FDD0 to U+FDEE", "text without one of them")
+        raise InvalidRequestError(
+            "messages", "all noncharacters from U+FDD0 to U+FDEE", "text in which at least one of them is missing"
+        )
     return unused
 
 

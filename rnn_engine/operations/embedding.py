@@ -69,7 +69,9 @@ class EmbeddingSettings:
         longest = min(size, MAX_DIMENSIONS)
         if self.dimensions is not None and not 1 <= self.dimensions <= longest:
             raise InvalidRequestError(
-                "dimensions", self.dimensions, f"a number from 1 to {longest}; layer, part and pooling give {size}"
+                "dimensions",
+                self.dimensions,
+                f"a number from 1 to {longest}; layer, part and pooling give {size} numbers",
             )
         if self.dimensions is None and size > MAX_DIMENSIONS:
             raise InvalidRequestError(

@@ -98,14 +98,16 @@ def load_embedder(folder: Path) -> Embedder:
         raise ModelError(_EXTRA) from None
     path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if path is None or not (folder / _TOKENIZER).is_file():
-        raise ModelError(f"{folder} is no embedding model; expected {_TOKENIZER} and one of {', '.join(_FILES)} in it")
+        raise ModelError(
+            f"{folder} is not an embedding model; expected {_TOKENIZER} and one of {', '.join(_FILES)} in it"
+        )
     try:
         tokenizer = Tokenizer.from_str(_plain((folder / _TOKENIZER).read_text("utf-8")))
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         embedder = Embedder(folder.name, tokenizer, session, _takes_first(folder))
         embedder.embed(["a"])
     except Exception as error:  # tokenizers and onnxruntime raise errors of many kinds
-        raise ModelError(f"{folder} is no embedding model that can be run: {error}") from error
+        raise ModelError(f"the embedding model in {folder} can't be run: {error}") from error
     return embedder
 
 

@@ -27,7 +27,7 @@ from rnn_engine.requests import (
 from rnn_engine.types import InitialState
 
 MOST_ROUNDING = 1e-3
-"""The most by which what is scored beside a token changes its log-probability."""
+"""The most by which a token's log-probability depends on what is scored in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +186,5 @@ def _continuation(events: Sequence[Event]) -> Continuation:
     [scored] = [event for event in events if isinstance(event, PromptScored)]
     for info in scored.tokens:
         if info.logprob is None or not math.isfinite(info.logprob):
-            raise StepError(f"the log-probability of token {info.token} is {info.logprob}, which is no finite number")
+            raise StepError(f"the log-probability of token {info.token} is {info.logprob}; expected a finite number")
     return Continuation(scored.tokens, Cost(started.prompt_tokens, started.cached_tokens))

@@ -130,7 +130,7 @@ def quantise_rows(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
 # greatest code. So a block that was quantised before gets the same scale again.
 
 Nearest: TypeAlias = Callable[[F32], F32]
-"""Replaces each number by the nearest that a code stands for. May write to its argument."""
+"""Replaces each number by the nearest number that a code stands for. May write to its argument."""
 
 Halves: TypeAlias = NDArray[np.float16]
 

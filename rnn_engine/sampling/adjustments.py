@@ -62,7 +62,7 @@ class RecentTokens:
 F64: TypeAlias = NDArray[np.float64]
 
 NEVER = -1e30
-"""A bias below every logit: such a token is drawn only where nothing else is left. Finite, for sums to have a value."""
+"""A bias below every logit: such a token is drawn only if no other is left. It is finite, so that sums stay defined."""
 
 _FIRST_ROOM = 64  # tokens
 _LEAST_BIAS_ON_DEVICE = -1e4  # leaves a token no chance, while sums in f32 keep their precision

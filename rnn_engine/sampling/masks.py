@@ -17,7 +17,7 @@ from rnn_engine.errors import MaskError, StepError
 from rnn_engine.types import I32, mask_words, unpack_masks
 
 Mask: TypeAlias = NDArray[np.uint32]
-"""[ceil(V / 32)] where bit t % 32 of word t // 32 is set if token t is allowed. Bits from V on have no meaning."""
+"""[ceil(V / 32)]: bit t % 32 of word t // 32 is set if token t is allowed. Bits from V on have no meaning."""
 
 _log = logging.getLogger(__name__)
 
@@ -177,8 +177,9 @@ class SequenceMask:
         self._seconds += seconds
         if seconds > MOST_SECONDS_EACH or self._seconds > MOST_SECONDS:
             raise MaskError(
-                f"the grammar takes too long to follow: {seconds:.2g} s of the processor's time for one token and "
-                f"{self._seconds:.2g} s for the text; {MOST_SECONDS_EACH:g} s and {MOST_SECONDS:g} s are allowed"
+                f"the grammar takes too long to follow: {seconds:.2g} s of processor time for one token and "
+                f"{self._seconds:.2g} s for the text; at most {MOST_SECONDS_EACH:g} s and {MOST_SECONDS:g} s are "
+                "allowed"
             )
 
     def _with_ends(self, mask: Mask) -> Mask:

@@ -129,7 +129,7 @@ _UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life; `
 def parse_ai00(value: object) -> Ai00Sampler:
     """Return the sampler that an object with `type` describes. Raises InvalidRequestError, which names the field."""
     if not isinstance(value, dict):
-        raise InvalidRequestError("sampler", value, 'null or an object as {"type": "Nucleus", "top_p": 0.5}')
+        raise InvalidRequestError("sampler", value, 'null or an object such as {"type": "Nucleus", "top_p": 0.5}')
     kind = next((kind for kind in _KINDS if value.get("type") == kind.TYPE), None)
     if kind is None:
         raise InvalidRequestError("sampler.type", value.get("type"), "Nucleus, Typical or Mirostat")
@@ -155,7 +155,7 @@ def check_ai00(sampler: Ai00Sampler) -> None:
 
 
 TokenBias: TypeAlias = Mapping[int, float] | Mapping[int | str, float]
-"""Token id, or a text whose tokens are meant -> what is added to its logit; minus infinity is never."""
+"""Token id, or a text for all of its tokens -> the number to add to the logit; minus infinity forbids the token."""
 
 Words: TypeAlias = Sequence[str | Sequence[int]]
 """Texts, or their tokens."""
@@ -166,7 +166,7 @@ MAX_SEED = 2**64 - 1
 _MOST_BIAS = 1000.0
 
 Seed: TypeAlias = int | None
-"""None is a random one, which is told in `Finished.seed`."""
+"""None is a random seed, which `Finished.seed` returns."""
 
 StepNames: TypeAlias = Sequence[str] | None
 """Names of `ORDER`; None is `ORDER` itself."""
@@ -210,73 +210,98 @@ class SamplingParams:
     Each field here is also a field of the HTTP bodies and an option of the commands, under the same name.
     """
 
-    temperature: Annotated[float, Allowed(0.0, 100.0, "0 always takes the likeliest token.")] = 1.0
+    temperature: Annotated[
+        float,
+        Allowed(0.0, 100.0, "Higher values make unlikely tokens more likely; 0 always takes the likeliest token."),
+    ] = 1.0
     top_p: Annotated[
         float, Allowed(0.0, 1.0, "Keep the likeliest tokens while the mass before one is at most this; 1 keeps all.")
     ] = 0.5
     top_k: Annotated[int, Allowed(-1, 2**31 - 1, "Keep this many of the likeliest tokens; 0 or -1 keeps all.")] = 128
-    presence_penalty: Annotated[float, Allowed(-100.0, 100.0, "Taken off a token that has occurred.")] = 0.0
-    frequency_penalty: Annotated[float, Allowed(-100.0, 100.0, "Taken off for each occurrence.")] = 0.0
+    presence_penalty: Annotated[
+        float, Allowed(-100.0, 100.0, "Subtracted from the logit of a token that has occurred.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Allowed(-100.0, 100.0, "Subtracted from a token's logit for each of its occurrences.")
+    ] = 0.0
     penalty_decay: Annotated[float, Allowed(0.0, 1.0, "Every generated token multiplies all penalties by this.")] = (
         PENALTY_DECAY
     )
     logit_bias: Annotated[
         TokenBias,
-        Allowed(-_MOST_BIAS, _MOST_BIAS, "Token id or text -> a number that is added to its logit, or false: never."),
+        Allowed(-_MOST_BIAS, _MOST_BIAS, "Token id or text -> a number to add to its logit, or false to forbid it."),
     ] = field(default_factory=dict)
     seed: Annotated[
-        Seed, Allowed(0, MAX_SEED, "The same seed and prompt give the same text. Random where none is given.")
+        Seed, Allowed(0, MAX_SEED, "The same seed and prompt give the same text. Random if none is given.")
     ] = None
     min_p: Annotated[
-        float, Allowed(0.0, 1.0, "Keep tokens of at least this part of the likeliest one's probability; 0 keeps all.")
+        float, Allowed(0.0, 1.0, "Keep tokens with at least this fraction of the greatest probability; 0 keeps all.")
     ] = 0.0
     typical_p: Annotated[
-        float, Allowed(0.0, 1.0, "Keep the tokens nearest to the entropy until they have this mass; 1 keeps all.")
+        float,
+        Allowed(0.0, 1.0, "Keep the tokens whose surprise is nearest to the entropy, up to this mass; 1 keeps all."),
     ] = 1.0
     top_n_sigma: Annotated[
-        float, Allowed(-1.0, 1000.0, "Keep logits within this many standard deviations of the greatest; 0 or -1: all.")
+        float,
+        Allowed(-1.0, 1000.0, "Keep logits within this many standard deviations of the greatest; 0 or -1 keeps all."),
     ] = -1.0
     xtc_probability: Annotated[
-        float, Allowed(0.0, 1.0, "The chance to take away all tokens above `xtc_threshold` but the least likely.")
+        float,
+        Allowed(0.0, 1.0, "The probability of removing all tokens above `xtc_threshold` except the least likely."),
     ] = 0.0
-    xtc_threshold: Annotated[float, Allowed(0.0, 1.0, "See `xtc_probability`; above 0.5 it takes none away.")] = 0.1
+    xtc_threshold: Annotated[float, Allowed(0.0, 1.0, "See `xtc_probability`; above 0.5 no token is removed.")] = 0.1
     dynatemp_range: Annotated[
-        float, Allowed(0.0, 100.0, "By how much the temperature follows the entropy, down and up; 0 not at all.")
+        float, Allowed(0.0, 100.0, "How far the temperature moves down or up with the entropy; 0 keeps it fixed.")
     ] = 0.0
-    dynatemp_exponent: Annotated[float, Allowed(0.0, 100.0, "To what power it follows the entropy.")] = 1.0
+    dynatemp_exponent: Annotated[
+        float, Allowed(0.0, 100.0, "The power of the entropy that moves the temperature; see `dynatemp_range`.")
+    ] = 1.0
     repeat_penalty: Annotated[
-        float, Allowed(0.01, 100.0, "Recent tokens' logits are divided by this if positive, else multiplied; 1: not.")
+        float,
+        Allowed(
+            0.01, 100.0, "Divide positive logits of recent tokens by this, and multiply others; 1 changes nothing."
+        ),
     ] = 1.0
     repeat_last_n: Annotated[
-        int, Allowed(-1, 2**31 - 1, "How many tokens, the prompt's too, are recent to `repeat_penalty`; -1 is all.")
+        int,
+        Allowed(
+            -1, 2**31 - 1, "How many of the latest tokens, with the prompt, are recent for `repeat_penalty`; -1 is all."
+        ),
     ] = 64
     dry_multiplier: Annotated[
-        float, Allowed(0.0, 100.0, "The penalty of a token that continues a repetition; 0 is none.")
+        float, Allowed(0.0, 100.0, "DRY's penalty for a token that continues a repetition; 0 is none.")
     ] = 0.0
-    dry_base: Annotated[float, Allowed(1.0, 100.0, "By what it grows with each token of the repetition.")] = 1.75
-    dry_allowed_length: Annotated[int, Allowed(0, 2**31 - 1, "Up to how many tokens may repeat freely.")] = 2
+    dry_base: Annotated[
+        float, Allowed(1.0, 100.0, "The factor by which DRY's penalty grows with each token of the repetition.")
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int, Allowed(0, 2**31 - 1, "The most tokens that may repeat without DRY's penalty.")
+    ] = 2
     dry_penalty_last_n: Annotated[
         int,
-        Allowed(-1, 2**31 - 1, "In how many tokens, the prompt's too, repetitions are sought; at most 4096, or -1."),
+        Allowed(-1, 2**31 - 1, "How many of the latest tokens, with the prompt, DRY searches; at most 4096, as is -1."),
     ] = 64
-    dry_sequence_breakers: Annotated[Texts, Allowed(1, 40, "Texts across which nothing counts as a repetition.")] = (
+    dry_sequence_breakers: Annotated[Texts, Allowed(1, 40, "Texts that no repetition extends across.")] = (
         "\n",
         ":",
         '"',
         "*",
     )
-    mirostat: Annotated[int, Allowed(0, 2, "1 or 2 is mirostat of that version, in place of the other steps.")] = 0
+    mirostat: Annotated[
+        int, Allowed(0, 2, "1 or 2 uses this version of mirostat instead of the other steps; 0 is none.")
+    ] = 0
     mirostat_tau: Annotated[float, Allowed(0.0, 100.0, "The surprise that mirostat aims at, in bits.")] = 5.0
-    mirostat_eta: Annotated[float, Allowed(0.0, 10.0, "How quickly mirostat gets there.")] = 0.1
+    mirostat_eta: Annotated[float, Allowed(0.0, 10.0, "How quickly mirostat reaches `mirostat_tau`.")] = 0.1
     samplers: Annotated[
         StepNames, Allowed(0, 64, "llama-server's steps in another order: a list of names, or a string of letters.")
     ] = None
     bad_words: Annotated[
-        Words, Allowed(1, 2**31 - 1, "Texts whose tokens are not generated in a row; also lists of token ids.")
+        Words,
+        Allowed(1, 2**31 - 1, "Texts, or lists of token ids, whose tokens are never generated one after another."),
     ] = ()
     sampler: Annotated[
         SamplerChoice,
-        Allowed(0, 0, 'ai00\'s way to say it: {"type": "Nucleus", "Typical" or "Mirostat", and its numbers}.'),
+        Allowed(0, 0, 'A sampler as ai00 describes it: {"type": "Nucleus", "Typical" or "Mirostat", and its numbers}.'),
     ] = None
 
     @property
@@ -308,7 +333,9 @@ class SamplingParams:
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
         if self.sampler is not None and self.uses_chain:
-            raise InvalidRequestError("sampler", self.sampler, "null beside samplers, mirostat, min_p and other steps")
+            raise InvalidRequestError(
+                "sampler", self.sampler, "null together with samplers, mirostat, min_p and other steps"
+            )
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
         """Return a copy with token ids in place of texts, as `check` requires. Raises InvalidRequestError."""
@@ -336,7 +363,7 @@ class SamplingParams:
 def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
     """Raise InvalidRequestError if `texts` is a single text: each of its letters would be taken for a text."""
     if isinstance(texts, str):
-        raise InvalidRequestError(name, texts, "several texts, as a list")
+        raise InvalidRequestError(name, texts, "a list of texts")
 
 
 def _bounded_bias(value: float) -> float:
@@ -369,14 +396,14 @@ class Parameter:
         if self.type == TokenBias:
             for token, number in value.items():
                 if isinstance(token, str):
-                    raise InvalidRequestError(f"{self.name} token id", token, "an id; `resolved` gives those of a text")
+                    raise InvalidRequestError(f"{self.name} token id", token, "an id; `resolved` replaces texts by ids")
                 check_range(f"{self.name} token id", token, 0, vocab_size - 1)
                 if number != -math.inf:
                     check_range(f"{self.name} value", number, low, high)
         elif self.type == Words:
             for word in value:
                 if isinstance(word, str) or len(word) == 0:
-                    raise InvalidRequestError(self.name, word, "the tokens of a text that is not empty")
+                    raise InvalidRequestError(self.name, word, "a list of at least one token id")
                 check_token_ids(f"{self.name} token", word, vocab_size)
         elif self.type == Texts:
             _refuse_one_text(self.name, value)

@@ -89,7 +89,7 @@ class LogitRow:
 
 
 RowSource: TypeAlias = Callable[[], LogitRow]
-"""Gives a row where it is looked at, which most are not."""
+"""Returns a row. It is called only if the row is read; most rows are not."""
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token

@@ -113,7 +113,7 @@ class SequenceSampler:
         self._first = 0
         sampler, added = self._sampler, self.adjustments
         self.nucleus = sampler if isinstance(sampler, Greedy | Nucleus) and draws_together(sampler, added) else None
-        """How `JointDraws` draws for it; None: it has to draw by itself."""
+        """The sampler that `JointDraws` applies for this sequence; None if the sequence must draw by itself."""
         self.slot = 0  # where `JointDraws` keeps its penalties
         self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
         self._fits_device = draws_on_device(sampler, added)

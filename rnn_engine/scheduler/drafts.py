@@ -37,7 +37,7 @@ _LONGEST_REST = 8  # tokens that pass between two look-ups at most
 _OFF = 0
 
 FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int]]
-"""Returns what followed a request's prompt and so many generated tokens when the same text was there before."""
+"""Returns the tokens that followed a request's prompt and its generated tokens in an earlier request."""
 
 
 @dataclass(frozen=True, slots=True)

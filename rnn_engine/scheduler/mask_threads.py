@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _Work: TypeAlias = Callable[[], object]
 
 WAIT_SECONDS: Final = 0.005
-"""How long a step waits for the masks of its sequences, and once more for each that holds up others."""
+"""How long a step waits for the masks of its sequences; each mask that holds up others adds as long a wait."""
 
 _SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequence is made on the slow thread
 
@@ -77,7 +77,7 @@ def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
         try:
             work()
         except Exception:
-            logger.exception("what was to be done for a mask has failed")
+            logger.exception("a mask could not be made")
         del work  # frees what it refers to while this waits
         done.put(True)
     handed.put(None)

@@ -392,7 +392,7 @@ FOLLOWS: Mapping[type[AnyPhase], tuple[type[AnyPhase], ...]] = {
     AwaitMask: (Decode, Done),
     Done: (),
 }
-"""Which phases may follow one. A kind of phase that is not listed counts as its base class."""
+"""Phase -> the phases that may follow it. A kind of phase that is not listed counts as its base class."""
 
 
 def may_follow(before: type[AnyPhase], after: type[AnyPhase]) -> bool:

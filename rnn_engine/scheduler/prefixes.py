@@ -129,7 +129,7 @@ class Prefixes:
         try:
             return self._cache.continuation(_root(request), [*request.prompt, *generated], _MOST_EARLIER)
         except Exception:
-            logger.exception("the cache of states failed; no earlier text is looked for")
+            logger.exception("the cache of states failed; earlier texts are not searched")
             return ()
 
     def _hold_back(self, waiting: Waiting) -> bool:
@@ -176,7 +176,7 @@ class Prefixes:
         try:
             saved = self._cache.peek(waiting.prefix.root, waiting.request.prompt, _limit(waiting.request))
         except Exception:
-            logger.exception("the cache of states failed; a prompt waits for no other")
+            logger.exception("the cache of states failed; a prompt does not wait for another one")
             return None
         waited = waiting.wait
         if waited is not None and waited.passed and saved < waited.position:

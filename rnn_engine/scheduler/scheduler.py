@@ -30,9 +30,7 @@ from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
-_UNSOUND = (
-    "the model's logits are not finite for this request; expected a prompt and an initial state that keep them so"
-)
+_UNSOUND = "the model's logits are not finite for this request; try another prompt or initial state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn, rows: RunRows) ->
 def _fail(outcome: RunOutcome, error: Exception) -> None:
     outcome.error = error
     if isinstance(error, MaskError):
-        outcome.live.context.run(logger.info, "a request ends at its mask: %s", error)
+        outcome.live.context.run(logger.info, "a request ends because of its mask: %s", error)
     else:
         outcome.live.context.run(logger.exception, "a request failed after its step")
 
@@ -320,7 +318,7 @@ class Scheduler:
             self._runner.write_state(slot, None)
             return bool(run_step(self._runner, [TokenRun(slot, (0,), rows=1)]).sound.all())
         except Exception:
-            logger.exception("the device does not run a single token")
+            logger.exception("the device can't run a single token")
             return False
 
     def check(self) -> None:

@@ -76,17 +76,17 @@ class Watchdog:
             try:
                 self.look()
             except Exception:
-                _log.exception("the watchdog failed in one look")
+                _log.exception("a check of the watchdog failed")
 
     def _look_at_worker(self) -> None:
         health = self._worker.health
         stalled, self._worker_stalled = self._worker_stalled, health.status == "stalled"
         if self._worker_stalled and not stalled:
-            _log.critical("%s; the worker is here:\n%s", health.reason, stack_of(self._worker.thread_id))
+            _log.critical("%s; the worker's stack:\n%s", health.reason, stack_of(self._worker.thread_id))
             with suppress(RuntimeError):  # the loop was closed just now
                 self._loop.call_soon_threadsafe(self._on_stall)
         elif stalled and not self._worker_stalled:
-            _log.warning("the worker goes on")
+            _log.warning("the worker runs again")
 
     def _look_at_loop(self, now: float) -> None:
         if self._asked is None:
@@ -98,20 +98,20 @@ class Watchdog:
         elif now - self._asked > LOOP_SECONDS and not self._loop_stalled:
             self._loop_stalled = True
             stack = stack_of(self._loop_thread)
-            _log.critical("the event loop has stood still for %.0f s; it is here:\n%s", now - self._asked, stack)
+            _log.critical("the event loop has been blocked for %.0f s; its stack:\n%s", now - self._asked, stack)
 
     def _note_sign(self) -> None:
         """Note that the loop is running. Called on its thread."""
         self._asked = None
         if self._loop_stalled:
             self._loop_stalled = False
-            _log.warning("the event loop goes on")
+            _log.warning("the event loop runs again")
 
 
 def stack_of(thread_id: int | None) -> str:
     """Format the present call stack of a thread."""
     frame = None if thread_id is None else sys._current_frames().get(thread_id)
-    return "(it has ended)" if frame is None else "".join(traceback.format_stack(frame))
+    return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
 
 
 T = TypeVar("T")
@@ -156,8 +156,10 @@ logger = logging.getLogger(__name__)
 Command: TypeAlias = Callable[[], None]
 
 Reopen: TypeAlias = Callable[[Callable[[], None]], Runner]
-"""Gives a runner of the same model on a device that was opened again; the one before is closed. Calls its argument now
-and then, which may raise. Raises ModelError where there will never be one, anything else where it may be tried again.
+"""Closes the runner, opens its device again, and returns a new runner of the same model there.
+
+It calls its argument now and then, which may raise. It raises ModelError if further attempts are useless, and any other
+error if another attempt may succeed.
 """
 
 MAX_FAILED_STEPS = 3  # in a row, after which the device is opened again even if it answers
@@ -258,7 +260,7 @@ class Worker:
             try:
                 self._on_end()
             except Exception:
-                logger.exception("the worker's end failed")
+                logger.exception("the call at the worker's end failed")
 
     def turn(self) -> None:
         """Run the commands that have come, run one step, and check the device if anything failed.

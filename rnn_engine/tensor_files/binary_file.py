@@ -110,7 +110,7 @@ class BinaryFile:
                 raise self._changed(f"it ends after {start + filled} bytes")
             filled += count
         if not self._current_stamp().same_content(self.stamp):
-            raise self._changed("somebody wrote to it")
+            raise self._changed("another program wrote to it")
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -132,8 +132,8 @@ class BinaryFile:
 
     def _changed(self, what: str) -> ModelError:
         return ModelError(
-            f"{self.path} changed while it was read: {what}; expected the {self.stamp.size} bytes that were there "
-            "when it was opened"
+            f"{self.path} changed while it was read: {what}; expected the {self.stamp.size} bytes that it "
+            "had when it was opened"
         )
 
 
@@ -194,7 +194,7 @@ class Cursor(io.RawIOBase):
         if self.budget is not None:
             self.budget -= size
             if self.budget < 0:
-                raise OSError("more would have to be read than is allowed")
+                raise OSError("reading it takes more bytes than are allowed")
         self._file.read_into(self._position, target[:size])
         self._position += size
         return size

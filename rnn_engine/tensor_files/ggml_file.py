@@ -71,7 +71,7 @@ ELEMENT_TYPES: Final[Mapping[int, ElementType]] = {
     23: _blocks("IQ4_XS", 256, 136),
     30: _plain("BF16", ml_dtypes.bfloat16),
 }
-"""The number by which a file calls a type -> the type."""
+"""Number of an element type in a file -> the type."""
 
 # Convert GGUF's blocks Q8_0, Q4_0 and Q4_1 to this project's own, and back: the same numbers in another order of bytes.
 #
@@ -211,7 +211,7 @@ _TYPES: Final[Mapping[int, ElementType]] = {
         (15, "Q6_K"),
     )
 }
-"""The number by which a file calls a type -> the type."""
+"""Number of an element type in a file -> the type."""
 
 
 class GgmfFile(GgmlFile):
@@ -245,17 +245,18 @@ class GgmfFile(GgmlFile):
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS or not 1 <= name_bytes <= _MOST_NAME_BYTES:
             raise self._damaged(
                 f"a tensor at byte {position} has {num_dimensions} dimensions and a name of {name_bytes} bytes; "
-                f"expected at most {_MOST_DIMENSIONS} and {_MOST_NAME_BYTES}"
+                f"expected 1 to {_MOST_DIMENSIONS} and 1 to {_MOST_NAME_BYTES}"
             )
         rest = self._take(position, 4 * num_dimensions + name_bytes, "a tensor's header")
         dimensions = struct.unpack_from(f"<{num_dimensions}I", rest)
         try:
             name = rest[4 * num_dimensions :].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self._damaged(f"the name of the tensor at byte {position} is no UTF-8") from error
+            raise self._damaged(f"the name of the tensor at byte {position} is not valid UTF-8") from error
         if name in self._tensors or 0 in dimensions:
             raise self._damaged(
-                f"tensor {show(name)} has the dimensions {list(dimensions)}; expected it once, and each above 0"
+                f"tensor {show(name)} has the dimensions {list(dimensions)}; expected only one such tensor, and "
+                "dimensions above 0"
             )
         return self._add(name, dimensions, self._element(name, type_number), position + len(rest))
 
@@ -268,8 +269,8 @@ class GgmfFile(GgmlFile):
             )
         if element.is_block and self._version < _BLOCKS_SINCE:
             raise ModelError(
-                f"{self._file.path}: tensor {show(name)} is in {element.name} of version {self._version}, which "
-                f"rwkv.cpp has changed since; expected version {_BLOCKS_SINCE}: quantise the model again"
+                f"{self._file.path}: tensor {show(name)} is in {element.name} of version {self._version}, and "
+                f"rwkv.cpp has changed this type since; expected version {_BLOCKS_SINCE}: quantise the model again"
             )
         return element
 

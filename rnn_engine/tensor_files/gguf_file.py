@@ -45,7 +45,7 @@ _NUMBERS: Final[Mapping[int, str]] = {
     11: "<i8",
     12: "<f8",
 }
-"""The number by which a file calls a type of metadata -> the type, where it is a number."""
+"""Number of a metadata type in a file -> numpy's type. Only types of numbers are listed."""
 _STRING: Final = 8
 _ARRAY: Final = 9
 
@@ -101,7 +101,7 @@ def damaged(file: BinaryFile, what: str) -> ModelError:
 
 def _add(file: BinaryFile, found: dict[str, Any], name: str, read: Callable[[], Any]) -> None:
     if name in found:
-        raise damaged(file, f"{show(name)} is there twice")
+        raise damaged(file, f"{show(name)} occurs twice")
     found[name] = read()
 
 
@@ -113,7 +113,9 @@ def _read_entry(file: BinaryFile, reader: _HeaderReader, name: str) -> StoredEnt
         )
     dimensions = tuple(reader.integer("<Q") for _ in range(num_dimensions))
     if 0 in dimensions:
-        raise damaged(file, f"tensor {show(name)} has the dimensions {list(dimensions)}; expected at least 1 each")
+        raise damaged(
+            file, f"tensor {show(name)} has the dimensions {list(dimensions)}; expected dimensions of at least 1"
+        )
     return StoredEntry(name, dimensions, reader.integer("<I"), reader.integer("<Q"))
 
 
@@ -157,7 +159,7 @@ class _HeaderReader:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise damaged(self._file, f"{what} is no UTF-8: {show(repr(data[:100]))}") from error
+            raise damaged(self._file, f"{what} is not valid UTF-8: {show(repr(data[:100]))}") from error
 
     def value(self) -> Any:  # noqa: ANN401
         """Read the type number of a metadata value, and the value."""

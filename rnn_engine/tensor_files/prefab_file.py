@@ -68,7 +68,7 @@ class _CborReader:
     def read(self, depth: int) -> Any:  # noqa: ANN401
         self._num_items += 1
         if self._num_items > _MOST_ITEMS or depth > _MOST_DEPTH:
-            self.refuse(f"it has more than {_MOST_ITEMS} items, or they lie more than {_MOST_DEPTH} deep")
+            self.refuse(f"it has more than {_MOST_ITEMS} items, or they are nested more than {_MOST_DEPTH} levels deep")
         kind, value = self._read_head()
         match kind:
             case 0:
@@ -100,7 +100,7 @@ class _CborReader:
         if kind == _OTHER and short in _SIMPLE:
             return kind, _SIMPLE[short]
         if kind not in (_UNSIGNED, _BYTES, _TEXT, _ARRAY, _MAP) or short > 27:
-            self.refuse(f"byte {self.position - 1} begins an item of another kind than those of a model")
+            self.refuse(f"byte {self.position - 1} begins an item of a kind that no model has")
         if short < 24:
             return kind, short
         return kind, int.from_bytes(self._take(1 << (short - 24)), "big")
@@ -112,19 +112,19 @@ class _CborReader:
     def _skip(self, size: int) -> ByteString:
         span = ByteString(self.position, size)
         if span.start + size > self._file.stamp.size:
-            self.refuse(f"{size} bytes from {span.start} on; expected an end within its {self._file.stamp.size} bytes")
+            self.refuse(f"{size} bytes from byte {span.start} on reach beyond its {self._file.stamp.size} bytes")
         self.position += size
         return span
 
     def _count(self, value: int) -> int:
         if value > self._file.stamp.size - self.position:
-            self.refuse(f"a list of {value} items at byte {self.position}")
+            self.refuse(f"a list at byte {self.position} has {value} items, more than bytes follow")
         return value
 
 
 PREFAB_START: Final = b"\xa5\x67context"
 MATRICES: Final = {"w_r": "receptance", "w_k": "key", "w_v": "value", "w_g": "gate", "w_o": "output"}
-"""What web-rwkv calls a matrix -> what BlinkDL calls it."""
+"""web-rwkv's name of a matrix -> BlinkDL's name."""
 
 V6_MIXES: Final = "wkvrg"
 _HALVED: Final = {("att", "w_o"), ("ffn", "w_v")}
@@ -254,7 +254,7 @@ class _Layout:
             matrix = self._matrix(value)
             halvings = number // self._rescale if (part, field) in _HALVED else 0
             if halvings > _MOST_HALVINGS:
-                raise ValueError(f"layer {number} is halved {halvings} times")
+                raise ValueError(f"layer {number} is halved {halvings} times; expected at most {_MOST_HALVINGS}")
             yield f"{prefix}{MATRICES[field]}.weight", replace(matrix, scale=2.0**halvings)
         elif field in ("gn", "group_norm"):
             yield from self._norm(f"{prefix}ln_x", value)
@@ -367,7 +367,7 @@ def _choice(value: object, names: tuple[str, ...]) -> str:
     if isinstance(value, int):
         return names[value]
     if value not in names:
-        raise ValueError(f"{value!r} is none of {', '.join(names)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(names)}")
     return str(value)
 
 

@@ -44,7 +44,7 @@ _DAMAGE: Final = (
     NotImplementedError,
     ValueError,
 )
-"""What the library raises where the bytes of a zip make no sense, or use what it does not support."""
+"""What `zipfile` raises for a damaged zip, or for one that uses unsupported features."""
 
 
 class ZipArchive:
@@ -99,7 +99,7 @@ class ZipArchive:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others may ask for any memory
             raise ModelError(
                 f"{self._file.path}: the zip's entry {show(entry.filename)} is compressed by method "
-                f"{entry.compress_type}; expected one that is stored as it is, or deflated"
+                f"{entry.compress_type}; expected a stored or deflated one"
             )
         try:
             data = np.empty(size, np.uint8)
@@ -215,7 +215,7 @@ class _Machine:
         """Run the program and return the value that it leaves."""
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number == _MOST_OPERATIONS:
-                raise ModelError(f"the pickle has more than {_MOST_OPERATIONS} operations; a tensor takes some 40")
+                raise ModelError(f"the pickle has more than {_MOST_OPERATIONS} operations; a tensor takes about 40")
             if opcode.name == "STOP":
                 return self._stack.pop()
             self._step(opcode.name, argument)
@@ -271,12 +271,14 @@ class _Machine:
             case "BUILD":
                 self._drop_attributes()
             case _:
-                raise ModelError(f"the pickle uses the operation {opcode}, which a file of tensors has no use for")
+                raise ModelError(
+                    f"the pickle uses the operation {opcode}, which a file of tensors does not need: it is refused"
+                )
 
     def _take(self, count: int) -> list[Any]:
         """Pop the topmost values from the stack, and return them in the order in which they were pushed."""
         if len(self._stack) < count:
-            raise ModelError("the pickle is damaged: it takes a value that is not there")
+            raise ModelError("the pickle is damaged: it takes a value from an empty stack")
         taken = self._stack[-count:]
         del self._stack[-count:]
         return taken
@@ -310,10 +312,10 @@ class _Machine:
 
 def _name(module: object, name: object) -> _Name:
     if not isinstance(module, str) or not isinstance(name, str):
-        raise ModelError("the pickle asks for something that has no name: it is refused")
+        raise ModelError("the pickle imports something without a name: it is refused")
     asked = _Name(f"{module}.{name}")
     if asked not in _KNOWN_NAMES:
-        raise ModelError(f"the pickle asks for {show(asked.text)}, which describes no tensor: it is refused")
+        raise ModelError(f"the pickle imports {show(asked.text)}, which is not part of a tensor: it is refused")
     return asked
 
 

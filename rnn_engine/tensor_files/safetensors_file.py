@@ -63,7 +63,7 @@ class SafetensorsFile:
             }
             _check_places(zip(entries.values(), self._tensors.values(), strict=True), file.stamp.size - data_start)
         except (TypeError, ValueError, KeyError) as error:
-            raise _damaged(file, f"its header makes no sense: {error}") from error
+            raise _damaged(file, f"its header is invalid: {error}") from error
         self._starts = {name: data_start + entry.begin for name, entry in entries.items()}
 
     @property
@@ -97,13 +97,13 @@ class _HeaderEntry:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError("a size or a position is not a count")
+        raise ValueError("a size or a position is not an integer of at least 0")
     return value
 
 
 def _strings(metadata: object) -> dict[str, str]:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("the metadata are not texts by name")
+        raise ValueError("the metadata is not an object of texts")
     return metadata
 
 
@@ -113,14 +113,14 @@ def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:
     data_start = _LENGTH_BYTES + length
     if length > limit or data_start > file.stamp.size:
         raise _damaged(
-            file, f"it has {file.stamp.size} bytes and its header {length}; expected at most {limit} in the header"
+            file, f"it has {file.stamp.size} bytes and its header {length}; expected a whole header of at most {limit}"
         )
     try:
         header = json.loads(file.read(_LENGTH_BYTES, length).tobytes())
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, f"its header is no JSON: {error}") from error
+        raise _damaged(file, f"its header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
-        raise _damaged(file, f"its header is a {type(header).__name__}")
+        raise _damaged(file, f"its header is a {type(header).__name__}; expected an object")
     return header, data_start
 
 
@@ -133,7 +133,7 @@ def _check_places(tensors: Iterable[tuple[_HeaderEntry, TensorInfo]], size: int)
             raise ValueError(f"a tensor is in bytes {entry.begin} to {entry.end}; expected {filled} to {expected}")
         filled = expected
     if filled != size:
-        raise ValueError(f"the tensors have {filled} bytes and the file {size} for them")
+        raise ValueError(f"the tensors have {filled} bytes, but the file has {size} bytes for them")
 
 
 def _dtype(file: ByteSource, name: str, stored: str) -> np.dtype[Any]:
@@ -205,7 +205,7 @@ class QuantisedFile:
         try:
             self._matrices = {name: _matrix(entry) for name, entry in json.loads(described).items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{path}: the metadata's {METADATA_KEY} makes no sense: {show(str(error))}") from error
+            raise ModelError(f"{path}: the metadata's {METADATA_KEY} is invalid: {show(str(error))}") from error
         tensors = dict(source.tensors)
         for name, matrix in self._matrices.items():
             info = _check(path, name, matrix, tensors)

@@ -167,7 +167,7 @@ def _load(path: Path) -> LibraryTokenizer:
     except OSError as error:
         raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain exceptions
-        raise TokenizerError(f"{path} is no Hugging Face tokenizer.json: {error}") from error
+        raise TokenizerError(f"{path} is not a Hugging Face tokenizer.json: {error}") from error
     library.no_truncation()
     library.no_padding()
     return library

@@ -47,7 +47,9 @@ def read_pieces(path: Path) -> list[bytes] | None:
     tokens = source.metadata.get("tokenizer.ggml.tokens")
     types = source.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(types, np.ndarray) or len(tokens) != len(types):
-        raise TokenizerError(f"{path}: expected tokenizer.ggml.tokens, and as many tokenizer.ggml.token_type")
+        raise TokenizerError(
+            f"{path}: expected tokenizer.ggml.tokens, and a tokenizer.ggml.token_type for each of them"
+        )
     kinds = types.tolist()
     return [_unescape(token) if kind == _NORMAL else b"" for token, kind in zip(tokens, kinds, strict=True)]
 
@@ -78,7 +80,7 @@ class NoTokenizer:
         return "none"
 
     def encode(self, text: str) -> list[int]:
-        raise InvalidRequestError("text", text, f"token ids, as the model has no tokenizer: {self.reason}")
+        raise InvalidRequestError("text", text, f"token ids, since the model has no tokenizer: {self.reason}")
 
     def decode_bytes(self, _token: int) -> bytes:
         return b""
@@ -101,7 +103,7 @@ def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
         case "world":
             tokenizer = WorldTokenizer()
         case "none":
-            tokenizer = NoTokenizer(vocab_size, "none was asked for")
+            tokenizer = NoTokenizer(vocab_size, "none was chosen")
         case _:
             tokenizer = _from_file(choice)
     if tokenizer.size > vocab_size:
@@ -124,8 +126,8 @@ def _find(model_path: Path, vocab_size: int) -> Tokenizer:
         return WorldTokenizer()
     return NoTokenizer(
         vocab_size,
-        f"its folder has no {_FILE_NAME}, and its vocabulary of {vocab_size} is not World's "
-        f"({WORLD_SIZE} to {WORLD_PADDED_SIZE})",
+        f"its folder has no {_FILE_NAME}, and its vocabulary of {vocab_size} is not World's ({WORLD_SIZE} to "
+        f"{WORLD_PADDED_SIZE})",
     )
 
 

@@ -48,7 +48,9 @@ class ByteStringTokenizer:
             pieces = (data[start : start + length] for length in lengths)
             piece = next((each for each in pieces if each in self._ids), None)
             if piece is None:
-                raise InvalidRequestError("text", text, f"bytes of the vocabulary, which lacks {data[start]:#04x}")
+                raise InvalidRequestError(
+                    "text", text, f"text whose bytes are all in the vocabulary, which lacks {data[start]:#04x}"
+                )
             ids.append(self._ids[piece])
             start += len(piece)
         return ids
@@ -70,7 +72,7 @@ def read_vocabulary(path: Path) -> list[bytes]:
     except OSError as error:
         raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path} is no UTF-8: {error}") from error
+        raise TokenizerError(f"{path} is not valid UTF-8: {error}") from error
     lines = text.removesuffix("\n").split("\n")
     matches = [_LINE.fullmatch(line) for line in lines]
     if None in matches:
@@ -102,7 +104,7 @@ def _encode(path: Path, token: int, text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise TokenizerError(f"{path}: token {token} is no text in UTF-8: {error}") from error
+        raise TokenizerError(f"{path}: token {token} has no form in UTF-8: {error}") from error
 
 
 WORLD_SIZE: Final = 65530  # ids 0..65529

@@ -111,7 +111,7 @@ ROUTES = (
         "GET",
         "/stats",
         stats,
-        "What the scheduler has done, as AstrAI tells it.",
+        "Counts and times of the scheduler, in AstrAI's form.",
         SchedulerStats,
         query=MODEL_QUERY,
         routine=True,

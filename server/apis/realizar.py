@@ -210,7 +210,7 @@ ROUTES = (
         "POST",
         "/v1/batch/completions",
         batch_completions,
-        "Continue several prompts as one batch, as realizar has it; here they truly run in one forward pass.",
+        "Continue several prompts as one batch, as realizar does. Here they really run in one forward pass.",
         BatchCompletion,
         request=BatchCompletionRequest,
     ),
@@ -223,6 +223,12 @@ ROUTES = (
         request=BatchTokenizeRequest,
         also=("/batch/tokenize",),
     ),
-    Route("POST", "/v1/gpu/warmup", warm_up, "Run one token, so that the next request finds all ready.", WarmUp),
+    Route(
+        "POST",
+        "/v1/gpu/warmup",
+        warm_up,
+        "Run one token, so that the next request does not wait for preparations.",
+        WarmUp,
+    ),
     Route("GET", "/v1/gpu/status", gpu_status, "Whether the model's device answers.", GpuStatus),
 )

@@ -46,14 +46,19 @@ class TgiRequest(CompletionRequest):
     }
 
     unfolded: ClassVar = {
-        "parameters": {"type": ["object", "null"], "description": "All other fields, but `stream`, may stand here."},
-        "do_sample": {"type": ["boolean", "null"], "description": "Draw, instead of taking the likeliest tokens."},
+        "parameters": {"type": ["object", "null"], "description": "All fields except `stream` may be in here."},
+        "do_sample": {
+            "type": ["boolean", "null"],
+            "description": "Draw tokens at random, instead of always taking the likeliest.",
+        },
     }
 
     max_tokens: int = Field(default=100, ge=1, description="The most tokens to generate.")
-    details: bool = Field(default=False, description="Tell the tokens, their log-probabilities and how it ended.")
+    details: bool = Field(
+        default=False, description="Return the tokens, their log-probabilities and why the answer ended."
+    )
     decoder_input_details: bool = Field(
-        default=False, description="Tell the log-probabilities of the prompt's tokens, too. Not with a stream."
+        default=False, description="Return the log-probabilities of the prompt's tokens, too. Not with a stream."
     )
     truncate: int | None = Field(default=None, ge=1, description="Use only this many of the prompt's last tokens.")
     watermark: Annotated[Literal[False], only(False, because="answers have no watermark")] = Field(
@@ -371,7 +376,9 @@ def _check(body: TgiRequest) -> None:
     if body.n != 1:
         raise InvalidRequestError("n", body.n, "1; best_of makes several answers")
     if body.stream and body.copies > 1:
-        raise InvalidRequestError("best_of", body.copies, "1 with a stream, since the best is known at the end alone")
+        raise InvalidRequestError(
+            "best_of", body.copies, "1 with a stream, since the best answer is known only at the end"
+        )
     if body.stream and body.decoder_input_details:
         raise InvalidRequestError("decoder_input_details", True, "false with a stream")
 
@@ -413,11 +420,13 @@ ROUTES = (
         "POST",
         "/generate_stream",
         generate_stream,
-        "The same as a stream.",
+        "The same, as a stream.",
         TgiEvent,
         request=TgiRequest,
         content_type=EVENTS,
         error_form=tgi_error,
     ),
-    Route("GET", "/info", info, "What text-generation-inference tells of a model.", TgiInfo, error_form=tgi_error),
+    Route(
+        "GET", "/info", info, "Facts of the model, in text-generation-inference's form.", TgiInfo, error_form=tgi_error
+    ),
 )

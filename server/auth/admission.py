@@ -124,7 +124,7 @@ def _is_address(name: str) -> bool:
 # can hide themselves, and an address that a person typed counts as no page's even if another site redirects to it.
 
 LOCAL = "localhost"
-"""The origin that stands for all of this machine: any port of its names."""
+"""The origin that allows every port of this machine's own names."""
 
 _PLAIN_LOADS = ("GET", "HEAD")
 _BROWSERS = "Mozilla/"  # how the User-Agent of every browser begins
@@ -138,7 +138,9 @@ def check_origin(origin: str) -> str:
     if origin not in (ANY, LOCAL, "null") and (
         not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"
     ):
-        raise InvalidRequestError("cors origin", origin, "an origin as https://chat.example:8080, localhost, null or *")
+        raise InvalidRequestError(
+            "cors origin", origin, "an origin such as https://chat.example:8080, localhost, null or *"
+        )
     return written
 
 
@@ -252,7 +254,7 @@ def origins_middleware(settings: ServerSettings) -> Middleware:
         host = request.headers.get(hdrs.HOST)
         if hosts is not None and host is not None and host not in hosts:
             raise web.HTTPForbidden(
-                text=f"host: {host[:80]!r} is no name of this server; its operator may add it with --allowed-host"
+                text=f"host: {host[:80]!r} is not a name of this server; its operator may add it with --allowed-host"
             )
         route = route_of(request)
         if not origins.admits(
@@ -274,10 +276,10 @@ def _refusal(request: web.Request) -> str:
     """Return the reason why a request of a web page is refused, for the error."""
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None:
-        return f"a page of {origin[:80]!r} may not call this server; its operator may add it with --cors-origin"
+        return f"a page of {origin[:80]!r} may not call this server; its operator may allow it with --cors-origin"
     return (
-        f"{request.method} {request.path[:80]} comes from a page of another site, or from a browser that does not say "
-        "from which page; links on other sites open this server's pages alone"
+        f"{request.method} {request.path[:80]} comes from a page of another site, or from a browser that does "
+        "not send its page's origin; other sites may only link to this server's pages"
     )
 
 
@@ -295,7 +297,7 @@ def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.Stream
 # What a request carries for its handlers: who sent it.
 
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
-"""Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
+"""Who sent a request. Absent if the key was wrong, or if none was checked, as on routes that always answer."""
 
 
 def client_of(request: web.Request) -> Client:

@@ -157,7 +157,7 @@ def _scope(namespace: str, salt: str | None) -> str:
 
 RATE_LIMITER = web.AppKey("quotas", RateLimiter)
 SPENDING = web.RequestKey("spending", Spending)
-"""What a request takes of its client's quota; absent where there is none, or no engine was asked for."""
+"""What a request takes of its client's quota. Absent if there is no quota, or the request has used no engine."""
 
 
 def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:

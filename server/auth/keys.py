@@ -42,7 +42,7 @@ class Principal:
 
 
 ANYONE = Principal("", Scope.ADMIN)
-"""Who asks where there are no keys."""
+"""The principal of every request if there are no keys."""
 
 # API keys, each with a name and a scope.
 #
@@ -52,8 +52,8 @@ ANYONE = Principal("", Scope.ADMIN)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 _LINE = (
-    "a line as `NAME KEY` or `NAME:SCOPE KEY`, where KEY may be `sha256:` and 64 hexadecimal digits, and perhaps "
-    "`weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` after it"
+    "a line such as `NAME KEY` or `NAME:SCOPE KEY`, where KEY may be `sha256:` and 64 hexadecimal digits; "
+    "`weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` may follow"
 )
 _MOST_WEIGHT = 1000.0
 
@@ -111,9 +111,9 @@ def check_keys(keys: Iterable[ApiKey]) -> None:
     for key in keys:
         name = key.principal.name
         if name in names:
-            raise InvalidRequestError("API key", name, "names that are different; this one is there twice")
+            raise InvalidRequestError("API key", name, "names that are different; this one occurs twice")
         if key.digest in digests:
-            raise InvalidRequestError("API key", name, "keys that are different; this one has another name already")
+            raise InvalidRequestError("API key", name, "keys that are different; this one already has another name")
         names.add(name)
         digests.add(key.digest)
 
@@ -153,7 +153,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequestError("API key file", str(path), "a file of text in UTF-8") from None
+        raise InvalidRequestError("API key file", str(path), "a text file in UTF-8") from None
     return tuple(_parse(text, path))
 
 

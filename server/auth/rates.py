@@ -16,7 +16,7 @@ from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextD
 
 _SECONDS = 60.0  # that a quota is for
 _MOST = 10**12
-_FORM = f"requests=NUMBER, tokens=NUMBER or both with a comma, a minute, each from 1 to {_MOST}"
+_FORM = f"requests=NUMBER, tokens=NUMBER or both with a comma, each the most in a minute, from 1 to {_MOST}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Acceptor:
                 try:
                     self._admit(accepted, str(address[0]) if isinstance(address, tuple) else "")
                 except Exception:
-                    _log.exception("a connection was not taken")
+                    _log.exception("a connection was not accepted")
                     accepted.close()
                 await asyncio.sleep(0)  # `sock_accept` does not yield if the next client waits already
 
@@ -181,7 +181,12 @@ def fit_descriptors(settings: ConnectionSettings) -> ConnectionSettings:
     if limit is None or limit // 2 >= settings.max_connections:
         return settings
     most = limit // 2
-    _log.warning("%d connections at most, not %d: the process may open %d files", most, settings.max_connections, limit)
+    _log.warning(
+        "allowing %d connections at most, not %d: the process may open only %d files",
+        most,
+        settings.max_connections,
+        limit,
+    )
     return replace(settings, max_connections=most)
 
 

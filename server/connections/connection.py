@@ -19,8 +19,9 @@ from server.core.errors import Failure, describe, describe_http, openai_error
 from server.core.settings import ConnectionSettings
 
 CloseReason: TypeAlias = Literal["refused", "made_room", "idle", "slow_head", "slow_body", "stalled"]
-"""Why the server closed a connection, or took none: there were too many, another one came, its client sent no request,
-sent one too slowly, or did not take its answer."""
+"""Why the server closed or refused a connection: there were too many, a new one needed its place, or its client sent no
+request, sent one too slowly or did not read its answer.
+"""
 
 
 @dataclass(slots=True)
@@ -142,8 +143,8 @@ class Connection(web.RequestHandler):
             raise ConnectionError("the answer has begun; it can't become an error")
         if status < 500:
             text = _SENT_BYTES.sub("", " ".join((message or "").split()))
-            _log.info("%s: no HTTP request: %s", request.remote, text)
-            failure = Failure(status, f"no HTTP request: {text}", "invalid_request_error", "bad_request")
+            _log.info("%s: not an HTTP request: %s", request.remote, text)
+            failure = Failure(status, f"not an HTTP request: {text}", "invalid_request_error", "bad_request")
         else:
             failure = describe(exc if isinstance(exc, Exception) else RuntimeError(message))
         response = failure.response(openai_error)
@@ -191,8 +192,8 @@ class Connection(web.RequestHandler):
             return
         self._counters.closed["slow_body"] += 1
         text = (
-            f"the body came too slowly; expected it in {self._settings.body_seconds:g} s, and a second for each "
-            f"{BODY_RATE} bytes"
+            f"the body came too slowly; expected it in {self._settings.body_seconds:g} s, plus a second for "
+            f"each {BODY_RATE} bytes"
         )
         request.content.set_exception(web.HTTPRequestTimeout(text=text, headers={hdrs.CONNECTION: "close"}))
 
@@ -213,7 +214,7 @@ class Connection(web.RequestHandler):
             if bytes_taken() - before >= ANSWER_RATE * seconds:
                 self._watch_answer()
                 return
-            _log.info("%s: the client takes no more of its answer; the connection is closed", self._address())
+            _log.info("%s: the client no longer reads its answer; the connection is closed", self._address())
             self.drop("stalled")
 
         self._stall_timer = self._clock.call_later(seconds, check)
@@ -246,7 +247,7 @@ async def connections_middleware(request: web.Request, handler: Handler) -> web.
 CONNECTIONS = web.AppKey("connections", ConnectionCounters)
 
 BODY_RATE = 4096
-"""Bytes a second that a client has to send of a body."""
+"""The least rate at which a client must send a body, in bytes a second."""
 
 ANSWER_RATE = 512
-"""Bytes a second that a client has to take of an answer that waits for it."""
+"""The least rate at which a client must read an answer that waits for it, in bytes a second."""

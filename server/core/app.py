@@ -69,7 +69,7 @@ def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
 __all__ = ["LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
 
 Served: TypeAlias = EngineLike | ModelRegistry
-"""What a server is over: one engine, or the models of a registry."""
+"""What a server serves: one engine, or the models of a registry."""
 
 LoadServed: TypeAlias = Callable[[], Awaitable[Served]]
 OnReady: TypeAlias = Callable[[Sequence[EngineInfo], str], None]

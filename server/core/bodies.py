@@ -26,7 +26,9 @@ from server.core.settings import SETTINGS
 from server.models.registry import MODEL_USE
 
 FREE_BYTES = 1 << 16
-"""Bytes that each request may hold uncounted, so that small requests run where large ones take all there is."""
+"""Bytes that each request may hold without being counted, so that small requests run while large ones take all the
+memory.
+"""
 
 _HELD_RETRY_SECONDS = 1.0
 _VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # about what Python needs for the value after the character
@@ -93,10 +95,10 @@ T = TypeVar("T")
 NUM_WORKERS = 2
 
 SHORT_WORK = 4096
-"""Work up to this size is done at once: it takes about as long as handing it to a thread."""
+"""Work up to this size is done at once: that takes about as long as handing it to a thread."""
 
 CALL_WORK = 64
-"""The size of the work that making one `GenerateRequest` is."""
+"""The size of the work of making one `GenerateRequest`."""
 
 
 def make_workers() -> ThreadPoolExecutor:
@@ -121,7 +123,7 @@ BUDGET = web.AppKey("budget", MemoryBudget)
 WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
 LEASE = web.RequestKey("lease", MemoryLease)
 LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
-"""The names of the fields of a body that nothing knows; absent before the body was read."""
+"""The names of a body's unknown fields. Absent until the body is read."""
 
 
 @web.middleware
@@ -241,7 +243,7 @@ async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, Non
             yield piece
     except web.RequestPayloadError as error:
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
-        message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
+        message = f"the body can't be decoded; expected one with its Content-Encoding: {encoding}"
         # The next request on this connection can't be found: it is unknown at which byte it begins.
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
 

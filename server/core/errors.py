@@ -64,7 +64,7 @@ class Failure:
 
 
 ErrorForm: TypeAlias = Callable[[Failure], tuple[int, Mapping[str, object]]]
-"""Gives the status and the body that tell of a failure. Its annotation says the body's type."""
+"""Returns the status and the body that report a failure. Its annotation is the body's type."""
 
 
 def openai_error(failure: Failure) -> tuple[int, ErrorBody]:

@@ -198,7 +198,7 @@ def take_sockets(environment: MutableMapping[str, str] = os.environ) -> list[soc
     for listener in listeners:
         listener.set_inheritable(False)
         if listener.type != socket.SOCK_STREAM:
-            raise OSError(f"can't listen on socket {listener.fileno()} of LISTEN_FDS: expected one of connections")
+            raise OSError(f"can't listen on socket {listener.fileno()} of LISTEN_FDS: expected a stream socket")
     return listeners
 
 
@@ -211,4 +211,4 @@ def notify(message: str, environment: MutableMapping[str, str] = os.environ) -> 
                 sender.connect(f"\0{address[1:]}" if address.startswith("@") else address)
                 sender.sendall(message.encode())
         except OSError as error:
-            _log.warning("the service manager at %s can't be told %s: %s", address, message, error)
+            _log.warning("the service manager at %s did not get %s: %s", address, message, error)

@@ -31,8 +31,8 @@ _AI00_V1_PREFIX = "/api/oai/v1/"
 OPEN_BODY_BYTES = 4096
 """The most bytes of a body that anyone may send without an API key."""
 
-MODEL_QUERY = {"model": "The name of a model; the default one where it is absent."}
-"""What may follow the question mark of every path whose handler takes an engine."""
+MODEL_QUERY = {"model": "The name of a model; without it, the default model."}
+"""The query parameters of every route whose handler takes an engine."""
 
 Kind: TypeAlias = type[object] | UnionType
 """The type of an answer: a TypedDict, a list of something, or one of several such."""
@@ -176,7 +176,7 @@ def _answer_failure(request: web.Request, failure: Failure) -> web.Response:
 def _explain(request: web.Request, error: web.HTTPException) -> str:
     match error:
         case web.HTTPNotFound():
-            return f"there is no {request.method} {request.path}"
+            return f"there is no route {request.method} {request.path}"
         case web.HTTPMethodNotAllowed():
             return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {request.method}"
     return error.text or error.reason

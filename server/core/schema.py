@@ -40,6 +40,18 @@ class UnknownFields:
     left_out: set[str] = field(default_factory=set)
 
 
+class UnknownFieldError(InvalidRequestError):
+    """A request has a field that this server does not know. `allowed` is advice for the client."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(field, value, allowed)
+        self.args = (f"unknown field {field!r}; {allowed}",)
+
+
+class _UnknownError(RefusedError):
+    """Raised for a field that an object does not have. `allowed` is advice for the client."""
+
+
 class RequestBody(BaseModel):
     """A JSON object from a client; its values are not converted silently.
 
@@ -106,7 +118,7 @@ class RequestBody(BaseModel):
                 cls._check_neutral(name, value)
             elif name not in known:
                 if info.context is None or info.context.refuse:
-                    raise RefusedError(value, _names_allowed(name, known), below=name[:80])
+                    raise _UnknownError(value, _advice(name, known), below=name[:80])
                 info.context.left_out.add(name)
         without_effect = cls.ignored | cls.neutral.keys() | (data.keys() - known)
         fields = {name: value for name, value in data.items() if name not in without_effect}
@@ -140,14 +152,14 @@ class RequestBody(BaseModel):
         return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
 
 
-def _names_allowed(name: str, known: Collection[str]) -> str:
-    """Return words for the allowed fields: the one that was probably meant, or all if they are few."""
+def _advice(name: str, known: Collection[str]) -> str:
+    """Return advice for a client that sent an unknown field: the field that was probably meant, or all if few."""
     nearest = get_close_matches(name[:80], known, n=1)
     if nearest:
-        return f"a field that there is, perhaps {nearest[0]}"
+        return f"did you mean {nearest[0]!r}?"
     if len(known) > _MOST_NAMES:
-        return "one of the fields that docs/http-api.md lists; none has a name like it"
-    return f"one of the fields {', '.join(sorted(known))}"
+        return "docs/http-api.md lists the known fields"
+    return f"the known fields are {', '.join(sorted(known))}"
 
 
 STRING = {"type": "string"}
@@ -201,7 +213,8 @@ def _translate(error: ErrorDetails) -> InvalidRequestError:
     refused = context.get("error")
     if isinstance(refused, RefusedError):
         place += [] if refused.below is None else [refused.below]
-        return InvalidRequestError(".".join(place) or "body", refused.value, refused.allowed)
+        kind = UnknownFieldError if isinstance(refused, _UnknownError) else InvalidRequestError
+        return kind(".".join(place) or "body", refused.value, refused.allowed)
     value = None if error["type"] == "missing" else error["input"]
     expected = _EXPECTED.get(error["type"])
     return InvalidRequestError(".".join(place), value, expected.format(**context) if expected else error["msg"])

@@ -34,71 +34,104 @@ class Limits:
     A field that is added here becomes an option of `rnn-engine serve`, and `/props` lists it, under the same name.
     """
 
-    max_body_bytes: Annotated[int, Bound("bytes", "Of a JSON body.")] = 64 * 2**20
-    max_upload_bytes: Annotated[int, Bound("bytes", "Of a state's file.")] = 256 * 2**20
-    max_unzip_bytes: Annotated[int, Bound("bytes", "Of all files in an archive that an admin unpacks.")] = 16 * 2**30
-    max_unzip_files: Annotated[int, Bound("files", "In an archive that an admin unpacks.")] = 10_000
+    max_body_bytes: Annotated[int, Bound("bytes", "The size of a JSON body.")] = 64 * 2**20
+    max_upload_bytes: Annotated[int, Bound("bytes", "The size of an uploaded state file.")] = 256 * 2**20
+    max_unzip_bytes: Annotated[int, Bound("bytes", "The size of all files in an archive that an admin unpacks.")] = (
+        16 * 2**30
+    )
+    max_unzip_files: Annotated[int, Bound("files", "Files in an archive that an admin unpacks.")] = 10_000
     max_held_bytes: Annotated[
         int,
         Bound(
             "bytes",
-            "Of all bodies that are held at a time, what is read from them, and copies of states for exports; one body "
-            "may take half.",
+            "Memory for all bodies that are held at a time, for the values read from them, and for copies of "
+            "states for exports. One body may take half.",
         ),
     ] = 512 * 2**20
     max_messages: Annotated[int, Bound("messages", "Messages of a chat.")] = 8192
     max_text_bytes: Annotated[
-        int, Bound("bytes", "Of all texts of a request as UTF-8; of a chat, the text that the template makes.")
+        int,
+        Bound("bytes", "The size in UTF-8 of all texts of a request; for a chat, of the text that the template makes."),
     ] = 4 * 2**20
     max_prompt_tokens: Annotated[
         int,
-        Bound("tokens", "Tokens of all prompts of a request, each counted once an answer; a context once a choice."),
+        Bound(
+            "tokens",
+            "Tokens of all prompts of a request. A prompt counts once for each answer, and a context once for each "
+            "choice.",
+        ),
     ] = 2**20
     max_answers: Annotated[int, Bound("answers", "Answers to a request: prompts times `n` or `best_of`.")] = 2048
     max_answer_tokens: Annotated[int, Bound("tokens", "Answers times `max_tokens`.")] = 2**20
     max_logprob_entries: Annotated[
-        int, Bound("entries", "Tokens with log-probabilities in an answer, times 1 and their alternatives.")
+        int,
+        Bound(
+            "entries", "Tokens with log-probabilities in an answer, times one plus the number of their alternatives."
+        ),
     ] = 2**19
-    max_choices: Annotated[int, Bound("choices", "Choices to be scored.")] = 2048
-    max_inputs: Annotated[int, Bound("inputs", "Inputs to be embedded, texts to be ranked or made into tokens.")] = 2048
+    max_choices: Annotated[int, Bound("choices", "Choices that a request scores.")] = 2048
+    max_inputs: Annotated[int, Bound("inputs", "Texts or inputs that a request embeds, ranks or tokenizes.")] = 2048
     max_vector_numbers: Annotated[int, Bound("numbers", "Numbers of all vectors or states of an answer.")] = 2**23
     max_stop_strings: Annotated[
         int, Bound("strings", "Strings in `stop`; tokens in `stop_token_ids`; texts in `dry_sequence_breakers`.")
     ] = 64
-    max_stop_bytes: Annotated[int, Bound("bytes", "Of all strings in `stop`, and of all in `bad_words`.")] = 4096
+    max_stop_bytes: Annotated[
+        int, Bound("bytes", "The size of all strings in `stop` together, and of all in `bad_words`.")
+    ] = 4096
     max_request_seconds: Annotated[
-        int, Bound("seconds", "For a request in all; also what `timeout` is at most, and where it is absent.")
+        int,
+        Bound(
+            "seconds", "Time for a whole request; also the greatest `timeout`, and the one of requests that set none."
+        ),
     ] = 3600
     max_queued: Annotated[
-        int, Bound("requests", "That wait for a slot; beyond them as many of clients with less than their share.")
+        int,
+        Bound(
+            "requests",
+            "Requests that wait for a slot; as many more may wait from clients that have less than their share.",
+        ),
     ] = 64
-    max_queue_seconds: Annotated[int, Bound("seconds", "For a request to wait for a slot; then 429.")] = 300
-    max_load_seconds: Annotated[int, Bound("seconds", "For a request to wait until its model is loaded; then 503.")] = (
+    max_queue_seconds: Annotated[int, Bound("seconds", "Time for a request to wait for a slot; then it gets 429.")] = (
         300
     )
+    max_load_seconds: Annotated[
+        int, Bound("seconds", "Time for a request to wait until its model is loaded; then it gets 503.")
+    ] = 300
     max_client_requests: Annotated[
-        int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")
+        int,
+        Bound(
+            "requests", "Running requests of one API key, or of one address if there are no keys; further ones get 429."
+        ),
     ] = 1024
     max_mixed_states: Annotated[int, Bound("states", "States that a request mixes, each in a slot of its own.")] = 8
-    max_grammar_bytes: Annotated[int, Bound("bytes", "Of a grammar, a schema or a list of choices.")] = 2**18
+    max_grammar_bytes: Annotated[int, Bound("bytes", "The size of a grammar, a schema or a list of choices.")] = 2**18
     max_grammar_seconds: Annotated[
-        int, Bound("seconds", "Of the processor's time, for compiling one grammar; for a `bnf_schema` 0.25.")
+        int, Bound("seconds", "Time of the processor to compile one grammar; 0.25 for a `bnf_schema`.")
     ] = 2
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`, and words in `bad_words`.")] = 4096
 
     max_responses: Annotated[
-        int, Bound("responses", "That are kept for `previous_response_id`; the oldest of whoever has most give way.")
+        int,
+        Bound(
+            "responses",
+            "Responses that are kept for `previous_response_id`; beyond them, the client with the most loses its "
+            "oldest.",
+        ),
     ] = 4096
     max_response_bytes: Annotated[
-        int, Bound("bytes", "Of memory for all kept responses, each with its whole conversation.")
+        int, Bound("bytes", "Memory for all kept responses, each with its whole conversation.")
     ] = 256 * 2**20
     max_conversations: Annotated[
-        int, Bound("conversations", "That are kept for an API key; the one that was unused for longest gives way.")
+        int,
+        Bound(
+            "conversations",
+            "Conversations that are kept for an API key; beyond them, the one that was unused for longest is dropped.",
+        ),
     ] = 1024
     max_conversation_bytes: Annotated[
-        int, Bound("bytes", "Of memory for all conversations that are kept for an API key.")
+        int, Bound("bytes", "Memory for all conversations that are kept for an API key.")
     ] = 64 * 2**20
-    max_response_seconds: Annotated[int, Bound("seconds", "For which a response is kept.")] = 24 * 3600
+    max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 24 * 3600
 
     def check(self, limit: str, field: str, value: float) -> None:
         """Raise InvalidRequestError if `value` is beyond the limit of the name `limit`. The error names `field`."""
@@ -116,7 +149,7 @@ def _list_bounds() -> Mapping[str, Bound]:
 
 
 BOUNDS = _list_bounds()
-"""What each field of `Limits` counts, in their order."""
+"""The unit and the help text of each field of `Limits`, in the order of the fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +184,7 @@ class ConnectionSettings:
 # can hide themselves, and an address that a person typed comes from no page, even if another site redirects it.
 
 ANY = "*"
-"""The origin that stands for all; for servers with API keys, which pages have to know."""
+"""The origin that allows all pages; only for servers with API keys, which a page must know."""
 
 
 @dataclass(frozen=True, slots=True)

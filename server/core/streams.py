@@ -13,7 +13,7 @@ from server.core.routing import EVENTS, LIFECYCLE
 from server.core.settings import SETTINGS
 
 DONE = b"data: [DONE]\n\n"
-"""The event that ends a stream, by which clients know that nothing is missing."""
+"""The event that ends a stream. By it clients know that nothing is missing."""
 
 
 def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:

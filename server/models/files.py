@@ -109,10 +109,12 @@ def _refusals(archive: Path) -> Iterator[None]:
     except _DAMAGED as error:
         raise InvalidRequestError(_FIELD, archive.name, f"a zip archive that can be read: {error}") from None
     except _MISFITS as error:
-        raise InvalidRequestError(_FIELD, archive.name, f"an archive of different names: {error.strerror}") from None
+        raise InvalidRequestError(
+            _FIELD, archive.name, f"an archive whose names do not collide: {error.strerror}"
+        ) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise InvalidRequestError(_FIELD, archive.name, "an archive of shorter names") from None
+            raise InvalidRequestError(_FIELD, archive.name, "an archive with shorter names") from None
         raise StorageError(f"{archive.name} can't be unpacked: {error.strerror}") from error
 
 
@@ -138,7 +140,7 @@ def _checked_name(entry: zipfile.ZipInfo) -> str:
     """Return the name of an archive's file or folder. Raises InvalidRequestError for links and unsafe names."""
     name = entry.filename
     if not is_inner_path(name):
-        raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")
+        raise InvalidRequestError(_FIELD, name, "an archive whose files all lie in the folder it is unpacked to")
     if name.count("/") > _MOST_LEVELS:
         raise InvalidRequestError(_FIELD, name, f"an archive of at most {_MOST_LEVELS} levels of folders")
     kind = stat.S_IFMT(entry.external_attr >> 16)

@@ -18,7 +18,7 @@ from rnn_engine.model import LoraChoice
 from server.core.settings import SETTINGS
 
 LoadEngine: TypeAlias = Callable[[Progress], Awaitable[EngineLike]]
-"""Loads a model; tells what is being done and how far it is, on any thread."""
+"""Loads a model; reports its steps and its progress, on any thread."""
 
 MODEL_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".prefab"})
 

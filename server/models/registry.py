@@ -389,9 +389,9 @@ class ModelUse:
 
 MODELS = web.AppKey("models", ModelRegistry)
 MODEL_USE = web.RequestKey("model_use", ModelUse)
-"""The model that a request uses; handlers take `engine_of`."""
+"""The model that a request uses. Handlers call `engine_of` instead."""
 EMBEDDER = web.AppKey("embedder", Embedder)
-"""Absent where there is no embedding model."""
+"""Absent if there is no embedding model."""
 
 
 def models_middleware(settings: ServerSettings) -> Middleware:

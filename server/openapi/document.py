@@ -105,7 +105,7 @@ def _require(names: Iterable[str], aliases: Mapping[str, str]) -> Schema:
 
 
 def _without_effect(values: Iterable[object]) -> Schema:
-    return {"enum": [*values, None], "description": "Accepted where the value has no effect."}
+    return {"enum": [*values, None], "description": "Accepted if the value has no effect."}
 
 
 def _bare(schema: Schema) -> Schema:
@@ -185,16 +185,16 @@ _INFO = (
     "and realizar. docs/http-api.md says what is different from these, and why."
 )
 _FAILURES: Mapping[int, str] = {
-    400: "The body is no JSON, or a field holds a value that is not allowed; the message names it.",
+    400: "The body is not JSON, or a field holds a value that is not allowed; the message names the field.",
     401: "The API key is missing or wrong.",
-    403: "The scope of the API key is too small, or the page, machine or host name is not admitted.",
+    403: "The API key lacks the scope, or the server refuses requests from this page, machine or host name.",
     404: "There is no such model, state or other thing.",
-    408: "The body came too slowly.",
+    408: "The client sent the body too slowly.",
     413: "The body is larger than the server takes.",
     429: "The queue is full, or the client has too many requests; try again after `Retry-After`.",
     500: "The model failed on this request.",
     501: "This server can't do it; the message says why.",
-    503: "The server stops, or its device is being opened again; try again after `Retry-After`.",
+    503: "The server is stopping, or its device is being opened again; try again after `Retry-After`.",
     504: "The request took too long.",
     507: "The disk or the device has no room.",
 }

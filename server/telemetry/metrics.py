@@ -150,7 +150,7 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
         loaded = {name: float(is_loaded) for name, is_loaded in readings.loaded.items()}
-        yield gauge("model_loaded", "1 for a model that is loaded, 0 for one that is not now.", loaded, "model")
+        yield gauge("model_loaded", "1 if the model is loaded now, 0 if not.", loaded, "model")
         yield from _by_model({name: list(_of_engine(engine)) for name, engine in readings.engines.items()})
         yield from _http(readings.http)
         yield from _connections(readings.connections, readings.budget)
@@ -186,7 +186,7 @@ def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Met
     yield gauge("slots", "How many requests can run at a time.", info.num_slots)
     yield gauge("slots_in_use", "Requests that hold a slot.", stats.active)
     yield gauge("queued_requests", "Requests that wait for a slot.", stats.queued)
-    text = "Memory that weights, states and buffers take on the device; absent where the model runs on the CPU."
+    text = "Memory that weights, states and buffers take on the device; absent if the model runs on the CPU."
     yield gauge("device_memory_bytes", text, {} if info.device_bytes is None else info.device_bytes)
     text = "Bytes that are free on the disk of a folder that the engine writes to."
     yield gauge("disk_free_bytes", text, dict(_free_bytes(info.folders)), "folder")
@@ -200,36 +200,41 @@ def _free_bytes(folders: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
 
 def _requests(counters: EngineCounters) -> Iterator[Metric]:
     outcomes = {outcome.value: count for outcome, count in counters.outcomes.items()}
-    text = "Requests to the engine, by how they ended. One HTTP request may make several, such as one a choice."
+    text = "Requests to the engine, by how they ended. One HTTP request may make several, such as one for each choice."
     yield counter("requests", text, outcomes, "outcome")
-    yield histogram("queue_seconds", "From a request's arrival until it gets a slot.", counters.queue_seconds)
-    text = "From a request's arrival until its first token is drawn."
+    yield histogram("queue_seconds", "Time from a request's arrival until it gets a slot.", counters.queue_seconds)
+    text = "Time from a request's arrival until its first token is drawn."
     yield histogram("time_to_first_token_seconds", text, counters.first_token_seconds)
-    text = "Between two tokens of a sequence, as the time from one step's end to the next one's."
+    text = "Time between two tokens of a sequence, measured between the ends of two steps."
     yield histogram("inter_token_seconds", text, counters.inter_token_seconds)
-    text = "From a request's arrival to its end, of those that were not cut short."
+    text = "Time from a request's arrival to its end, for requests that were not cut short."
     yield histogram("request_seconds", text, counters.request_seconds)
-    text = "Compiling a grammar that was not kept, or finding out that it is wrong."
+    text = "Time to compile a grammar that was not kept, or to find that it is wrong."
     yield histogram("grammar_compile_seconds", text, counters.grammar_compile_seconds)
-    text = "Finding out which tokens a grammar allows next, for each token that is drawn; the device runs meanwhile."
+    text = "Time to find which tokens a grammar allows next, for each token that is drawn; the device runs meanwhile."
     yield histogram("grammar_mask_seconds", text, counters.mask_seconds)
-    text = "Seconds that steps have waited for masks, which is a few milliseconds a step at most."
+    text = "Seconds that steps have waited for masks, at most a few milliseconds a step."
     yield counter("grammar_mask_wait_seconds", text, counters.mask_wait_seconds)
-    text = "That a request has waited for a mask which a step did not wait for; its sequence took part in no step."
+    text = (
+        "Time that a request waited for a mask after steps stopped waiting for it; its sequence took part in no "
+        "step meanwhile."
+    )
     yield histogram("grammar_late_mask_seconds", text, counters.late_mask_seconds)
-    yield histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
+    yield histogram(
+        "request_prompt_tokens", "Tokens of a request's prompt, including cached ones.", counters.prompt_tokens
+    )
     yield histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
 
 
 def _tokens(counters: EngineCounters) -> Iterator[Metric]:
-    yield counter("prompt_tokens", "Tokens of prompts, kept ones too.", counters.prompt_tokens.sum)
-    text = "Tokens of prompts that were not run, since a state after them was kept."
+    yield counter("prompt_tokens", "Tokens of prompts, including cached ones.", counters.prompt_tokens.sum)
+    text = "Tokens of prompts that were not run, since the cache had a state after them."
     yield counter("cached_prompt_tokens", text, counters.cached_tokens)
     yield counter("generated_tokens", "Tokens that were generated.", counters.generated_tokens)
-    text = "Tokens that were run ahead of what was drawn, for a text that repeats itself."
+    text = "Tokens that were run speculatively, in a text that repeats itself."
     yield counter("draft_tokens", text, counters.draft_tokens)
-    yield counter("accepted_draft_tokens", "Those of them that were drawn.", counters.accepted_tokens)
-    text = "Rows of logits that were read whole, since the likeliest few did not settle a draw."
+    yield counter("accepted_draft_tokens", "Speculative tokens that were drawn.", counters.accepted_tokens)
+    text = "Rows of logits that were read whole, since their likeliest few did not settle a draw."
     yield counter("whole_rows", text, counters.whole_rows)
     by_phase = {"prefill": counters.prefill_tokens, "decode": counters.decode_tokens}
     yield counter("run_tokens", "Tokens that went through the model.", by_phase, "phase")
@@ -238,11 +243,13 @@ def _tokens(counters: EngineCounters) -> Iterator[Metric]:
 def _steps(counters: EngineCounters) -> Iterator[Metric]:
     yield counter("steps", "Steps of the model that were run.", counters.steps)
     yield counter("failed_steps", "Steps that the device refused or failed.", counters.failed_steps)
-    text = "Times the device had failed, was opened again, and answered."
+    text = "Times that the device had failed, was opened again, and answered."
     yield counter("device_reopens", text, counters.device_reopens)
-    text = "Times a request gave its slot to one of another client before its end, to go on later."
+    text = "Times that a request gave its slot to another client's before its end, to go on later."
     yield counter("suspensions", text, counters.suspensions)
-    yield counter("unsound_runs", "Runs that ended a request, for its logits were not finite.", counters.unsound_runs)
+    yield counter(
+        "unsound_runs", "Runs that ended a request, because its logits were not finite.", counters.unsound_runs
+    )
     parts = {"host": counters.step_host_seconds, "device": counters.step_device_seconds}
     text = "Time of a step: on the host while the device has nothing to do, then on the device."
     yield histograms("step_seconds", text, parts, "part")
@@ -251,63 +258,87 @@ def _steps(counters: EngineCounters) -> Iterator[Metric]:
 
 def _http(http: HttpCounters) -> Iterator[Metric]:
     yield gauge("http_requests_in_progress", "HTTP requests that have not ended.", http.in_progress)
-    text = "HTTP requests; 499 is the status of those whose client left."
+    text = "HTTP requests; 499 is the status of requests whose client left."
     requests = CounterMetricFamily(f"{PREFIX}http_requests", text, labels=("method", "route", "status"))
     for (method, route, status), count in list(http.requests.items()):
         requests.add_metric((method, route, str(status)), count)
     yield requests
-    text = "From the head of an HTTP request to the end of its answer."
+    text = "Time from the head of an HTTP request to the end of its answer."
     yield histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
     yield counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
-    text = "Requests that were refused, since their client had too little left of its quota for a minute, by what of."
+    text = (
+        "Requests that were refused because too little of their client's quota for a minute was left, by the kind "
+        "of quota."
+    )
     yield counter("rate_limited", text, dict(http.over_quota), "quota")
 
 
 def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Iterator[Metric]:
     yield gauge("connections", "Open connections.", connections.open)
     reasons = {str(reason): count for reason, count in connections.closed.items()}
-    text = "Connections that the server closed, or did not take, by reason."
+    text = "Connections that the server closed or refused, by reason."
     yield counter("connections_closed", text, reasons, "reason")
     yield gauge("request_memory_bytes", "Host memory that the bodies of running requests take.", budget.held)
-    yield gauge("request_memory_capacity_bytes", "The most bytes of them.", budget.capacity)
+    yield gauge(
+        "request_memory_capacity_bytes", "The most host memory for the bodies of running requests.", budget.capacity
+    )
 
 
 def _kept(kept: Mapping[str, KeptUsage]) -> Iterator[Metric]:
-    text = "Bytes of host memory of what is kept of requests for later ones, each part counted wherever it is kept."
+    text = (
+        "Host memory of what is kept of requests for later ones, in bytes. A part that is kept in several places "
+        "counts in each."
+    )
     yield gauge("kept_bytes", text, {kind: usage.num_bytes for kind, usage in kept.items()}, "kind")
-    yield gauge("kept_values", "How many of them.", {kind: usage.values for kind, usage in kept.items()}, "kind")
-    text = "Those of them that gave way to others."
+    yield gauge(
+        "kept_values",
+        "Values that are kept of requests for later ones.",
+        {kind: usage.values for kind, usage in kept.items()},
+        "kind",
+    )
+    text = "Values of earlier requests that were dropped to make room."
     yield counter("kept_evictions", text, {kind: usage.evictions for kind, usage in kept.items()}, "kind")
 
 
 def _cache(stats: CacheStats) -> Iterator[Metric]:
     tiers = stats.tiers
-    yield gauge("cache_entries", "States that are kept.", {tier.tier: tier.copies for tier in tiers}, "tier")
-    yield gauge("cache_bytes", "Bytes of kept states.", {tier.tier: tier.used for tier in tiers}, "tier")
-    yield gauge("cache_capacity_bytes", "The most bytes.", {tier.tier: tier.capacity for tier in tiers}, "tier")
+    yield gauge("cache_entries", "States that the cache keeps.", {tier.tier: tier.copies for tier in tiers}, "tier")
+    yield gauge(
+        "cache_bytes", "Bytes of states that the cache keeps.", {tier.tier: tier.used for tier in tiers}, "tier"
+    )
+    yield gauge(
+        "cache_capacity_bytes",
+        "The most bytes of states that the cache keeps.",
+        {tier.tier: tier.capacity for tier in tiers},
+        "tier",
+    )
     text = "Look-ups that found a state, by the quickest tier that had it."
     yield counter("cache_hits", text, {tier.tier: tier.hits for tier in tiers}, "tier")
-    text = "Look-ups that found none, by reason."
+    text = "Look-ups that found no state, by reason."
     yield counter("cache_misses", text, {reason.value: count for reason, count in stats.misses.items()}, "reason")
     yield counter("cache_exact_hits", "Look-ups that found a state of the whole prompt.", stats.exact_hits)
     yield counter("cache_looked_up_tokens", "Tokens of the prompts that were looked up.", stats.tokens_looked_up)
-    yield counter("cache_saved_tokens", "Tokens of them that need not be run.", stats.tokens_saved)
-    yield counter("cache_stored", "New states that a tier took.", {one.tier: one.stored for one in tiers}, "tier")
+    yield counter("cache_saved_tokens", "Tokens of looked-up prompts that need not be run.", stats.tokens_saved)
+    yield counter("cache_stored", "New states that a tier accepted.", {one.tier: one.stored for one in tiers}, "tier")
     text = "Copies that a tier got because of a hit."
     yield counter("cache_promotions", text, {tier.tier: tier.promotions for tier in tiers}, "tier")
     text = "Copies that a tier got because a quicker one was full."
     yield counter("cache_demotions", text, {tier.tier: tier.demotions for tier in tiers}, "tier")
-    text = "Copies that gave way in a tier."
+    text = "Copies that were evicted from a tier."
     yield counter("cache_evictions", text, {tier.tier: tier.evictions for tier in tiers}, "tier")
     yield counter("cache_not_stored", "States for which no tier had room.", stats.not_stored)
-    text = "Copies that were not written to disk, for too many waited to be."
+    text = "Copies that were not written to disk, because too many waited to be."
     yield counter("cache_refused_writes", text, stats.writes_refused)
     yield counter("cache_lost_files", "Files that were damaged, gone, or could not be written.", stats.lost_files)
-    yield counter("cache_failed_writes", "Files that the disk did not take.", stats.failed_writes)
-    yield gauge("cache_ghost_entries", "Known paths of tokens whose states are gone.", stats.ghosts)
-    yield gauge("cache_index_bytes", "Host memory besides the states: tokens, records, logits.", stats.index_bytes)
-    yield gauge("cache_index_capacity_bytes", "The most bytes of them.", stats.index_capacity)
+    yield counter("cache_failed_writes", "Files that could not be written to disk.", stats.failed_writes)
+    yield gauge("cache_ghost_entries", "Known paths of tokens whose states were evicted.", stats.ghosts)
+    yield gauge(
+        "cache_index_bytes", "Host memory besides the states, in bytes: tokens, records, logits.", stats.index_bytes
+    )
+    yield gauge(
+        "cache_index_capacity_bytes", "The most host memory besides the states, in bytes.", stats.index_capacity
+    )
     yield from _store(stats.store)
 
 
@@ -318,21 +349,21 @@ def _store(store: StoreCounters | None) -> Iterator[Metric]:
     moved = {} if store is None else {"read": store.read_bytes, "written": store.written_bytes}
     yield counter("store_bytes", "Bytes of states that were read from and written to the store.", moved, "direction")
     yield counter("store_seconds", "Time that operations on the store took.", {} if store is None else store.seconds)
-    text = "1 while the store is left alone for a while, for the last operations have failed."
+    text = "1 while the store is paused because operations on it have failed, else 0."
     yield gauge("store_circuit_open", text, {} if store is None else float(store.circuit_open))
-    text = "Times that the store was left alone for a while."
+    text = "Times that the store was paused."
     yield counter("store_circuit_openings", text, {} if store is None else store.circuit_openings)
-    text = "Values in the store that could not be understood, and were as if they were not there."
+    text = "Values in the store that could not be read and were treated as missing."
     yield counter("store_unreadable", text, {} if store is None else store.unreadable)
 
 
 def _states(usage: StateUsage) -> Iterator[Metric]:
     by_retention = {"persistent": usage.persistent, "lease": usage.names - usage.persistent}
-    yield gauge("named_states", "States under names, by how they are kept.", by_retention, "retention")
+    yield gauge("named_states", "Named states, by how they are kept.", by_retention, "retention")
     yield gauge("state_leases", "Owners whose states stay until their lease ends.", usage.leases)
     yield gauge("named_state_bytes", "Bytes of named states; copies share theirs.", usage.num_bytes)
-    yield gauge("named_state_capacity_bytes", "The most bytes of them.", usage.capacity)
-    text = "Changes of persistent states that the disk did not take."
+    yield gauge("named_state_capacity_bytes", "The most bytes of named states.", usage.capacity)
+    text = "Changes of persistent states that could not be written to disk."
     yield counter("named_state_failed_writes", text, usage.failed_writes)
 
 
@@ -362,10 +393,10 @@ class LlamaCollector(Collector):
         predicted_seconds = sum(one.inter_token_seconds.sum for one in every)
         steps = sum(one.steps for one in every)
         yield _llama_counter("prompt_tokens", "Tokens of prompts that were run.", prompt_tokens)
-        yield _llama_counter("prompt_tokens_cached", "Tokens of prompts that were known and not run.", cached)
-        yield _llama_counter("prompt_seconds", "From getting a slot to the first token.", max(prompt_seconds, 0.0))
+        yield _llama_counter("prompt_tokens_cached", "Tokens of prompts that were cached and not run.", cached)
+        yield _llama_counter("prompt_seconds", "Time from getting a slot to the first token.", max(prompt_seconds, 0.0))
         yield _llama_counter("tokens_predicted", "Tokens that were generated.", predicted)
-        yield _llama_counter("tokens_predicted_seconds", "Between tokens of a sequence.", predicted_seconds)
+        yield _llama_counter("tokens_predicted_seconds", "Time between tokens of a sequence.", predicted_seconds)
         yield _llama_counter("n_decode", "Steps of the model that were run.", steps)
         yield _llama_gauge("prompt_tokens_seconds", "Tokens of prompts a second.", prompt_tokens, prompt_seconds)
         yield _llama_gauge("predicted_tokens_seconds", "Generated tokens a second.", predicted, predicted_seconds)
@@ -376,7 +407,9 @@ class LlamaCollector(Collector):
             "requests_deferred", "Requests that wait for a slot.", sum(stats.queued for _, stats in readings)
         )
         decoded = sum(one.decode_tokens for one in every)
-        yield _llama_gauge("n_busy_slots_per_decode", "Sequences that a step takes a token further.", decoded, steps)
+        yield _llama_gauge(
+            "n_busy_slots_per_decode", "The mean number of sequences that get a token in a step.", decoded, steps
+        )
 
 
 def _llama_counter(name: str, text: str, value: float) -> Metric:

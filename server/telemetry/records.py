@@ -30,7 +30,7 @@ CLIENT_LEFT = 499
 """The status of a request whose client left before it was answered."""
 
 UNMATCHED = "unmatched"
-"""The route of requests for which there is none."""
+"""The route of requests that match none."""
 
 REQUEST_ID = "X-Request-Id"
 
@@ -221,7 +221,7 @@ class RecentReports:
 
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 TRACER = web.AppKey("tracer", RequestTracer)
-"""Absent where there are no traces."""
+"""Absent if there are no traces."""
 RECORD = web.RequestKey("record", RequestRecord)
 RECENT = web.AppKey("recent", RecentReports)
 

@@ -26,7 +26,7 @@ CONTENT_TYPES = {
     ".css": "text/css",
     ".svg": "image/svg+xml",
 }
-"""By suffix, what a browser may ask for."""
+"""The content types of the files that a browser may request, by suffix."""
 
 
 @cache

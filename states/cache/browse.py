@@ -180,7 +180,7 @@ def _node(checkpoint: Checkpoint, index: dict[Checkpoint, int], head_tokens: int
 
 
 HEAD_TOKENS = 48
-"""How many tokens of a node's text are told."""
+"""How many tokens of a node's text are returned."""
 
 MOST_POSITIONS = 4000  # that are listed: the most recently used
 MOST_SEARCHED = 1 << 20  # tokens whose text is searched

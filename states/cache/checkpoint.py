@@ -81,7 +81,7 @@ class Checkpoint:
 
 def position_missing(position: str) -> NotFoundError:
     """Return the error for the id of a position that the cache does not know."""
-    return NotFoundError(f"there is no kept position {position[:80]!r}; it may have been dropped or have given way")
+    return NotFoundError(f"there is no kept position {position[:80]!r}; it may have been dropped or evicted")
 
 
 # The roots under which checkpoints are kept. A root names the initial state of a sequence, and the scope whose clients

@@ -50,7 +50,7 @@ class EvictionQueue:
     def add(self, checkpoint: Checkpoint, size: int) -> None:
         """Add a copy of `size` bytes."""
         assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier}"
-        assert self.tier not in checkpoint.sizes, f"a second copy in tier {self.tier}"
+        assert self.tier not in checkpoint.sizes, f"tier {self.tier} already has a copy"
         checkpoint.sizes[self.tier] = size
         self._ranking(checkpoint).put(checkpoint, size)
 

@@ -88,12 +88,12 @@ class CacheUpkeep:
 
     def forget_root(self, root: str) -> None:
         """Drop the checkpoints of sequences that start from the state with this digest. For any thread."""
-        self._do(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
+        self._do(partial(self._cache.drop_state, root), "states that no request can reach stay in it")
 
     def changes(self, since: int | None) -> SummaryChanges | None:
         """Return what has changed in the cache's summary since a version. If there is none, start it; return None."""
         if self._cache.summary is None:
-            self._do(self._cache.summarise, "nobody is told what it keeps")
+            self._do(self._cache.summarise, "its contents are not reported")
             return None
         return self._cache.summary.changes(since)
 
@@ -102,7 +102,7 @@ class CacheUpkeep:
         if self._stopped:
             return
         if self._cache.has_unwritten:
-            self._do(self._cache.write_behind, "states are in memory alone until the end")
+            self._do(self._cache.write_behind, "some states are not written to disk yet")
         self._next = self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
 
     def _do(self, action: Callable[[], object], consequence: str) -> None:

@@ -20,7 +20,9 @@ from states.files.reading import LAYOUT_KEY, Layout, LoadedState, read_state, tu
 from states.frozen import FrozenState, Payload, freeze_state
 
 _OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
-"""Persistent states, called after their ids, and those of a cache in the same folder, after a hash of their tokens."""
+"""The names of files that the server writes: the ids of persistent states, and hashes of tokens for a cache in the same
+folder.
+"""
 
 
 def confined_path(folder: Path | None, requested: str, field: str) -> Path:
@@ -32,7 +34,12 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
     state gets it by its name, and must not find out by a hash what others have asked.
     """
     if folder is None:
-        raise InvalidRequestError(field, requested, "no path at all: no folder of state files is configured")
+        raise InvalidRequestError(
+            field,
+            requested,
+            "the name or id of a state, since no folder of state files is configured (--state-folder or "
+            "--state-file-folder)",
+        )
     allowed = "a relative path inside the folder of state files"
     if not is_inner_path(requested):
         raise InvalidRequestError(field, requested, allowed)
@@ -96,15 +103,21 @@ class OwnedFolder:
             path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path / lock_name, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise StateError(f"{what} {path}: {error.strerror}; expected a folder to write into") from error
+            raise StateError(
+                f"{what} {path}: {error.strerror}; expected a folder that the server can write to"
+            ) from error
         self._close = weakref.finalize(self, os.close, descriptor)
         try:
             _lock(descriptor)
         except OSError as error:
             self._close()
             if error.errno in _HELD:
-                raise StateError(f"{what} {path}: another process uses it; expected one of its own") from error
-            raise StateError(f"{what} {path}: can't be locked: {error.strerror}; expected one that can") from error
+                raise StateError(
+                    f"{what} {path}: another process uses it; expected a folder that no other process uses"
+                ) from error
+            raise StateError(
+                f"{what} {path}: can't be locked: {error.strerror}; expected a folder that supports locks"
+            ) from error
 
     def release(self) -> None:
         """Unlock the folder for other processes. Idempotent."""

@@ -251,14 +251,14 @@ def _checked_metadata(file: SafetensorsFile, path: Path) -> dict[str, str]:
         raise StateError(f"{path.name}: damaged: the metadata does not match its checksum")
     covered = {name.removeprefix(_CHECKSUM_PREFIX) for name in metadata if name.startswith(_CHECKSUM_PREFIX)}
     if set(file.tensors) != covered:
-        raise StateError(f"{path.name}: damaged: its metadata tells of other tensors than it holds")
+        raise StateError(f"{path.name}: damaged: its metadata lists other tensors than the file holds")
     return metadata
 
 
 def _summary(file: SafetensorsFile, metadata: Mapping[str, str], path: Path, model: str | None) -> Summary:
     origin = _origin(metadata, path)
     if model is not None and origin.model != model:
-        raise StateError(f"{path.name}: the state belongs to model {origin.model}; this one is {model}")
+        raise StateError(f"{path.name}: the state belongs to model {origin.model}; the loaded model is {model}")
     tokens = _tokens(file, metadata, origin, path) if _TOKENS in file.tensors else None
     return Summary(origin, tokens, _LOGITS in file.tensors)
 
@@ -279,7 +279,7 @@ def _origin(metadata: Mapping[str, str], path: Path) -> Origin:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise ValueError(f"{text[:20]!r} is no count")
+        raise ValueError(f"{text[:20]!r} is not a whole number from 0 on")
     return int(text)
 
 

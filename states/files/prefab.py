@@ -58,7 +58,7 @@ def state_from_rows(
     try:
         flat = np.asarray(values, np.float32)
     except (TypeError, ValueError) as error:
-        raise StateError(f"{source}: data is no flat list of numbers: {error}") from error
+        raise StateError(f"{source}: data is not a flat list of numbers: {error}") from error
     check_array(flat, (int(np.prod(expected)),), f"{source}: data")
     rows = flat.reshape(shape.num_layers, -1, shape.width)  # [L, R, D]
     state = {}
@@ -89,7 +89,9 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
 def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
     """Read a CBOR state file. Raises StateError if it is damaged or does not fit the model."""
     if not _is_plain_cbor(data):
-        raise StateError(f"{source}: not readable CBOR: it is truncated, or holds more than a state's plain values")
+        raise StateError(
+            f"{source}: not readable CBOR: the file is truncated, or holds values that a state does not have"
+        )
     try:
         content = cbor2.loads(data)
     except Exception as error:  # the library also lets the exceptions of its value decoders through
@@ -103,7 +105,7 @@ def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
     if len(key) != 16:
         raise StateError(f"{source}: id has {len(key)} bytes; a UUID has 16")
     if len(raw) % 4 != 0:
-        raise StateError(f"{source}: data has {len(raw)} bytes, which are no whole f32 values")
+        raise StateError(f"{source}: data has {len(raw)} bytes; expected a multiple of 4, for f32 values")
     state = state_from_rows(np.frombuffer(raw, "<f4"), dims, shape, source)
     return Prefab(str(fields["name"]), uuid.UUID(bytes=key), fields["default"] is True, state)
 
@@ -152,7 +154,7 @@ def _fields(shape: ModelShape, source: str) -> tuple[StateField, ...]:
         sizes = (field.shape[0] * field.shape[1],) if field.kind is FieldKind.MATRIX else field.shape
         if sizes != (shape.width,):
             raise StateError(
-                f"{source}: this form has rows of {shape.width} numbers; "
-                f"{field.name} of a {shape.version} state is {list(field.shape)}"
+                f"{source}: a {shape.version} state can't be in this form, which has rows of {shape.width} "
+                f"numbers: {field.name} has the shape {list(field.shape)}"
             )
     return shape.state_fields

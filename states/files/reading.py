@@ -38,7 +38,7 @@ from states.tokens import TOKEN_BYTES, unpack
 # layout it is: the reader of the container decides.
 
 Layout: TypeAlias = Literal["value_key", "key_value"]
-"""Which of the last two axes of a time_state tensor is which: BlinkDL's, or ai00's."""
+"""The order of the last two axes of a time_state tensor: BlinkDL's `value_key`, or ai00's `key_value`."""
 
 _NAME = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.att\.time_state")
 
@@ -97,7 +97,9 @@ def _matrix_field(shape: ModelShape, source: str) -> StateField:
     """Return the state field whose initial value is time_state."""
     matrices = [field for field in shape.state_fields if field.kind is FieldKind.MATRIX]
     if len(matrices) != 1:
-        raise StateError(f"{source}: a tuned state is one matrix a head; a {shape.version} state has no such field")
+        raise StateError(
+            f"{source}: a tuned state has one matrix for each head; a {shape.version} state has no such field"
+        )
     return matrices[0]
 
 
@@ -187,7 +189,7 @@ def _from_saved(saved: SavedState, shape: ModelShape, name: str) -> LoadedState:
     )
     if len(last_tokens) > MAX_LAST_TOKENS or any(token >= shape.vocab_size for token in last_tokens):
         raise StateError(
-            f"{name}: last_tokens are no token ids from 0 to {shape.vocab_size - 1}, at most {MAX_LAST_TOKENS}"
+            f"{name}: last_tokens must be at most {MAX_LAST_TOKENS} token ids from 0 to {shape.vocab_size - 1}"
         )
     return LoadedState(
         "full",

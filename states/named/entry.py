@@ -1,7 +1,7 @@
-"""A named state and what is counted of it: retention, leases, quotas, reference counts, tombstones.
+"""A named state, and what is recorded about it: retention, leases, quotas, reference counts, tombstones.
 
-A name is plain, as `talk`, and shared by all, or in a namespace, as `ann/talk`: then it is the client's whose namespace
-that is. The owner of a lease is in the namespace of its states.
+A plain name, such as `talk`, is shared by all clients. A name in a namespace, such as `ann/talk`, belongs to the client
+of that namespace. The owner of a lease is in the same namespace as its states.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from states.frozen import NO_INITIAL_STATE, FrozenState
 
 
 class Tombstones:
-    """The names that were deleted last, and why."""
+    """The names that were deleted most recently, each with the reason."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
         self._reasons: dict[str, str] = {}
 
     def note(self, name: str, reason: str) -> None:
-        """Remember why a name was deleted."""
+        """Record why a name was deleted; beyond the limit, drop the oldest record."""
         self._reasons.pop(name, None)
         self._reasons[name] = reason
         if len(self._reasons) > self._limit:
             del self._reasons[next(iter(self._reasons))]
 
     def revive(self, name: str) -> None:
-        """Forget a name, which is in use again."""
+        """Drop the record of a name that is in use again."""
         self._reasons.pop(name, None)
 
     def reason(self, name: str) -> str | None:
-        """Return why a name was deleted; None where that is not known."""
+        """Return why a name was deleted; None if it is not recorded."""
         return self._reasons.get(name)
 
 
@@ -45,46 +45,46 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A name and what it stands for at a moment; equal where id and version are.
+    """A name and the state it stands for at one moment; two are equal if their ids and versions are.
 
-    It stays usable when the name is gone or stands for another state.
+    It stays usable after the name is deleted or stands for another state.
     """
 
     id: uuid.UUID  # stays the same when the name moves or the state advances
     version: int  # greater after each change; no two states of a store have the same
     name: str = field(compare=False)
     form: StateForm = field(compare=False)
-    source: str = field(compare=False)  # the file's name, or where else it came from
+    source: str = field(compare=False)  # the file's name, or what else it came from
     created: float = field(compare=False)  # Unix time, seconds
-    owner: str | None = field(compare=False)  # whose lease it belongs to; None = persistent
+    owner: str | None = field(compare=False)  # of the lease that keeps it; None = persistent
     frozen: FrozenState = field(compare=False)
-    read_only: bool = field(default=False, compare=False)  # the operator brings it at every start
+    read_only: bool = field(default=False, compare=False)  # the operator loads it at every start
     expires_in: float | None = field(default=None, compare=False)  # seconds without use, when a `StateStore` gave it
 
     @property
     def persistent(self) -> bool:
-        """Whether it stays until it is removed."""
+        """Whether the state stays until it is deleted, and needs no lease."""
         return self.owner is None
 
     @property
     def namespace(self) -> str:
-        """Whose it is; empty for a shared one."""
+        """The namespace of the name; empty for a shared state."""
         return split_name(self.name)[0]
 
     @property
     def plain_name(self) -> str:
-        """Its name as whoever it belongs to says it."""
+        """The name without its namespace, as the client that it belongs to writes it."""
         return split_name(self.name)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how long a new name is to be kept: with an owner's lease, or until it is removed."""
+    """How long a new name is kept: as long as an owner's lease lasts, or until it is deleted."""
 
     owner: str | None = None  # None = the state's own name
-    ttl: float | None = None  # seconds without use; None = as the owner has it already, else an hour
+    ttl: float | None = None  # seconds without use; None = that of the owner's lease, or an hour if it has none yet
     persistent: bool = False
-    shared: bool = False  # for all clients, where a server tells them apart
+    shared: bool = False  # for all clients, if the server gives each its namespace
 
     def check(self) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
@@ -95,39 +95,41 @@ class Retention:
         if self.persistent and self.ttl is not None:
             raise InvalidRequestError("ttl", self.ttl, "null for a persistent state, which belongs to no lease")
         if self.ttl is not None and not 0 < self.ttl <= MAX_TTL:
-            raise InvalidRequestError("ttl", self.ttl, f"seconds, more than 0 and at most {MAX_TTL:.0f}")
+            raise InvalidRequestError("ttl", self.ttl, f"a number of seconds above 0 and at most {MAX_TTL:.0f}")
 
     def owner_of(self, name: str) -> str | None:
-        """Return who owns a state of this name: None for a persistent one."""
+        """Return the owner of a state with this name; None if it is persistent."""
         return None if self.persistent else self.owner or name
 
 
 def check_changeable(entry: NamedState, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, for a state that is read-only.
+    """Raise InvalidRequestError, which names `field`, if the state is read-only.
 
-    Those that the operator brings at every start are so for everybody: the next start would undo a change.
+    States that the operator loads at every start are read-only for everybody, because the next start would undo a
+    change.
     """
     if entry.read_only:
         raise InvalidRequestError(
             field,
             entry.name,
-            "a state that may be changed; this one is the operator's: copy it under another name",
+            "a state that can be changed; this one is read-only, since the server's operator loads it at every "
+            "start; copy it under another name",
         )
 
 
 def full_name(namespace: str, name: str) -> str:
-    """Return the name in a namespace; the empty one leaves it plain."""
+    """Return the plain `name` with its namespace; it stays plain if the namespace is empty."""
     return f"{namespace}/{name}" if namespace else name
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the namespace of a name and the plain name in it."""
+    """Split a name into its namespace, which is empty for a shared name, and its plain name."""
     namespace, _, plain = name.rpartition("/")
     return namespace, plain
 
 
 def parse_id(text: str) -> uuid.UUID | None:
-    """The id that `text` spells in any of the forms of a UUID; None where it spells none."""
+    """Return the id that `text` spells in any of the forms of a UUID; None if it is no UUID."""
     try:
         return uuid.UUID(text)
     except ValueError:
@@ -135,18 +137,18 @@ def parse_id(text: str) -> uuid.UUID | None:
 
 
 def check_new_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, where a state can't be given this plain name.
+    """Raise InvalidRequestError, which names `field`, if a new state can't have this plain name.
 
-    Ids are looked up before names, so a state whose name spells an id could be out of reach. States of earlier
+    Ids are looked up before names, so a state whose name is also an id might be unreachable. States of earlier
     versions may have such names and keep them.
     """
     check_name(name, field)
     if parse_id(name) is not None:
-        raise InvalidRequestError(field, name, "a name that is no UUID, since ids of states are UUIDs")
+        raise InvalidRequestError(field, name, "a name that is not a UUID, since state ids are UUIDs")
 
 
 def check_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, where this can't be the plain name of a state or an owner."""
+    """Raise InvalidRequestError, which names `field`, if this can't be the plain name of a state or an owner."""
     if not (len(name) <= MAX_NAME and _is_sayable(name)) or name == NO_INITIAL_STATE:
         raise InvalidRequestError(
             field,
@@ -161,14 +163,14 @@ def _is_sayable(name: str) -> bool:
 
 
 def check_full_name(name: str, field: str) -> None:
-    """The same for a name in a namespace, or a plain one."""
+    """Raise InvalidRequestError, which names `field`, if the namespace or the plain name is not allowed."""
     namespace, plain = split_name(name)
     for part in (namespace, plain) if namespace else (name,):
         check_name(part, field)
 
 
 class ReferenceCounts:
-    """How many names stand for each state; the arrays of a state count once."""
+    """How many names stand for each state, and the bytes of all states; a state with several names counts once."""
 
     def __init__(self) -> None:
         self._names: Counter[FrozenState] = Counter()
@@ -185,7 +187,7 @@ class ReferenceCounts:
         self._digests[state.digest] += 1
 
     def remove(self, state: FrozenState) -> bool:
-        """Decrement the reference count of `state`; whether no state of these values is left."""
+        """Decrement the reference count of `state`. Return True if no state of these values is left."""
         self.num_names -= 1
         self._names[state] -= 1
         self._digests[state.digest] -= 1
@@ -198,7 +200,7 @@ class ReferenceCounts:
         return True
 
     def growth(self, added: Iterable[FrozenState], removed: Iterable[FrozenState]) -> int:
-        """Return by how many bytes the total would change; negative where it would shrink."""
+        """Return by how many bytes the total would change; negative if it would shrink."""
         change = Counter(added)
         change.subtract(removed)
         before = self._names
@@ -210,19 +212,19 @@ class ReferenceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one namespace may have. Shared states have no quota."""
+    """The limits of one namespace. Shared states have no quota."""
 
-    num_bytes: int | None = None  # of its states; None = a quarter of what all may have
+    num_bytes: int | None = None  # of its states; None = a quarter of the capacity for all states
     names: int = 1000
-    ttl: float = 7 * 86400.0  # seconds; the longest that a lease of it may go without use
+    ttl: float = 7 * 86400.0  # seconds; the longest time without use that a lease may be given
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError unless `ttl` is a finite number from 0 on."""
         check_finite("ttl", self.ttl)
 
 
 class Quotas:
-    """The states in each namespace, and what of them is too much. Not thread-safe."""
+    """The names and bytes in use in each namespace, checked against its quota. Not thread-safe."""
 
     def __init__(self, quota: Quota, capacity: int) -> None:
         self.num_bytes = capacity // 4 if quota.num_bytes is None else quota.num_bytes
@@ -230,46 +232,48 @@ class Quotas:
         self._counts: dict[str, ReferenceCounts] = {}
 
     def add(self, entry: NamedState) -> None:
-        """Count a state."""
+        """Add a state to the count of its namespace."""
         self._counts.setdefault(entry.namespace, ReferenceCounts()).add(entry.frozen)
 
     def remove(self, entry: NamedState) -> None:
-        """Count a state no longer."""
+        """Remove a state from the count of its namespace."""
         counts = self._counts[entry.namespace]
         counts.remove(entry.frozen)
         if counts.num_names == 0:
             del self._counts[entry.namespace]
 
     def used(self, namespace: str) -> int:
-        """Return the bytes that a namespace has; copies share theirs."""
+        """Return the bytes that the states of a namespace take; copies share theirs."""
         return self._of(namespace).num_bytes
 
     def growth(self, namespace: str, added: Iterable[FrozenState], removed: Iterable[FrozenState] = ()) -> int:
-        """Return by how many bytes a namespace would change."""
+        """Return by how many bytes the states of a namespace would change; negative if they would shrink."""
         return self._of(namespace).growth(added, removed)
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
-        """Raise OverloadedError where a namespace may not have so much more."""
+        """Raise OverloadedError if `num_bytes` and `num_names` more exceed the quota of a namespace."""
         if not namespace:
             return
         counts = self._of(namespace)
         if num_names > 0 and counts.num_names + num_names > self._quota.names:
             raise OverloadedError(
-                f"states: no room for {num_names} more names of {namespace!r}: it has {counts.num_names} of the "
-                f"{self._quota.names} that a key may have; delete states, or wait until a lease ends",
+                f"states: no room for {num_names} more names of the API key {namespace!r}: it has "
+                f"{counts.num_names} of at most {self._quota.names}; delete states, or wait until a lease ends",
                 retry_after=retry_after,
             )
         if num_bytes > 0 and counts.num_bytes + num_bytes > self.num_bytes:
             raise OverloadedError(
-                f"states: no room for {num_bytes} more bytes of {namespace!r}: it has {counts.num_bytes} of the "
-                f"{self.num_bytes} that a key may have; delete states, or wait until a lease ends",
+                f"states: no room for {num_bytes} more bytes of the API key {namespace!r}: it has "
+                f"{counts.num_bytes} of at most {self.num_bytes}; delete states, or wait until a lease ends",
                 retry_after=retry_after,
             )
 
     def check_ttl(self, name: str, ttl: float | None) -> None:
-        """Raise InvalidRequestError for a lease that is too long for the namespace of a name."""
+        """Raise InvalidRequestError if `ttl` exceeds the quota of the namespace of a name."""
         if split_name(name)[0] and ttl is not None and ttl > self._quota.ttl:
-            raise InvalidRequestError("ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, as a key may have")
+            raise InvalidRequestError(
+                "ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, the longest lease of an API key"
+            )
 
     def _of(self, namespace: str) -> ReferenceCounts:
         return self._counts.get(namespace, _NOTHING)
@@ -277,7 +281,7 @@ class Quotas:
 
 _NOTHING = ReferenceCounts()
 
-# Owners and their leases: how long what an owner has stays without being used, and whose gives way first.
+# Owners and their leases: how long the states of an owner stay without use, and which owner's are dropped first.
 
 DEFAULT_TTL = 3600.0
 MAX_TTL = 30 * 86400.0
@@ -285,37 +289,37 @@ MAX_TTL = 30 * 86400.0
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What an owner has from its first use on, until it has not been used for `ttl` seconds."""
+    """The lease that keeps all states of an owner; it expires when none of them was used for `ttl` seconds."""
 
     owner: str
     number: int  # grows from one lease to the next: the greatest is the newest
     ttl: float
-    expires: float  # by the clock
+    expires: float  # seconds, by the clock of `Leases`
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLease:
-    """What an owner has at one moment."""
+    """The lease and the states of an owner at one moment."""
 
     owner: str
     ttl: float  # seconds
-    expires_in: float  # seconds, if it is not used
+    expires_in: float  # seconds, if none of them is used
     names: tuple[str, ...]  # of its states
-    num_bytes: int  # of these, as if they shared nothing
+    num_bytes: int  # of these states, as if they shared no arrays
 
 
 class Leases:
     """The leases that have not ended. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds that never go back."""
+        """`clock` returns seconds and must never go back."""
         self._clock = clock
         self._last_number = 0
         self._by_owner: dict[str, Lease] = {}
         self._soonest = math.inf  # nothing expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Begin the owner's lease, or restart its time. `ttl` None leaves it as it is."""
+        """Begin the owner's lease, or restart its time. If `ttl` is None, the lease keeps its `ttl`, an hour if new."""
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:
@@ -328,7 +332,10 @@ class Leases:
         return lease
 
     def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
-        """Enter a lease as it is elsewhere, in place of the one that the owner has; it was `used` last then."""
+        """Enter a lease read from elsewhere, in place of the owner's lease if it has one.
+
+        `used` is the time of its last use, by the clock.
+        """
         lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
         self._last_number = max(self._last_number, number)
         self._soonest = min(self._soonest, lease.expires)
@@ -338,7 +345,7 @@ class Leases:
         return self._by_owner.get(owner)
 
     def end(self, owner: str) -> None:
-        """End the owner's lease, if it has one; its next use begins another, which is the newest then."""
+        """End the owner's lease, if it has one. The owner's next use begins a new lease, which is then the newest."""
         self._by_owner.pop(owner, None)
 
     def end_expired(self) -> list[Lease]:

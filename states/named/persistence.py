@@ -1,4 +1,4 @@
-"""Persistent states in a folder: one full-state file each, called after its id, and loaded again at the next start."""
+"""Persistent states in a folder: one full-state file each, named after the state's id and loaded at the next start."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ class SavedStates:
     """The files of persistent states. Other files in the folder are left alone."""
 
     def __init__(self, files: StateFiles, folder: Path) -> None:
-        """Makes the folder where it is missing. Raises OSError where it can't be made."""
+        """Make the folder if it is missing. Raises OSError if that fails."""
         folder.mkdir(parents=True, exist_ok=True)
         self._files = files
         self._folder = folder
 
     def load(self) -> Iterator[FoundState]:
-        """What is there, oldest first. What is damaged, of another model or no file is told in the log and stays."""
+        """Yield the saved states, oldest first, and delete unfinished files of an earlier run.
+
+        A path that is no file, a damaged file and a state of another model are logged, skipped and left in the folder.
+        """
         for unfinished in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
             if _id_of(unfinished.name.partition(".")[0]) is not None:
                 with suppress(OSError):
@@ -55,14 +58,14 @@ class SavedStates:
                 yield found
 
     def save(self, key: uuid.UUID, name: str, frozen: FrozenState) -> None:
-        """Write or replace one. Raises StorageError where it can't be written; the old file is then there."""
+        """Write or replace the file of a state. Raises StorageError if that fails; an old file then remains."""
         try:
             self._files.save(self._path(key), name, frozen)
         except OSError as error:
             raise StorageError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
 
     def delete(self, key: uuid.UUID) -> None:
-        """Delete the file of one, where there is one. Raises StorageError where it can't be deleted."""
+        """Delete the file of a state, if it has one. Raises StorageError if that fails."""
         try:
             delete_file(self._path(key))
         except OSError as error:
@@ -76,7 +79,7 @@ class SavedStates:
         assert key is not None  # the caller has looked
         loaded = self._files.read(path)
         if loaded.name is None:
-            raise StateError(f"{path.name}: has no name in it")
+            raise StateError(f"{path.name}: has no name for the state")
         return FoundState(loaded.name, key, modified(path), path.name, self._files.freeze(loaded, path.name))
 
 

@@ -1,8 +1,8 @@
-"""Named states as clients of an engine reach them: the interface, and states in memory and a folder.
+"""The store of named states that clients of an engine use: its interface, and a store in memory and a folder.
 
-A state belongs to its owner's lease, which ends when nobody uses what the owner has, or is persistent: then it stays
-until it is deleted, and is kept in a folder. One that the operator brings at every start is read-only, since that file
-would undo every change.
+A state either has an owner, whose lease ends if none of the owner's states is used, or is persistent: then it stays
+until it is deleted, and is kept in a folder. A state that the operator loads from a file at every start is read-only,
+since the next start would undo a change.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _log = logging.getLogger(__name__)
 class StateStore(Protocol):
     """Named states, shared by all who use an engine. For one event loop, which no method blocks.
 
-    What is given out is immutable and outlives its deletion. To use a state renews the lease of its owner. Its
-    arrays may be read where `get`, `default`, `put` or `compare_and_set` gave it.
+    The states it returns are immutable and stay usable after they are deleted. Using a state renews its owner's lease.
+    The arrays may be read only of states that `get`, `default`, `put` or `compare_and_set` returned.
     """
 
     async def get(self, name_or_id: str) -> NamedState:
         """Return the state of this id or, else, of this name, and renew its owner's lease.
 
-        Raises NotFoundError, which lists the names and says what became of this one.
+        Raises NotFoundError, which lists the shared names and says what became of this one.
         """
         ...
 
     async def find(self, name_or_id: str) -> NamedState | None:
-        """Return the state of this id or, else, of this name, if there is one. To look at it is not to use it."""
+        """Return the state of this id or, else, of this name, if there is one. Its owner's lease is not renewed."""
         ...
 
     async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        """Return the error for a name that is not in a namespace nor shared; it lists no other names."""
+        """Return the error for a name that is neither in a namespace nor shared. It lists names of these two only."""
         ...
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        """Return all states, or those of a namespace. To look at them is not to use them."""
+        """Return all states, or those of a namespace. Leases are not renewed."""
         ...
 
     def usage(self) -> StateUsage:
@@ -64,7 +64,7 @@ class StateStore(Protocol):
         ...
 
     async def default(self) -> NamedState | None:
-        """Return the state that requests start from which name none; None is the fill values."""
+        """Return the state from which requests start if they name none; None stands for the fill values."""
         ...
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
@@ -81,18 +81,18 @@ class StateStore(Protocol):
         form: StateForm = "full",
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Keep a state under a free name. `key` is the id that it gets if that is free.
+        """Keep a state under a free name. It gets the id `key` if that is free.
 
-        Raises InvalidRequestError for a name that can't be had, OverloadedError where there is no room, StorageError
-        where a persistent state can't be written; then all is as it was.
+        Raises InvalidRequestError if the name is taken or not allowed, OverloadedError if there is no room, and
+        StorageError if a persistent state can't be written. After an error nothing has changed.
         """
         ...
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
         """Replace the values of a state if it still has the version of `old`. Name and id stay.
 
-        Raises NotFoundError where it was deleted or changed, InvalidRequestError where it is read-only, OverloadedError
-        where there is no room, StorageError where it can't be written.
+        Raises NotFoundError if the state was deleted or changed, InvalidRequestError if it is read-only,
+        OverloadedError if there is no room, and StorageError if a persistent state can't be written.
         """
         ...
 
@@ -103,30 +103,34 @@ class StateStore(Protocol):
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
         """Give a state another name, another owner, or both, in one step.
 
-        Raises what `get` and `put` raise, and InvalidRequestError where it is read-only.
+        Raises what `get` and `put` raise, and InvalidRequestError if the state is read-only.
         """
         ...
 
     async def delete(self, name_or_id: str) -> NamedState:
         """Delete a state. Sequences that run from it go on.
 
-        Raises NotFoundError, InvalidRequestError where it is read-only, StorageError where its file can't be deleted;
-        then all is as it was.
+        Raises NotFoundError, InvalidRequestError if it is read-only, and StorageError if its file can't be deleted.
+        After an error nothing has changed.
         """
         ...
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return all leases, or those in a namespace, the newest first. To look at them is not to use them."""
+        """Return all leases, or those in a namespace, the newest first. They are not renewed."""
         ...
 
     async def end_lease(self, owner: str) -> OwnerLease:
-        """Remove all states of an owner; sequences that run from them go on. Raises NotFoundError."""
+        """Delete all states of an owner; sequences that run from them go on.
+
+        Raises NotFoundError if the owner has no lease.
+        """
         ...
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        """Hold the lock of a state's id while the block runs, so that those who run the model to change it take turns.
+        """Hold the lock of a state's id while the block runs, so that requests that run the model to change a state
+        take turns.
 
-        It holds for one engine; `compare_and_set` finds changes by others.
+        The lock covers one engine only; `compare_and_set` detects changes by others.
         """
         ...
 
@@ -158,8 +162,8 @@ class KeyedLocks:
 class LocalStateStore:
     """A `StateStore` in this process: a table in memory, and a folder for persistent states.
 
-    The disk is written on other threads. A change that the disk does not take is undone. `add`, `add_file`,
-    `load_saved` and `set_default` are for the start; they wait for the disk.
+    Files are written on other threads. A change that can't be written is undone. `add`, `add_file`, `load_saved` and
+    `set_default` are for the start; they may block.
     """
 
     def __init__(
@@ -172,9 +176,9 @@ class LocalStateStore:
         quota: Quota = _QUOTA,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`capacity` bounds the bytes of all states together, `max_names` their number, `quota` those of a namespace.
+        """`capacity` bounds the bytes of all states together, `max_names` their names, `quota` both for a namespace.
 
-        `saved` keeps persistent ones; None can't keep any.
+        `saved` keeps the files of persistent states; if it is None, a state can't be made persistent.
         """
         self.files = files
         self._saved = saved
@@ -184,21 +188,21 @@ class LocalStateStore:
             capacity, max_names, clock, partial(_report, self._listeners), quota, keeps_persistent=saved is not None
         )
         self._lock = threading.RLock()
-        self._disk_lock = threading.Lock()  # taken before the other one
+        self._disk_lock = threading.Lock()  # always taken before `_lock`
         self._key_locks = KeyedLocks()
 
     def on_forgotten(self, forget: Callable[[str], None]) -> None:
-        """Have `forget` called with a digest when no name stands for a state of these values any more.
+        """Call `forget` with the digest of a state when no name stands for a state of these values any more.
 
-        It is called on any thread, and must not block.
+        It may be called on any thread, and must not block.
         """
         self._listeners.append(forget)
 
     def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
-        """Read a file that the operator brings. `name` defaults to the file's own, then to the path's stem, and `key`,
-        the state's id, to the file's own.
+        """Read a state file of the operator, and enter its state.
 
-        One that calls itself the default becomes it.
+        `name` defaults to the name in the file, then to the path's stem; `key`, the state's id, to the id in the file.
+        If the file says that its state is the default, it becomes the default.
         """
         if name is not None:
             check_new_name(name, "state name")
@@ -213,7 +217,7 @@ class LocalStateStore:
         return entry
 
     def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        """Enter a state that the operator brings at every start: it is not kept in the folder, and is read-only."""
+        """Enter a state that the operator loads at every start: it is read-only, and not written to the folder."""
         frozen = self.files.freeze(loaded, source)
         with self.locked() as table:
             table.check_free(name, "state name")
@@ -223,7 +227,7 @@ class LocalStateStore:
         return entry
 
     def load_saved(self) -> None:
-        """Enter the persistent states of earlier runs. One that has no place any more is told in the log."""
+        """Enter the persistent states of earlier runs. A state that has no room any more is logged and skipped."""
         for found in () if self._saved is None else self._saved.load():
             try:
                 with self.locked() as table:
@@ -319,7 +323,7 @@ class LocalStateStore:
                     return table.delete(name_or_id)
             if await asyncio.to_thread(self._delete_saved, entry):
                 return entry
-            # it was changed meanwhile, and whoever did that writes its file again
+            # the state was changed meanwhile, and that change writes its file again: try once more
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
         with self.locked() as table:
@@ -334,13 +338,13 @@ class LocalStateStore:
 
     @contextmanager
     def locked(self) -> Iterator[NamedStateTable]:
-        """Lock the table and drop what has expired, on any thread. Not to be held while anything is awaited."""
+        """Lock the table and drop expired leases with their states. For any thread; the block must not await."""
         with self._lock:
             self._table.end_expired()
             yield self._table
 
     def report_forgotten(self, digest: str) -> None:
-        """Call those who asked by `on_forgotten`: no name stands for a state of these values any more."""
+        """Report to the callbacks of `on_forgotten` that no name stands for a state of these values any more."""
         _report(self._listeners, digest)
 
     def _shown(self, entry: NamedState) -> NamedState:
@@ -348,7 +352,7 @@ class LocalStateStore:
             return table.shown(entry)
 
     def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
-        """Persist the change; roll it back if writing fails, unless another has come after it."""
+        """Persist the change; roll it back if writing fails, unless a later change has replaced it."""
         try:
             for entry in entries:
                 self._sync(entry.id)
@@ -364,10 +368,10 @@ class LocalStateStore:
 
     def _drop_unwritten(self, entries: Sequence[NamedState]) -> None:
         for entry in entries:
-            self._table.drop(entry, "it could not be written")
+            self._table.drop(entry, "its file could not be written")
 
     def _delete_saved(self, entry: NamedState) -> bool:
-        """Delete a persistent state, its file first so that a name that is gone does not come back.
+        """Delete a persistent state: first its file, so that a deleted name does not come back at the next start.
 
         Returns False if the state was changed meanwhile.
         """
@@ -390,7 +394,7 @@ class LocalStateStore:
             self._failed_writes += 1
 
     def _sync(self, key: uuid.UUID) -> None:
-        """Write the file of the state of this id, or delete it where there is no such persistent state."""
+        """Write the file of the state of this id, or delete the file if there is no such persistent state."""
         if self._saved is None:
             return
         with self._disk_lock:

@@ -1,9 +1,9 @@
-"""The table of named states: what is done to it, who owns them, how many bytes they take, and who gives way if room is
-short.
+"""The table of named states: the changes to it, the owners of states, their bytes, and evictions when room is short.
 
-A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
-fit, the newest leases end, each with all its states, but only leases of its own namespace that are newer than the one
-in whose name room is asked for. If even that would not do, nothing ends and the newcomer is refused.
+A lease lasts as long as its owner has states, unless it expires before because none of them is used.
+If a new state does not fit, leases end, the newest first, each with all its states. Only leases of the new state's
+namespace end that are newer than its own lease. If ending them all would not be enough, none ends, and the new state is
+refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from states.named.entry import (
 
 
 class NameIndex:
-    """Names and what they stand for, in the order in which the names were entered."""
+    """The named states by name, id, owner and namespace, in the order in which their names were entered."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, NamedState] = {}
@@ -97,7 +97,7 @@ class StateListing:
 
     entries: tuple[NamedState, ...]  # in the order in which the names were entered
     default: str | None  # the name of the default state
-    num_bytes: int  # of all states, or of those in the namespace that was asked for; copies share theirs
+    num_bytes: int  # of all states, or of those of the namespace that is listed; copies share theirs
     capacity: int  # bytes that they may take
 
 
@@ -110,14 +110,14 @@ class StateUsage:
     names: int
     persistent: int  # of the names
     leases: int
-    failed_writes: int = 0  # changes that the disk, or the shared store, did not take since the start
+    failed_writes: int = 0  # changes since the start that could not be written to the disk or the shared store
 
 
 _NAMES_TOLD = 20
 
 
 class NamedStateTable:
-    """Names and what they stand for, in memory. Not thread-safe."""
+    """The named states in memory, with their leases and quotas. Not thread-safe."""
 
     def __init__(
         self,
@@ -129,15 +129,15 @@ class NamedStateTable:
         *,
         keeps_persistent: bool = True,
     ) -> None:
-        """`forget` is called with the digest of a state when no name stands for one of these values any more.
+        """`forget` is called with the digest of a state when no name stands for a state of these values any more.
 
-        Without `keeps_persistent` a state needs a lease.
+        Without `keeps_persistent`, every new state needs a lease.
         """
         self.capacity = capacity
         self.keeps_persistent = keeps_persistent
         self._max_names = max_names
         self.leases = Leases(clock)
-        self.default: str | None = None  # a name that is there
+        self.default: str | None = None  # a name of the table
         self._forget = forget
         self.quotas = Quotas(quota, capacity)
         self._counts = ReferenceCounts()
@@ -154,7 +154,7 @@ class NamedStateTable:
         return tuple(self._index if namespace is None else self._index.in_namespace(namespace))
 
     def next_version(self) -> int:
-        """Return a version that no state has had."""
+        """Return a version that no state of this table has had."""
         self.last_version += 1
         return self.last_version
 
@@ -172,7 +172,7 @@ class NamedStateTable:
         ]
 
     def end_lease(self, owner: str) -> OwnerLease:
-        """Remove all states of an owner, and return what it had. Raises NotFoundError where it has no lease."""
+        """Remove all states of an owner, and return what it had. Raises NotFoundError if it has no lease."""
         lease = self.leases.find(owner)
         if lease is None:
             raise NotFoundError(f"owner {split_name(owner)[1]!r} has no lease")
@@ -187,7 +187,7 @@ class NamedStateTable:
         return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
 
     def listing(self, namespace: str | None) -> StateListing:
-        """Return all states, or those of a namespace, each with how long it stays."""
+        """Return all states, or those of a namespace, each with its `expires_in`."""
         used, capacity = self.num_bytes, self.capacity
         if namespace:
             used, capacity = self.quotas.used(namespace), self.quotas.num_bytes
@@ -200,7 +200,7 @@ class NamedStateTable:
         return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
 
     def shown(self, entry: NamedState) -> NamedState:
-        """Return a state with `expires_in`: how long it stays if its owner uses nothing."""
+        """Return a state with its `expires_in`: how long it stays if no state of its owner is used."""
         lease = None if entry.owner is None else self.leases.find(entry.owner)
         return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
 
@@ -236,12 +236,12 @@ class NamedStateTable:
         return entry
 
     def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Enter a state under more names. See `StateStore.fork`. The copies share the arrays of the state."""
+        """Enter a state under more names, which share its arrays. See `StateStore.fork`."""
         check_names(names)
         return self.copy(self.use(name_or_id), names, retention)
 
     def copy(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Enter the values of a state, of this table or not, under more names."""
+        """Enter the values of a state under more names; the state may be in another table."""
         self._check_room(0, None, len(names))
         grown = self.quotas.growth(split_name(names[0])[0], [origin.frozen])
         self._check_quota(names[0], grown, len(names))
@@ -257,7 +257,7 @@ class NamedStateTable:
         return entries
 
     def move(self, name_or_id: str, name: str, retention: Retention) -> tuple[NamedState, NamedState]:
-        """Give a state another name or owner; return it as it was and as it is. See `StateStore.move`."""
+        """Give a state another name or owner; return the old and the new entry. See `StateStore.move`."""
         old = self.use(name_or_id)
         check_changeable(old, "state")
         if name == old.name:
@@ -269,7 +269,10 @@ class NamedStateTable:
         return old, new
 
     def compare_and_set(self, old: NamedState, frozen: FrozenState, source: str) -> tuple[NamedState, NamedState]:
-        """Replace the values of a state of this version; return it as it was and as it is. See `StateStore`."""
+        """Replace the values of a state that still has the version of `old`; return the old and the new entry.
+
+        See `StateStore.compare_and_set`.
+        """
         held = self.of_id(old.id)
         if held is None or held != old:
             raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
@@ -298,9 +301,9 @@ class NamedStateTable:
         source: str,
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Return a new state, which is not entered yet, with the id `key` if that is free.
+        """Return a new state, which is not entered yet. It gets the id `key` if that is free.
 
-        Without `key` its id follows from name and values, so that it is the same at every start.
+        Without `key` its id is derived from its name and values, so that it is the same at every start.
         """
         key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
         if self.of_id(key) is not None or self.named(str(key)) is not None:
@@ -313,21 +316,23 @@ class NamedStateTable:
         return (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
 
     def get(self, name_or_id: str) -> NamedState:
-        """Return the state of this id or, else, of this name. Raises the error that `missing` makes."""
+        """Return the state of this id or, else, of this name. Raises the error that `missing` returns."""
         entry = self.find(name_or_id)
         if entry is None:
             raise self.missing(name_or_id)
         return entry
 
     def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:
-        """Return the error for a name that is not in a namespace nor shared: lists the names that are, and says what
-        became of this one."""
+        """Return the error for a name that is neither in a namespace nor shared.
+
+        It lists the names that are, up to a limit, and says what became of this one.
+        """
         reason = self._tombstones.reason(full_name(namespace, name_or_id))
         fate = "does not exist" if reason is None else f"is gone: {reason}"
         return NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names(namespace)}")
 
     def holds(self, entry: NamedState) -> bool:
-        """Whether a state is in the table in this version."""
+        """Return True if the table has a state in this version."""
         return self._index.of_id(entry.id) == entry
 
     def named(self, name: str) -> NamedState | None:
@@ -339,30 +344,30 @@ class NamedStateTable:
         return self._index.of_id(key)
 
     def check_free(self, name: str, field: str) -> None:
-        """Raise InvalidRequestError for what can't be a name or is one already."""
+        """Raise InvalidRequestError, which names `field`, if the name is not allowed or is taken."""
         check_full_name(name, field)
         if (taken := self._index.named(name)) is not None:
             raise name_taken(taken, field)
 
     def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
-        """Raise OverloadedError where so many more names and bytes have no room."""
+        """Raise OverloadedError if there is no room for `num_bytes` and `num_names` more, even if leases end for it."""
         if len(self._index) + num_names > self._max_names:
             raise self._too_many(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
     def _check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
-        """Raise OverloadedError where the namespace of a name may not have so much more."""
+        """Raise OverloadedError if `num_bytes` and `num_names` more exceed the quota of the namespace of a name."""
         self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
 
     def _renew(self, retention: Retention, name: str) -> str | None:
-        """Renew the lease of the owner of a state of this name; return the owner, None for a persistent state."""
+        """Renew the lease of the owner of a state with this name. Return the owner, or None for a persistent state."""
         owner = retention.owner_of(name)
         if owner is not None:
             self.leases.renew(owner, retention.ttl)
         return owner
 
     def enter(self, entry: NamedState) -> None:
-        """Add a state under a free name. Raises OverloadedError where there is no room."""
+        """Add a state under a free name. Raises OverloadedError if there is no room."""
         if len(self._index) >= self._max_names:
             raise self._too_many(1)
         self._make_room(entry.owner, entry.frozen)
@@ -372,11 +377,14 @@ class NamedStateTable:
         self._tombstones.revive(entry.name)
 
     def restore(self, entry: NamedState) -> None:
-        """Enter a state as another table has it, in place of the one of its id; room and leases are its concern."""
+        """Enter a state that another table has, in place of the state with its id, if any.
+
+        Room and leases are not checked: the other table has done so.
+        """
         held = self._index.of_id(entry.id)
         if held is not None and held.name != entry.name:
             self._index.remove(held)
-            self._tombstones.note(held.name, f"it is called {entry.plain_name!r} now")
+            self._tombstones.note(held.name, f"it was renamed to {entry.plain_name!r}")
         self._index.put(entry)
         self._counts.add(entry.frozen)
         self.quotas.add(entry)
@@ -385,11 +393,11 @@ class NamedStateTable:
             self._release(held)
 
     def swap(self, old: NamedState, new: NamedState) -> None:
-        """Replace `old`, which is in the table, by `new`. Raises OverloadedError where there is no room."""
+        """Replace `old`, which is in the table, by `new`. Raises OverloadedError if there is no room."""
         self._make_room(new.owner, new.frozen, old.frozen)
         if new.name != old.name:
             self._index.remove(old)
-            self._tombstones.note(old.name, f"it is called {new.plain_name!r} now")
+            self._tombstones.note(old.name, f"it was renamed to {new.plain_name!r}")
         self._index.put(new)
         self._counts.add(new.frozen)
         self.quotas.add(new)
@@ -399,7 +407,7 @@ class NamedStateTable:
         self._release(old)
 
     def drop(self, entry: NamedState, reason: str) -> None:
-        """Remove a state that is in the table; `reason` is told to those who ask for it later."""
+        """Remove a state that is in the table. The error for a later request for it gives `reason`."""
         self._index.remove(entry)
         self._tombstones.note(entry.name, reason)
         if self.default == entry.name:
@@ -411,7 +419,9 @@ class NamedStateTable:
         retention.check()
         self.quotas.check_ttl(name, retention.ttl)
         if retention.persistent and not self.keeps_persistent:
-            raise InvalidRequestError("persistent", True, "false: the server has no folder of states")
+            raise InvalidRequestError(
+                "persistent", True, "false, since the server has no folder for persistent states (--state-folder)"
+            )
 
     def _known_names(self, namespace: str) -> str:
         known = {*self._index.in_namespace(namespace), *self._index.in_namespace("")}
@@ -420,7 +430,7 @@ class NamedStateTable:
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
     def _release(self, entry: NamedState) -> None:
-        """Give up the lease and the bytes of a state that has been taken out of the index."""
+        """Release the bytes of a state that was removed from the index, and its owner's lease if it was the last."""
         if entry.owner is not None and not self._index.owned_by(entry.owner):
             self.leases.end(entry.owner)
         self.quotas.remove(entry)
@@ -434,14 +444,15 @@ class NamedStateTable:
     def _make_room(self, owner: str | None, added: FrozenState, *removed: FrozenState) -> None:
         growth = self._counts.growth([added], removed)
         for lease in self._find_victims(owner, growth, lambda going: self._counts.growth([added], [*removed, *going])):
-            self._drop_all_of(lease.owner, "its lease gave way to an older one that needed room")
+            self._drop_all_of(lease.owner, "its lease was ended to make room for an older one")
 
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """Return the newest leases that have to end for `num_bytes` more in the name of `owner`.
+        """Return the newest leases that must end to make room for `num_bytes` more in a state of `owner`.
 
-        `growth` gives the change of the total where these states go. Raises OverloadedError if all would not do.
+        `growth` returns by how many bytes the total would change if the states it is passed were dropped.
+        Raises OverloadedError if ending all leases that are newer than the owner's would not be enough.
         """
         room = self.capacity - self.num_bytes
         victims: list[Lease] = []
@@ -456,8 +467,10 @@ class NamedStateTable:
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
-        """Return the leases of the owner's namespace that are newer than its own, the newest first; none where it has
-        no lease."""
+        """Return the leases of the owner's namespace that are newer than its own, the newest first.
+
+        There are none if the owner has no lease.
+        """
         own = None if owner is None else self.leases.find(owner)
         if own is None:
             return []
@@ -467,15 +480,15 @@ class NamedStateTable:
 
     def _too_many(self, num_names: int) -> OverloadedError:
         return OverloadedError(
-            f"states: no room for {num_names} more: there are {len(self._index)} of the {self._max_names} allowed; "
-            "delete states, or wait until a lease ends",
+            f"states: no room for {num_names} more names: {len(self._index)} of at most {self._max_names} are "
+            "in use; delete states, or wait until a lease ends",
             retry_after=self._seconds_to_wait(),
         )
 
     def _no_room(self, num_bytes: int) -> OverloadedError:
         return OverloadedError(
-            f"states: {num_bytes} more bytes have no room: {self.num_bytes} of the {self.capacity} allowed are taken, "
-            "and none of it by leases that are newer than the asker's; delete states, or wait until a lease ends",
+            f"states: no room for {num_bytes} more bytes: {self.num_bytes} of at most {self.capacity} are in "
+            "use, and ending newer leases would not free enough; delete states, or wait until a lease ends",
             retry_after=self._seconds_to_wait(),
         )
 
@@ -485,12 +498,12 @@ class NamedStateTable:
 
 
 def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
-    """Return the error for a new name that is that of a state."""
+    """Return the error for a new name that a state has already."""
     name = taken.plain_name
-    return InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
+    return InvalidRequestError(field, name, f"a name that is free; {name!r} is the name of state {taken.id}")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise InvalidRequestError if these are not the names of new states."""
+    """Raise InvalidRequestError if the list of new names is empty or has a name twice."""
     if not names or len(set(names)) < len(names):
         raise InvalidRequestError("names", list(names), "one or more names, all different")

@@ -76,7 +76,7 @@ class Objects:
             try:
                 return await work()
             except (PermissionDeniedError, UnauthenticatedError) as error:
-                raise StateError(f"the object store refuses what it is asked: {error}") from error
+                raise StateError(f"the object store refuses access: {error}") from error
             except BaseError as error:
                 raise OSError(str(error)) from error
 
@@ -216,7 +216,7 @@ class ObjectBodies:
             if _KEY.fullmatch(name := other.decode(errors="replace")):
                 await self._objects.delete(name)
             else:
-                self._client.note_unreadable("a key of the index of objects", repr(name))
+                self._client.note_unreadable("a key in the index of objects", repr(name))
 
     async def get(self, key: str) -> bytes | None:
         return await self._objects.get(key) if await self.renew(key) else None

@@ -98,7 +98,7 @@ class SharedValues:
             last_tokens=origin.last_tokens,
         )
         if frozen.digest != unread.digest:
-            raise StateError(f"{source} is damaged: it has other values than its name says")
+            raise StateError(f"{source} is damaged: its values do not match its digest")
         return frozen
 
     def _hold(self, key: ValueKey, frozen: FrozenState) -> None:
@@ -207,7 +207,7 @@ class CheckpointStore:
         )
         unreadable, *serving = found
         for _ in range(unreadable):
-            self._client.note_unreadable("what is known of a checkpoint", "it has no such kind, size or logits")
+            self._client.note_unreadable("the record of a checkpoint", "its kind, size or logits are not valid")
         if not serving:
             return None
         number, logits, kind, size = serving

@@ -80,9 +80,9 @@ class StoreUrl:
 
 def _check(parts: SplitResult) -> None:
     if parts.scheme not in _SCHEMES:
-        raise ValueError(f"{parts.scheme!r} is no scheme that is known")
+        raise ValueError(f"the scheme {parts.scheme!r} is unknown")
     if parts.fragment:
-        raise ValueError("a password's '#' is written %23, its '/' %2F")
+        raise ValueError("in a password, write '#' as %23 and '/' as %2F")
     options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
     if parts.scheme == "unix":
         if not parts.path.startswith("/"):
@@ -93,20 +93,20 @@ def _check(parts: SplitResult) -> None:
     if not parts.hostname:
         raise ValueError("the host is missing")
     if parts.port == 0:
-        raise ValueError("a port is 1 to 65535")
+        raise ValueError("the port must be from 1 to 65535")
     _check_options(options, _TLS_FILES if parts.scheme in _TLS else ())
     _check_database(parts.path.removeprefix("/") or "0")
 
 
 def _check_database(text: str) -> None:
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise ValueError(f"{text[:20]!r} is no number of a database")
+        raise ValueError(f"{text[:20]!r} is not the number of a database")
 
 
 def _check_options(options: dict[str, str], known: tuple[str, ...]) -> None:
     for name in options:
         if name not in known:
-            raise ValueError(f"{name[:20]!r} is unknown after '?'; there are: {', '.join(known) or 'none'}")
+            raise ValueError(f"unknown option {name[:20]!r} after '?'; there are: {', '.join(known) or 'none'}")
 
 
 def _without_password(text: str) -> str:
@@ -281,7 +281,9 @@ class StoreClient:
         """Count and log a value that can't be parsed and is treated as missing. For any thread."""
         with self._counting_unreadable:
             self._counters.unreadable += 1
-        _log.warning("what the store has is treated as if it were not there: %s: %s", what, str(reason)[:_MOST_MESSAGE])
+        _log.warning(
+            "a value in the store can't be read and is treated as missing: %s: %s", what, str(reason)[:_MOST_MESSAGE]
+        )
 
     async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
         """Return the result of `operation`, which must end before the timeout.
@@ -292,7 +294,7 @@ class StoreClient:
         async with lane.places:
             if not lane.breaker.allow():
                 self._counters.outcomes[StoreOutcome.SKIPPED] += 1
-                raise UnavailableError(f"{lane.name} the store is left alone for a while, since it has failed", 1.0)
+                raise UnavailableError(f"{lane.name} the store is paused for a while, because it has failed", 1.0)
             begun = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout):
@@ -319,11 +321,10 @@ class StoreClient:
             raise StateError(f"{self.url.shown} is {kind}; expected Valkey, or Redis {_OLDEST} or newer, not a cluster")
         policy, bound = str(info.get("maxmemory_policy")), int(info.get("maxmemory", 0))
         if bound == 0:
-            _log.warning("%s has no maxmemory: it takes memory until there is none", self.url.shown)
+            _log.warning("%s has no maxmemory, so it may take all memory of its machine", self.url.shown)
         elif not policy.startswith("volatile-"):
             _log.warning(
-                "%s has the maxmemory-policy %s; expected volatile-lru, so that states of prompts give way and nothing "
-                "else does",
+                "%s has the maxmemory-policy %s; expected volatile-lru, so that only states of prompts are evicted",
                 self.url.shown,
                 policy,
             )
@@ -365,7 +366,7 @@ class StoreClient:
         was_open = lane.breaker.is_open
         lane.breaker.note_failure()
         if lane.breaker.is_open and not was_open:  # logged once, until an operation succeeds again
-            _log.warning("%s %s fails and is left alone for a while: %s", lane.name, self.url.shown, error)
+            _log.warning("%s %s fails and is paused for a while: %s", lane.name, self.url.shown, error)
 
 
 async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
@@ -386,5 +387,5 @@ def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
         return StoreOutcome.TIMED_OUT, UnavailableError("the store does not answer in time", 1.0)
     text = str(error)[:_MOST_MESSAGE] or type(error).__name__
     if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
-        return StoreOutcome.FAILED, StateError(f"the store refuses what it is asked: {text}")
-    return StoreOutcome.FAILED, UnavailableError(f"the store is not reached: {text}", 1.0)
+        return StoreOutcome.FAILED, StateError(f"the store refuses the command: {text}")
+    return StoreOutcome.FAILED, UnavailableError(f"the store can't be reached: {text}", 1.0)

@@ -33,7 +33,7 @@ from states.tokens import TOKEN_BYTES
 BLOCK_TOKENS = 128
 
 PREFIX = "rnn-engine:1"
-"""What the names of all that is kept begin with."""
+"""The prefix of every key in the store."""
 _DIGEST_BYTES = 16
 
 
@@ -155,7 +155,7 @@ class _Unread(Mapping[str, F32]):
 T = TypeVar("T")
 
 ValueKey = tuple[str, bool]
-"""What tells the values of named states apart: their digest, and whether logits are with them."""
+"""Identifies the values of a named state: their digest, and whether logits are stored with them."""
 
 _FORMS: Mapping[str, StateForm] = {form: form for form in get_args(StateForm)}
 _MOST = 1 << 53  # bound on whole numbers: the store's scripts count with doubles
@@ -200,7 +200,7 @@ def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState
             raise ValueError(f"digest: {digest!r}")
         source.encode()  # raises if it is not valid Unicode
         if _field(content, "id", str) != key:
-            raise ValueError(f"id: {content['id']!r} at the place of {key!r}")
+            raise ValueError(f"the entry of id {key!r} has the id {content['id']!r}")
         num_tokens = None if content["num_tokens"] is None else _count(content, "num_tokens")
         last_tokens = tuple(_whole(token, "last_tokens") for token in _field(content, "last_tokens", list))
         frozen = make_unread(
@@ -274,7 +274,7 @@ def decode_change(marked: bytes) -> Change:
         removed, ended = _field(content, "removed", list), _field(content, "ended", list)
         for part in (entries.values(), leases.values(), removed, ended):
             if not all(isinstance(one, str) for one in part):
-                raise ValueError("a part of it is no text")
+                raise ValueError("a part of it is not a string")
         for key in removed:
             uuid.UUID(key)
         return Change(entries, removed, leases, ended)
@@ -286,7 +286,7 @@ def _damage_told(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, InvalidRequestError) as error:
-        raise StorageError(f"the store has {what} that can't be understood: {error!r}") from error
+        raise StorageError(f"the store has {what} that can't be parsed: {error!r}") from error
 
 
 def _field(content: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -152,7 +152,7 @@ class SharedNames:
             try:
                 changes = [decode_change(text) for text in first]
             except StorageError as error:
-                self._client.note_unreadable("a change of the names", error)
+                self._client.note_unreadable("a change of the state names", error)
                 return await self.read(Revision())
         when = {owner: float(score) for owner, score in _pairs(used)}
         return NamesRead(revision, int(version), bool(complete), changes, when)

@@ -261,4 +261,4 @@ def _found(table: NamedStateTable, name_or_id: str) -> NamedState | None:
 
 
 def _busy() -> UnavailableError:
-    return UnavailableError("the states of the store are changed by others too often", 1.0)
+    return UnavailableError("other servers change the states in the store too often; try again", 1.0)

@@ -179,7 +179,7 @@ def test_tags_of_transformers() -> None:
 )
 def test_a_template_that_takes_too_much_or_reaches_out_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_STEPS", 10_000)
-    with pytest.raises(InvalidRequestError, match="what the chat template takes"):
+    with pytest.raises(InvalidRequestError, match="messages that the chat template accepts"):
         render(source)
 
 

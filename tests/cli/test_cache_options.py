@@ -57,7 +57,7 @@ def test_files_and_precision(settings: Settings, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5G", "1GB", "G", "1 M", "٣"])
 def test_a_size_that_is_none(rnn_engine: Command, model_file: Path, text: str) -> None:
     said = rnn_engine("serve", model_file, "--cache-host-bytes", text, code=2)
-    assert f"'--cache-host-bytes': {text!r} is not allowed; expected a whole number of bytes as 0, 4096" in said
+    assert f"'--cache-host-bytes': {text!r} is not allowed; expected a whole number of bytes, such as 0, 4096" in said
 
 
 def test_room_for_files_without_a_folder(rnn_engine: Command, model_file: Path) -> None:
@@ -91,9 +91,9 @@ def test_an_object_store_that_is_none(rnn_engine: Command, model_file: Path) -> 
     said = rnn_engine("serve", model_file, "--store", "valkey://host", "--store-objects", "bucket", code=2)
     assert "objects: 'bucket' is not allowed; expected s3://BUCKET/PREFIX" in said
     said = rnn_engine("serve", model_file, "--store-objects", "s3://bucket", code=2)
-    assert "--store-objects needs --store, where states are to be shared" in said
+    assert "--store-objects needs --store, the store of the shared states" in said
     said = rnn_engine("serve", model_file, "--store-objects-bytes", "1G", code=2)
-    assert "--store-objects-bytes needs --store-objects, where states are to be kept" in said
+    assert "--store-objects-bytes needs --store-objects, the object store of the states" in said
 
 
 def test_a_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:
     assert "store: 'http://host' is not allowed; expected valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE]" in said
     assert "secret" not in said
     said = rnn_engine("serve", model_file, "--store-ttl", 5, code=2)
-    assert "--store-ttl needs --store, where states are to be shared" in said
+    assert "--store-ttl needs --store, the store of the shared states" in said
 
 
 def test_a_store_that_refuses(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
@@ -109,6 +109,6 @@ def test_a_store_that_refuses(rnn_engine: Command, model_file: Path, tmp_path: P
     try:
         url = server.url.replace("//", "//:wrong@")
         said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--store", url, code=1)
-        assert said.splitlines()[-1].startswith("Error: the store refuses what it is asked: ")
+        assert said.splitlines()[-1].startswith("Error: the store refuses the command: ")
     finally:
         server.kill()

@@ -50,7 +50,7 @@ def test_a_server_is_talked_with_as_an_engine_here(rnn_engine: Command, install:
     with engine_server(lambda: loaded(there)) as url:
         said_there = run(there, "--url", url)
     assert said_there.replace("--url", "m") == said_here
-    assert "tokens is called b; /state b goes on from there" in said_here
+    assert "tokens is called b; /state b continues from it" in said_here
     assert "* none (the default)\n  b\n" in said_here
     assert "expected one of none, b" in said_here
     assert prompts(there) == prompts(here)
@@ -138,8 +138,8 @@ def test_in_a_terminal(tmp_path: Path) -> None:
             ("/sampling top_k=5", "top_k=5"),
             ("Again", "Yes it is."),
             ("/stats", "were in the cache"),
-            ("/go here", "back at here; said last: # A title"),
-            ("/name talk", "goes on from there"),
+            ("/go here", "back at here; last message: # A title"),
+            ("/name talk", "continues from it"),
         ):
             terminal.type(f"{line}\r")
             terminal.wait_for(answer)
@@ -178,13 +178,13 @@ def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) 
     for answer, words in zip(
         answers,
         (
-            "Assistant: Hello\nthe stream broke before the answer's end: the server closed the connection\n",
+            "Assistant: Hello\nthe server closed the connection before the end of the answer\n",
             "Assistant: Hello\n",
-            "Assistant:\nthe queue is full. It may be asked again in 7 s\n",
+            "Assistant:\nthe queue is full. Try again in 7 s\n",
             f"Assistant:\nthe connection to {url} broke: Server disconnected",
             "Assistant:\n127.0.0.1 answered 502 Bad Gateway\n",
             "Assistant:\nthe device was lost\n",
-            f"Assistant:\n{url} answered with something that is no JSON: ",
+            f"Assistant:\n{url} answered with invalid JSON: ",
             f"Assistant: Hello\nthe connection to {url} broke: peer closed connection",
             "Assistant: Hello\n",
         ),
@@ -207,7 +207,7 @@ def test_a_full_queue_and_a_wrong_key(rnn_engine: Command, monkeypatch: pytest.M
         )
         monkeypatch.setenv("RNN_ENGINE_API_KEY", "right")
         said = rnn_engine("chat", "--url", url, "--system", "Be kind.", stdin="One\n/name x\n/quit\n")
-    assert "the queue is full. It may be asked again in 2 s" in said
+    assert "the queue is full. Try again in 2 s" in said
     assert "states can't be kept with the scope 'use'; that needs 'manage'" in said
 
 
@@ -217,8 +217,8 @@ def test_a_full_queue_and_a_wrong_key(rnn_engine: Command, monkeypatch: pytest.M
         (("--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 can't be reached: ", 1),
         (("--url", "127.0.0.1:9"), "'127.0.0.1:9' is not allowed; expected http://HOST:PORT", 1),
         (("--url", "http://[x"), "http://[x", 1),
-        (("--url", "http://127.0.0.1:9", "--device", "cpu"), "--device has no effect with --url", 2),
-        (("--url", "http://127.0.0.1:9", "--lora", "a.st"), "--lora has no effect with --url", 2),
+        (("--url", "http://127.0.0.1:9", "--device", "cpu"), "--device can't be used with --url", 2),
+        (("--url", "http://127.0.0.1:9", "--lora", "a.st"), "--lora can't be used with --url", 2),
     ],
 )
 def test_a_server_that_can_not_be_talked_with(

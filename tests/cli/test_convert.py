@@ -27,7 +27,9 @@ def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_f
     for name in ("out.pth", "folder"):
         target = tmp_path / name
         target.mkdir() if name == "folder" else target.write_text("mine")
-        assert "expected a new name, or --force" in rnn_engine("convert", model_file, target, code=2)
+        assert "expected a name that does not exist yet, or --force" in rnn_engine(
+            "convert", model_file, target, code=2
+        )
     assert (tmp_path / "out.pth").read_text() == "mine"
     rnn_engine("convert", model_file, tmp_path / "out.pth", "--force")
     with open_model(tmp_path / "out.pth") as written:
@@ -41,7 +43,7 @@ def test_force_replaces_no_folder_but_one_that_it_has_written(rnn_engine: Comman
         (mine / name).mkdir(parents=True)
         (mine / name / "thesis.txt").write_text("years of work")
         said = rnn_engine("convert", source, mine / name, "--force", code=2)
-        assert "is not allowed; expected a new name, or a f" in said
+        assert "is not allowed; expected a name that does not exist yet, or " in said
         assert (mine / name / "thesis.txt").read_text() == "years of work"
     for _ in range(2):
         rnn_engine("convert", source, target, "--force")
@@ -70,7 +72,7 @@ def test_a_vocabulary_of_byte_strings_is_kept(rnn_engine: Command, tiny_model: T
     pieces = [b"", *(bytes([byte]) for byte in range(32, 100)), b"it's", b"\"'\\\n", b"\xff\x00"]
     source = save_gguf(tiny_model, tmp_path / "a.gguf", tokens=[repr(piece)[2:-1].encode() for piece in pieces])
     shown = rnn_engine("convert", source, tmp_path / "b.gguf", "--weights", "f16")
-    assert "b.gguf: GGUF as llama.cpp has it" in shown
+    assert "b.gguf: GGUF for llama.cpp" in shown
     before, after = (load_tokenizer("auto", tmp_path / name, 96) for name in ("a.gguf", "b.gguf"))
     assert after.name == "gguf"
     assert [after.decode_bytes(token) for token in range(96)] == [before.decode_bytes(token) for token in range(96)]
@@ -79,11 +81,13 @@ def test_a_vocabulary_of_byte_strings_is_kept(rnn_engine: Command, tiny_model: T
 
 def test_what_is_not_known_is_refused(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
     said = rnn_engine("convert", model_file, tmp_path / "out.onnx", code=2)
-    assert "a name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder's without an ending" in said
+    assert (
+        "a file name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder name without an ending" in said
+    )
     assert "expected one of the formats" in rnn_engine("convert", model_file, "x.pth", "--weights", "f8", code=2)
     assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=1)
 
 
 def test_help_lists_the_formats(rnn_engine: Command) -> None:
     shown = " ".join(rnn_engine("convert", "--help").split())
-    assert ".gguf: GGUF as llama.cpp has it, with the vocabulary" in shown
+    assert ".gguf: GGUF for llama.cpp, with the vocabulary" in shown

@@ -61,7 +61,7 @@ def serve(place: Place) -> None:
         "Several models": ("--default-model", "tiny"),
         "Kept states": ("--cache-folder", cache, "--cache-write-after", 0),
         "States by name": ("--state", f"mate={pirate_state_path()}"),
-        "Who may come in": ("--api-key", "secret"),
+        "Access": ("--api-key", "secret"),
         "Limits of a request": ("--max-answer-tokens", 50),
         "Connections": ("--idle-seconds", 60),
         "Log": ("--log-format", "json", "--log-level", "debug"),

@@ -48,7 +48,7 @@ class TestGenerate:
             rnn_engine("generate", "m.st", "-p", "Say", *option)
             assert engine.requests[0].grammar == grammar
         arguments = ("--regex", "a", "--grammar", tmp_path / "a.gbnf")
-        assert "--grammar and --regex exclude each other" in rnn_engine(
+        assert "--grammar and --regex can't be used together" in rnn_engine(
             "generate", "m.st", "-p", "x", *arguments, code=2
         )
 
@@ -122,8 +122,11 @@ class TestGenerate:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (("Once", "upon", "a", "time"), "4 arguments are not allowed; expected MODEL and PROMPT; quote a prompt"),
-            (("m.st", "Say", "--prompt", "Say"), "2 arguments are not allowed; expected MODEL alone beside --prompt"),
+            (
+                ("Once", "upon", "a", "time"),
+                "4 arguments are not allowed; expected MODEL and PROMPT; put PROMPT in quotes",
+            ),
+            (("m.st", "Say", "--prompt", "Say"), "2 arguments are not allowed; expected only MODEL with --prompt"),
             (("rwkv7-0.1b",), "`rnn-engine pull rwkv7-0.1b` fetches it"),
         ],
     )
@@ -145,10 +148,10 @@ class TestGenerate:
             install(FakeEngine(chat_template=template, reply=lambda _: "\n"))
             said = rnn_engine("generate", "Say")
             assert said.count("hint: ") == 1
-            assert "expects turns" in said
+            assert "expects a conversation" in said
             for arguments in (("Say", "--chat"), (turn,), ("--prompt", ""), ("--tokens", "1")):
                 install(FakeEngine(chat_template=template))
-                assert "expects turns" not in rnn_engine("generate", *arguments)
+                assert "expects a conversation" not in rnn_engine("generate", *arguments)
         install(FakeEngine(chat_template=WorldTemplate()))
         assert "hint: " not in rnn_engine("generate", "Say")
 
@@ -177,7 +180,7 @@ class TestGenerate:
 
     def test_prompt_and_tokens_exclude_each_other(self, rnn_engine: Command, install: Install) -> None:
         install(FakeEngine())
-        assert "exclude each other" in rnn_engine("generate", "m", "-p", "a", "--tokens", "1", code=2)
+        assert "can't be used together" in rnn_engine("generate", "m", "-p", "a", "--tokens", "1", code=2)
 
     def test_values_that_are_not_allowed(self, rnn_engine: Command, install: Install) -> None:
         install(FakeEngine())
@@ -229,7 +232,7 @@ def test_a_question_alone_is_asked_as_a_chat_has_it(rnn_engine: Command, install
     assert prompts(engine) == ["User: One\n\nAssistant:"]
     assert engine.requests[0].stop == (b"x", b"\n\n")
     said = rnn_engine("generate", "m", "--chat", "--tokens", "1", code=2)
-    assert "--chat and --tokens exclude each other" in said
+    assert "--chat and --tokens can't be used together" in said
 
 
 class TestChat:

@@ -71,7 +71,7 @@ def test_a_device_of_unknown_memory_is_said_to_be_one(
 ) -> None:
     monkeypatch.setattr("rnn_engine.loading.memory.find_memory", lambda _: None)
     shown = rnn_engine("inspect", model_file)
-    assert "memory for a model: not known; give --device-memory" in shown
+    assert "memory for a model: unknown; set --device-memory" in shown
     assert "fits" not in shown
 
 

@@ -54,7 +54,7 @@ def test_a_name_that_is_none(rnn_engine: Command, name: str) -> None:
 def test_a_file_without_keys_opens_no_door(rnn_engine: Command, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# none yet\n")
-    assert "has no key in it" in rnn_engine("serve", "--api-key-file", path, code=2)
+    assert "contains no key" in rnn_engine("serve", "--api-key-file", path, code=2)
 
 
 def test_a_tls_key_without_a_certificate(rnn_engine: Command) -> None:

@@ -92,7 +92,7 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
 def test_no_model_of_its_own(rnn_engine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = tmp_path / "demo.safetensors"
     monkeypatch.setattr("rnn_engine.cli.options.model_path", lambda: missing)
-    assert f"the one that comes with rnn-engine is missing: {missing}" in rnn_engine("bench", code=2)
+    assert f"the model that comes with rnn-engine is missing: {missing}" in rnn_engine("bench", code=2)
 
 
 def test_own_model_is_the_default(rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +139,15 @@ def test_numbers_in_a_range_are_finite(name: str, number: str) -> None:
 @pytest.mark.parametrize(
     ("shortage", "said"),
     [
-        (MemoryError(), "Error: this computer has no more memory for it\n"),
-        (RuntimeError("can't start new thread"), "Error: this computer has no room for it: can't start new thread\n"),
-        (ImportError("x.so: failed to map segment"), "Error: a part can't be loaded: x.so: failed to map segment\n"),
+        (MemoryError(), "Error: this computer is out of memory\n"),
+        (
+            RuntimeError("can't start new thread"),
+            "Error: this computer is out of threads or memory: can't start new thread\n",
+        ),
+        (
+            ImportError("x.so: failed to map segment"),
+            "Error: a Python module can't be loaded: x.so: failed to map segment\n",
+        ),
     ],
 )
 def test_a_shortage_is_one_line(

@@ -116,7 +116,7 @@ def test_a_model_that_was_not_pulled_is_told_with_the_command(
 
 def test_nothing_here(rnn_engine: Command, folder: Path, cache: Path) -> None:
     said = rnn_engine("models")
-    assert "no models here" in said
+    assert "no models on this computer" in said
     assert "rwkv7-0.1b" in said
 
 

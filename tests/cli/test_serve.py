@@ -89,7 +89,8 @@ def test_a_cache_folder_that_another_server_uses(
     rnn_engine: Command, model_file: Path, cache_folder: Path, server: tuple[str, str]
 ) -> None:
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--cache-folder", cache_folder, code=1)
-    assert said == f"Error: cache folder {cache_folder}: another process uses it; expected one of its own\n"
+    refusal = "another process uses it; expected a folder that no other process uses"
+    assert said == f"Error: cache folder {cache_folder}: {refusal}\n"
     assert server[1]
 
 
@@ -105,7 +106,7 @@ def test_batching_that_is_not_known(rnn_engine: Command, model_file: Path) -> No
         (["--cors-origin", "*"], "cors origin: '*' is not allowed; expected origins one by one"),
         (
             ["--cors-origin", "chat.example"],
-            "cors origin: 'chat.example' is not allowed; expected an origin as https://",
+            "cors origin: 'chat.example' is not allowed; expected an origin such as https://",
         ),
         (["--tls-cert", "no.pem"], "tls-cert: 'no.pem' is not allowed; expected a file that can be read"),
         (["--api-key", ""], "API key: 'operator' is not allowed; expected a key of printable ASCII"),

@@ -43,13 +43,13 @@ def test_names(model_file: Path, tmp_path: Path) -> None:
     odd.write_bytes(b"")
     assert NamedModel.parse(str(odd)) == NamedModel("a=b", odd)
     for name in ("", "\n", "x" * 129):
-        with pytest.raises(click.BadParameter, match="expected a name of 1 to 128 letters"):
+        with pytest.raises(click.BadParameter, match="expected a name of 1 to 128 printable characters"):
             NamedModel.parse(f"{name}={model_file}")
 
 
 def test_two_of_one_name(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("serve", model_file, model_file, code=2)
-    assert "two models are called 'tiny'; expected NAME=FILE for one of them" in said
+    assert "two models are called 'tiny'; give one of them another name as NAME=FILE" in said
 
 
 async def test_each_has_its_name_and_its_folders(model_file: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         terminal.type(CTRL_C)
         terminal.wait_for_prompt()
         terminal.type("/fork here\r")
-        terminal.wait_for("put aside; /go here goes on from here")
+        terminal.wait_for("put aside; /go here continues from here")
         terminal.wait_for_prompt()
         terminal.type("/state pi\t")
         terminal.wait_for("User: /state pirate")
@@ -50,12 +50,12 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         terminal.wait_for("Arr!")
         terminal.wait_for_prompt()
         terminal.type(f"/save {state}\r")
-        terminal.wait_for("goes on from there")
+        terminal.wait_for("continues from it")
         terminal.wait_for_prompt()
         terminal.type("/he\t")
         terminal.wait_for("User: /help")
         terminal.type("\r")
-        terminal.wait_for("Alt+Enter begins a line")
+        terminal.wait_for("Alt+Enter begins a new line")
         terminal.wait_for_prompt()
         terminal.type(CTRL_D)
         assert terminal.wait_for_end() == 0
@@ -88,7 +88,7 @@ def test_commands(rnn_engine: Command, install: Install) -> None:
     for words in (
         "no answer yet",
         "taken back: Two",
-        "back at a; said last:",
+        "back at a; last message:",
         "put aside: a\n",
         "were in the cache",
     ):
@@ -98,16 +98,16 @@ def test_commands(rnn_engine: Command, install: Install) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/nothing", "/nothing is no command; /help lists them"),
-        ("/undo", "expected one in which something was said"),
-        ("/retry", "expected one in which something was said"),
-        ("/save x.st", "expected one in which something was said"),
-        ("/save pyproject.toml", "'pyproject.toml' is not allowed; expected a new name"),
+        ("/nothing", "unknown command /nothing; /help lists the commands"),
+        ("/undo", "expected a conversation with at least one message"),
+        ("/retry", "expected a conversation with at least one message"),
+        ("/save x.st", "expected a conversation with at least one message"),
+        ("/save pyproject.toml", "'pyproject.toml' is not allowed; expected a file that does not exist yet"),
         ("/load nowhere.st", "nowhere.st"),
-        ("/fork", "/fork lacks NAME"),
-        ("/go away", "expected one of those that /fork made: none"),
-        ("/new now", "/new takes nothing after it"),
-        ("/sampling heat=1", "expected NAME=NUMBER with a name of temperature"),
+        ("/fork", "/fork needs an argument: NAME"),
+        ("/go away", "expected one of the names given to /fork: none yet"),
+        ("/new now", "/new takes no argument"),
+        ("/sampling heat=1", "expected NAME=NUMBER, with NAME one of temperature"),
         ("/sampling temperature=hot", "expected a number"),
         ("/sampling temperature=-1", "temperature: -1.0 is not allowed"),
     ],
@@ -168,7 +168,7 @@ def test_a_message_that_was_not_answered_may_be_taken_back(rnn_engine: Command, 
     install(engine)
     said = rnn_engine("chat", "m", stdin="One\n/undo\n/undo\nTwo\n")
     assert "taken back: One\n" in said
-    assert "expected one in which something was said" in said
+    assert "expected a conversation with at least one message" in said
     assert prompts(engine) == ["User: One\n\nAssistant:", "User: Two\n\nAssistant:"]
 
 

@@ -68,10 +68,10 @@ def test_a_damaged_record_is_named(rnn_engine: Command, folder: Path) -> None:
 
 def test_numpy_has_no_kernels(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("tune", model_file, "--device", "cpu", code=1)
-    assert said == "Error: numpy has no kernels to choose from; expected another device than 'cpu'\n"
+    assert said == "Error: the device 'cpu' has no kernels to choose from; choose another --device\n"
 
 
 @pytest.mark.parametrize("value", ["fast", "-1", "nan"])
 def test_the_time_of_a_search_is_checked(rnn_engine: Command, model_file: Path, value: str) -> None:
     said = rnn_engine("bench", model_file, "--tune", value, code=2)
-    assert f"{value!r} is not allowed; expected auto, or seconds from 0 on" in said
+    assert f"{value!r} is not allowed; expected auto, or a number of seconds of at least 0" in said

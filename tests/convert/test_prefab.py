@@ -135,7 +135,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content["info"].update(version="V9"), "'V9' is none of V4, V5, V6, V7"),
+        (lambda content: content["info"].update(version="V9"), "'V9' is not one of V4, V5, V6, V7"),
         (lambda content: content.update(rescale=0), "a size is not a number of at least 1"),
         (lambda content: content["tensor"].pop("head"), "KeyError: 'head'"),
         (lambda content: content["tensor"]["head"]["w"].update(Int4={}), "damaged prefab model: ValueError"),

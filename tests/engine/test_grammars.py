@@ -82,7 +82,12 @@ async def test_an_answer_goes_on_with_a_text_of_the_grammar_that_the_prompt_has_
 
 async def test_a_beginning_that_no_text_of_the_grammar_has_is_refused() -> None:
     async with make_engine() as engine:
-        for prompt, length, reason in (("ax", 2, "followed"), ("ab", 2, "ended"), ("a", 3, "0 to 2"), ("b", 1, "")):
+        for prompt, length, reason in (
+            ("ax", 2, "followed"),
+            ("ab", 2, "ends with them"),
+            ("a", 3, "0 to 2"),
+            ("b", 1, ""),
+        ):
             request = replace(ask(Grammar("regex", "ab")), prompt=[1, *TOKENIZER.encode(prompt)], grammar_prefix=length)
             with pytest.raises(InvalidRequestError, match=rf"grammar_prefix_tokens: {length} .*{reason}"):
                 await read(engine, request)

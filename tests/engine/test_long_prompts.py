@@ -72,7 +72,7 @@ async def test_no_question_runs_the_text_again_because_of_one_token(
     prompts = [tokenizer.encode(TEXT + question) for question in QUESTIONS]
     assert len(tokenizer.encode(TEXT)) == 1281
     assert most_shared(prompts) == [0, 1281, 1283, 1280, 1281]
-    served = tokenizer if is_known else NoTokenizer(tokenizer.size, "none was asked for")
+    served = tokenizer if is_known else NoTokenizer(tokenizer.size, "none was chosen")
     heard, alone = await ask_all(prompts, served, step), await ask_all(prompts, served, step, states=0)
     saved = found(heard)
     assert min(saved[2], saved[4]) >= 1280

@@ -135,5 +135,5 @@ async def test_the_log_tells_whose_request_failed(tokens: int, caplog: pytest.Lo
     async with engine_of(FakeRunner(HELLO)) as engine:
         await asyncio.gather(fail("Ann"), fail("Bob"))
     logger.removeHandler(handler)
-    message = "a request could not start" if tokens < 0 else "a request ends at its mask: a fault of the mask"
+    message = "a request could not start" if tokens < 0 else "a request ends because of its mask: a fault of the mask"
     assert sorted(told) == [(message, "Ann"), (message, "Bob")]

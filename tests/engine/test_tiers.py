@@ -136,13 +136,15 @@ async def test_states_are_found_again_after_a_restart(model_path: Path, tmp_path
 
 async def test_a_folder_belongs_to_one_engine_at_a_time(model_path: Path, tmp_path: Path) -> None:
     config = CacheConfig(disk=DiskConfig(tmp_path))
-    refusal = f"cache folder {tmp_path}: another process uses it; expected one of its own"
+    refusal = f"cache folder {tmp_path}: another process uses it; expected a folder that no other process uses"
     async with await load(model_path, config):
         with pytest.raises(StateError, match=refusal):
             await load(model_path, config)
     with pytest.raises(ModelError):
         await load(tmp_path / "missing.safetensors", config)
-    with pytest.raises(StateError, match=r"tiny\.safetensors: File exists; expected a folder to write into"):
+    with pytest.raises(
+        StateError, match=r"tiny\.safetensors: File exists; expected a folder that the server can write to"
+    ):
         await load(model_path, CacheConfig(disk=DiskConfig(model_path)))
     OwnedFolder(tmp_path, "cache folder", CACHE_LOCK).release()
 

@@ -149,7 +149,9 @@ async def test_a_tuned_state_is_where_a_text_begins(shape: ModelShape, tmp_path:
 async def test_v4_has_no_tuned_states_and_says_so(tmp_path: Path) -> None:
     save_file({tensor_name(layer): np.zeros((4, 16, 16), np.float32) for layer in range(2)}, tmp_path / "tuned")
     files = StateSettings(files=[StateFile(tmp_path / "tuned", "tuned")])
-    with pytest.raises(StateError, match="tuned: a tuned state is one matrix a head; a v4 state has no such field"):
+    with pytest.raises(
+        StateError, match="tuned: a tuned state has one matrix for each head; a v4 state has no such field"
+    ):
         async with loaded(random_model(tiny_v4(), seed=42), tmp_path, states=files):
             pass
 

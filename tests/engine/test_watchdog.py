@@ -94,7 +94,7 @@ async def test_a_device_that_hangs_ends_all_that_wait_and_may_come_back(
         assert (await listen(engine)).text == "Hello"
         assert engine.stats().active + engine.stats().queued == 0
     [told] = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert "; the worker is here:\n  File " in told.getMessage()
+    assert "; the worker's stack:\n  File " in told.getMessage()
 
 
 async def test_closing_leaves_a_worker_that_hangs_behind(
@@ -107,7 +107,7 @@ async def test_closing_leaves_a_worker_that_hangs_behind(
         await engine.close()
         with pytest.raises(EngineClosedError):
             await request
-        assert "the worker has not ended after 0.01 s and is left behind" in caplog.text
+        assert "the worker has not ended after 0.01 s and is abandoned" in caplog.text
         assert "in __call__" in caplog.text
 
 
@@ -122,8 +122,8 @@ async def test_an_event_loop_that_stands_still_is_told_with_its_stack(
     for _ in range(3):
         watchdog.look()
     [record] = caplog.records
-    assert record.getMessage().startswith("the event loop has stood still for 0 s; it is here:")
+    assert record.getMessage().startswith("the event loop has been blocked for 0 s; its stack:")
     assert "test_an_event_loop_that_stands_still" in record.getMessage()
     await asyncio.sleep(0)
     watchdog.look()
-    assert [record.getMessage() for record in caplog.records[1:]] == ["the event loop goes on"]
+    assert [record.getMessage() for record in caplog.records[1:]] == ["the event loop runs again"]

@@ -106,7 +106,9 @@ async def test_replicas_that_can_not_be_loaded(ray_fleets: RayFleets, tiny_choic
     from ray import serve
 
     settings, before = FleetSettings(replicas=1, resources=FEW), set(serve.status().applications)
-    with pytest.raises(RnnEngineError, match="the replicas could not be started: no device 'nosuch'; there are: 0 = "):
+    with pytest.raises(
+        RnnEngineError, match="the replicas could not be started: no device 'nosuch'; expected one of 0 = "
+    ):
         await start_fleet(settings, replace(tiny_choice, loading=LoadSettings("nosuch", "none")), unheard)
     assert set(serve.status().applications) == before
 

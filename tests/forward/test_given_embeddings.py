@@ -85,8 +85,8 @@ def test_embeddings_of_another_size_are_refused(runner: Runner, model: TensorMod
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"score_from": 0}, "null where states are mixed or tokens are scored"),
-        ({"mix": StateMix(1.0, [])}, "null where states are mixed or tokens are scored"),
+        ({"score_from": 0}, "null, since states are mixed or tokens are scored"),
+        ({"mix": StateMix(1.0, [])}, "null, since states are mixed or tokens are scored"),
         ({"embeddings": np.full((1, 64), np.inf, np.float32)}, "finite numbers"),
     ],
 )

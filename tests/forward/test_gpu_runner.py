@@ -107,17 +107,17 @@ def test_a_run_whose_rows_are_not_finite_is_not_sound_and_hurts_no_other() -> No
 
 
 def test_too_many_slots_for_the_device_are_an_error_that_says_so() -> None:
-    with pytest.raises(DeviceMemoryError, match=r"\d+ bytes asked for, but a buffer of this device has \d+"):
+    with pytest.raises(DeviceMemoryError, match=r"\d+ bytes are needed, but a buffer on this device has at most \d+"):
         load_runner(random_model(tiny_shape(layers=1), seed=1), num_slots=1_000_000, max_rows=1)
 
 
 def test_a_head_size_that_no_kernel_takes_is_an_error_that_says_what_is() -> None:
-    with pytest.raises(DeviceError, match="head size 264 is not served on a GPU; expected at most 256"):
+    with pytest.raises(DeviceError, match="head size 264 is not supported on a GPU; expected at most 256"):
         load_runner(random_model(tiny_shape(layers=1, width=264, head_size=264), seed=1))
 
 
 def test_a_width_that_no_kernel_takes_is_an_error_that_says_what_is() -> None:
-    with pytest.raises(DeviceError, match="width 36 is not served on a GPU; expected a multiple of 8"):
+    with pytest.raises(DeviceError, match="width 36 is not supported on a GPU; expected a multiple of 8"):
         load_runner(random_model(tiny_shape(layers=1, width=36, head_size=18), seed=1))
 
 

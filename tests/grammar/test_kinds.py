@@ -93,10 +93,10 @@ def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_wh
     [
         (json_grammar({"properties": {"a": {"anyOf": [{"type": "null"}, {"type": "array", "uniqueItems": True}]}}}),
          r'Unimplemented keys: \["uniqueItems"\] \(at #/properties/a/anyOf/1\)'),
-        (json_grammar({"items": {"$ref": "https://example.org/s"}}), r"nothing is fetched \(at #/items\)"),
+        (json_grammar({"items": {"$ref": "https://example.org/s"}}), r"none is fetched \(at #/items\)"),
         (json_grammar({"type": "number", "minimum": 3, "maximum": 1}), "minimum .3. is greater"),
         (json_grammar(False), "schema is false"),
-        (Grammar("json_schema", "[1, "), "no JSON"),
+        (Grammar("json_schema", "[1, "), "not valid JSON"),
         (Grammar("json_schema", "3"), "expected an object, true or false"),
         (Grammar("json_schema", '{"items":' * 400 + "{}" + "}" * 400), "recursion limit|too deeply nested"),
         (Grammar("regex", "ab(c"), "unclosed group"),
@@ -120,7 +120,7 @@ def test_a_wrong_grammar_is_refused_with_the_place(grammar: Grammar, message: st
 
 def test_tags_begin_with_their_trigger() -> None:
     for tags, trigger in (([], "<call>"), ([ADD], ""), ([ADD], "<tool>")):
-        with pytest.raises(ValueError, match="tags that begin with the trigger"):
+        with pytest.raises(ValueError, match="tags that begin with it"):
             tagged_text(tags, trigger)
 
 

@@ -57,5 +57,5 @@ def test_a_beginning_that_takes_too_long_to_follow_is_refused(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "START_SECONDS", -1.0)
-    with pytest.raises(StepError, match="following it takes"):
+    with pytest.raises(StepError, match="following them takes"):
         start_after(compile_grammar(Grammar("regex", "[a-z ]*"), vocabulary), vocabulary.encode(WORDS))

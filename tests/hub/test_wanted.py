@@ -38,12 +38,12 @@ def test_short_names_fit_the_names_of_published_files(name: str, file: str) -> N
 
 
 def test_a_size_that_is_missing_is_told_with_what_there_is() -> None:
-    with pytest.raises(ModelError, match=r"no such file of weights; BlinkDL/rwkv7-g1 has rwkv7-g1d-0.4b-20260210"):
+    with pytest.raises(ModelError, match=r"no such weights file; BlinkDL/rwkv7-g1 has rwkv7-g1d-0.4b-20260210"):
         Wanted.parse("rwkv7-2.9b").choose([FILES[-1]])
 
 
 def test_a_repository_of_several_models_needs_a_file() -> None:
-    with pytest.raises(ModelError, match=r"which file\? Give a/b:FILE; it has .*rwkv7-g1-0.1b"):
+    with pytest.raises(ModelError, match=r"expected one weights file; choose one as a/b:FILE. It has .*rwkv7-g1-0.1b"):
         Wanted.parse("a/b").choose(FILES)
     assert Wanted.parse("a/b:rwkv7-g1-*").choose(FILES) == [FILES[1]]
 
@@ -65,7 +65,7 @@ def test_a_folder_is_its_texts_and_one_kind_of_weights(files: list[str], wanted:
 
 
 def test_a_repository_without_weights_is_told() -> None:
-    with pytest.raises(ModelError, match="it has none"):
+    with pytest.raises(ModelError, match="It has none"):
         Wanted.parse("a/b").choose(["README.md"])
 
 

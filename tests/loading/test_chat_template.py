@@ -72,4 +72,4 @@ def test_a_broken_template_of_a_model_is_told_and_left_out(tmp_path: Path, caplo
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with caplog.at_level(logging.WARNING):
         assert load_chat_template("auto", tmp_path / "m.pth") == WorldTemplate()
-    assert "is no Jinja template" in caplog.text
+    assert "is not a valid Jinja template" in caplog.text

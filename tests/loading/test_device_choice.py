@@ -63,7 +63,7 @@ def test_numpy_is_taken_where_a_request_takes_half_the_time(
     with caplog.at_level(logging.INFO):
         assert choose_device(model, "auto", "f16", 4) == chosen
     assert f"{software.prompt:.0f} and {software.answer:.0f} tokens/s on software" in caplog.text
-    assert f"--device {chosen} is taken" in caplog.text
+    assert f"--device {chosen} is used" in caplog.text
 
 
 @pytest.mark.parametrize(

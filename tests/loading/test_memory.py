@@ -156,7 +156,7 @@ def test_spare_slots_take_what_is_left(opened: ModelFile) -> None:
 
 def test_a_device_of_unknown_memory_needs_a_word_for_auto(opened: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rnn_engine.loading.memory.find_memory", lambda _: None)
-    with pytest.raises(InvalidRequestError, match="--device-memory, since nothing tells the memory of"):
+    with pytest.raises(InvalidRequestError, match="auto with --device-memory, since the memory of"):
         plan_memory(opened, "auto", SIZE, weights="auto")
     assert plan_memory(opened, "auto", SIZE, weights="f16") == MemoryPlan("f16", 0)
 
@@ -176,7 +176,7 @@ def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> N
 @pytest.mark.parametrize("weights", ["int8", "f16", "f32,head=int8", "f32,layers=1", "stored,activations=int8"])
 def test_the_cpu_refuses_weights_that_it_does_not_have(opened: ModelFile, weights: str) -> None:
     with pytest.raises(
-        InvalidRequestError, match=f"weights: '{weights}' is not allowed; expected auto, f32 or stored, and"
+        InvalidRequestError, match=f"weights: '{weights}' is not allowed; expected auto, f32 or stored, without"
     ):
         plan_memory(opened, "cpu", SIZE, weights=weights)
 

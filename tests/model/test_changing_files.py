@@ -48,7 +48,7 @@ def test_rewritten_in_place_between_two_reads(path: Path, save: Save, tmp_path: 
     with open_model(path) as opened:
         opened.tensor("emb.weight")
         path.write_bytes(other)
-        with pytest.raises(ModelError, match="changed while it was read: somebody wrote to it"):
+        with pytest.raises(ModelError, match="changed while it was read: another program wrote to it"):
             opened.tensor("head.weight")
         with pytest.raises(ModelError, match="changed while it was read"):
             assert opened.fingerprint

@@ -118,7 +118,7 @@ def test_an_index_that_lists_nothing(folder: Path, content: bytes) -> None:
 def test_an_index_that_lists_a_tensor_twice(folder: Path) -> None:
     text = (folder / INDEX).read_text()
     (folder / INDEX).write_text(text.replace('"weight_map": {', f'"weight_map": {{"{HEAD}": "{SHARDS[0]}", '))
-    assert refusal(folder) == f"FOLDER/{INDEX} is no JSON: {HEAD} is there twice"
+    assert refusal(folder) == f"FOLDER/{INDEX} is not valid JSON: {HEAD} occurs twice"
 
 
 def test_a_tensor_in_two_shards(folder: Path) -> None:

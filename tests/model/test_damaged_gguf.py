@@ -55,14 +55,14 @@ def at(needle: bytes, offset: int) -> Callable[[bytes], int]:
         (at(b"tokenizer.ggml.token_type", 8), HUGE, "reach beyond the file"),
         (at(b"tokenizer.ggml.token_type", 4), b"\x09", "a value of the metadata has the type 9"),
         (at(b"rwkv7.block_count", 0), b"\x20", "a value of the metadata has the type 32"),
-        (at(b"rwkv7.block_count", -1), b"\xff", "a key is no UTF-8"),
+        (at(b"rwkv7.block_count", -1), b"\xff", "a key is not valid UTF-8"),
         (at(NAME, 0), b"\x05", "tensor blk.0.time_mix_key.weight has 5 dimensions; expected 1 to 4"),
         (at(NAME, 0), b"\x00", "tensor blk.0.time_mix_key.weight has 0 dimensions; expected 1 to 4"),
         (at(NAME, 4), HUGE, "tensor blk.0.time_mix_key.weight has 73786976294838206464 bytes"),
         (
             at(NAME, 4),
             bytes(8),
-            "tensor blk.0.time_mix_key.weight has the dimensions [0, 16]; expected at least 1 each",
+            "tensor blk.0.time_mix_key.weight has the dimensions [0, 16]; expected dimensions of at least 1",
         ),
         (at(NAME, 20), b"\x22", "tensor blk.0.time_mix_key.weight has the GGUF type number 34; expected one of F32"),
         (at(NAME, 20), b"\x0c", "tensor blk.0.time_mix_key.weight has rows of 16 numbers; expected a multiple of 256"),
@@ -80,4 +80,4 @@ def test_a_header_that_makes_no_sense(
 
 def test_a_name_that_is_there_twice(sound: bytes, tmp_path: Path) -> None:
     renamed = sound.replace(b"blk.0.time_mix_w0", b"blk.0.time_mix_a0")
-    assert "blk.0.time_mix_a0.weight is there twice" in refusal(tmp_path / "model.gguf", renamed)
+    assert "blk.0.time_mix_a0.weight occurs twice" in refusal(tmp_path / "model.gguf", renamed)

@@ -84,12 +84,12 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
         (8, 97, "the header's vocab_size is 97; expected 96, as the tensors have it"),
         (12, 63, "the header's width is 63; expected 64"),
         (16, 3, "the header's num_layers is 3; expected 2"),
-        (24, 0, "has 0 dimensions and a name of 10 bytes; expected at most 3 and 1024"),
+        (24, 0, "has 0 dimensions and a name of 10 bytes; expected 1 to 3 and 1 to 1024"),
         (24, 1 << 31, "has 2147483648 dimensions"),
         (28, 0, "a name of 0 bytes"),
         (28, 1 << 31, "a name of 2147483648 bytes"),
         (32, 4, "tensor emb.weight has the type number 4; expected one of 0 (F32), 1 (F16), 2 (Q4_0)"),
-        (36, 0, "tensor emb.weight has the dimensions [0, 96]; expected it once"),
+        (36, 0, "tensor emb.weight has the dimensions [0, 96]; expected only one such tensor"),
         (40, 0xFFFFFFFF, "tensor emb.weight has 1099511627520 bytes from 54 on; expected an end within"),
     ],
 )
@@ -102,5 +102,5 @@ def test_a_header_that_makes_no_sense(start: int, value: int, message: str, tmp_
 def test_a_tensor_twice_and_a_name_that_is_no_text(tmp_path: Path) -> None:
     sound = save_ggmf(V7, tmp_path / "model.bin").read_bytes()
     twice = refusal(tmp_path / "model.bin", sound + sound[24:])
-    assert "tensor emb.weight has the dimensions [64, 96]; expected it once" in twice
-    assert "is no UTF-8" in refusal(tmp_path / "model.bin", sound.replace(b"emb.weight", b"\xffmb.weight"))
+    assert "tensor emb.weight has the dimensions [64, 96]; expected only one such tensor" in twice
+    assert "is not valid UTF-8" in refusal(tmp_path / "model.bin", sound.replace(b"emb.weight", b"\xffmb.weight"))

@@ -133,8 +133,8 @@ def test_the_six_mixes_of_the_first_models_of_rwkv_7(tmp_path: Path) -> None:
         np.testing.assert_array_equal(forward(opened, TOKENS)[0], forward(V7, TOKENS)[0])
     twice = {**tensors, "model.layers.1.attn.x_r": np.ones(V7.shape.width, np.float32)}
     said = refusal(save_folder(tmp_path / "twice", twice, hf_config(V7, "fla")))
-    assert "model.layers.1.attn.x_r and model.layers.1.attn.x_x are both blocks.1.att.x_r" in said or (
-        "model.layers.1.attn.x_x and model.layers.1.attn.x_r are both blocks.1.att.x_r" in said
+    assert "model.layers.1.attn.x_r and model.layers.1.attn.x_x both stand for blocks.1.att.x_r" in said or (
+        "model.layers.1.attn.x_x and model.layers.1.attn.x_r both stand for blocks.1.att.x_r" in said
     )
 
 
@@ -161,7 +161,10 @@ FLA: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 32}, "head_dim is 32; expected 64"),
     ({"head_dim": None, "num_heads": 2}, "num_heads is 2; expected 1"),
     ({"intermediate_size": 224}, "intermediate_size is 224; expected 256"),
-    ({"intermediate_size": None, "hidden_ratio": 3.5}, "hidden_ratio is 3.5; expected one that makes 256 of the width"),
+    (
+        {"intermediate_size": None, "hidden_ratio": 3.5},
+        "hidden_ratio is 3.5; expected a ratio that gives the ffn width 256",
+    ),
     ({"intermediate_size": None, "hidden_ratio": "4"}, "hidden_ratio is '4'; expected a number above 0"),
     ({"intermediate_size": None, "hidden_ratio": float("nan")}, "hidden_ratio is nan; expected a number above 0"),
     ({"value_dim": 128}, "value_dim is 128; expected 64, the hidden_size, for every layer"),
@@ -215,7 +218,7 @@ def test_a_config_that_is_damaged(content: bytes, tmp_path: Path) -> None:
 
 def test_names_that_are_no_ones(tmp_path: Path) -> None:
     said = refusal(save_folder(tmp_path / "a", {"bert.weight": np.ones(3, np.float32)}, {}))
-    assert "no tensor has a name that flash-linear-attention or transformers gives an RWKV" in said
+    assert "no tensor has a name of flash-linear-attention or transformers for an RWKV" in said
     assert said.endswith("found bert.weight")
 
 

@@ -53,7 +53,7 @@ def test_a_call_to_the_system_is_refused_and_not_made(protocol: int, tmp_path: P
     ],
 )
 def test_other_names_are_refused(value: bytes) -> None:
-    with pytest.raises(ModelError, match=r"the pickle asks for [\w.]+, which describes no tensor: it is refused"):
+    with pytest.raises(ModelError, match=r"the pickle imports [\w.]+, which is not part of a tensor: it is refused"):
         read_tensor_refs(pth.program(pth.dict_of({"a": value})))
 
 

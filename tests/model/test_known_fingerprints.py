@@ -106,7 +106,7 @@ def test_a_folder_that_can_not_be_made_is_a_warning(
     folder.parent.write_bytes(b"a file is in the way")
     with caplog.at_level(logging.WARNING):
         assert ask(path, compute) == "fingerprint 1"
-    assert "will be computed again" in caplog.text
+    assert "the next load computes it again" in caplog.text
 
 
 def test_a_file_that_changed_just_now_leaves_no_record(

@@ -156,7 +156,7 @@ BAD_FILES: dict[str, tuple[Tensors, str]] = {
     "a long vector": ({MIX: draw(1, 65)}, rf"{MIX} is \[65\]; expected \[64\], as {MIX} is"),
     "two changes": (
         {f"{KEY}.lora.0": PAIR[0].T, f"{KEY}.lora.1": PAIR[1], f"{KEY}.weight": draw(1, 64, 64)},
-        f"two changes of {KEY}.weight",
+        f"it changes {KEY}.weight twice",
     ),
     "whole numbers": ({MIX: np.arange(64)}, f"1 tensor of the wrong element type: {MIX} is int64"),
 }
@@ -179,7 +179,7 @@ def test_numbers_that_overflow_are_refused(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_of_pairs_needs_an_alpha(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"lora\.st: the file does not say its alpha; expected FILE:ALPHA"):
+    with pytest.raises(ModelError, match=r"lora\.st: the file does not contain its alpha; expected FILE:ALPHA"):
         open_merged(path, [LoraChoice(save_ai00({KEY: PAIR}, tmp_path / "lora.st"))])
 
 
@@ -190,10 +190,10 @@ def test_a_file_of_pairs_needs_an_alpha(path: Path, tmp_path: Path) -> None:
         ({"r": 0}, "r is 0; expected a number above 0"),
         ({"lora_alpha": math.nan}, "lora_alpha is nan; expected a number above 0"),
         ({"lora_alpha": "16"}, "lora_alpha is 16; expected a number above 0"),
-        ({"peft_type": "IA3"}, "peft_type IA3 is not merged; expected LORA"),
-        ({"use_dora": True}, "use_dora is not merged; expected false"),
-        ({"alpha_pattern": {"(a+)+b": 1}}, r"alpha_pattern has the module \(a\+\)\+b; expected letters"),
-        ({"rank_pattern": [1]}, "rank_pattern is a list; expected numbers by module"),
+        ({"peft_type": "IA3"}, "peft_type IA3 can't be merged; expected LORA"),
+        ({"use_dora": True}, "use_dora is true, and DoRA can't be merged; expected false"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, r"alpha_pattern has the module \(a\+\)\+b; expected only letters"),
+        ({"rank_pattern": [1]}, "rank_pattern is a list; expected an object from modules to numbers"),
     ],
 )
 def test_a_config_of_peft_that_does_not_fit_is_refused(
@@ -208,7 +208,7 @@ def test_a_config_of_peft_that_does_not_fit_is_refused(
     ("damage", "message"),
     [
         (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json can't be read"),
-        (lambda folder: (folder / "adapter_config.json").write_text("["), "adapter_config.json is no JSON"),
+        (lambda folder: (folder / "adapter_config.json").write_text("["), "adapter_config.json is not valid JSON"),
         (lambda folder: (folder / "adapter_config.json").write_text("[]"), "holds a list; expected an object"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has neither adapter_model.safetensors nor"),
     ],

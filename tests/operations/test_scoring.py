@@ -129,7 +129,7 @@ async def test_score_that_is_no_number_fails(monkeypatch: pytest.MonkeyPatch) ->
         return tuple(replace(info, logprob=math.nan) for info in tell(request, first))
 
     monkeypatch.setattr(broken, "_score_prompt", tell_nan)
-    with pytest.raises(StepError, match="token 5 is nan, which is no finite number"):
+    with pytest.raises(StepError, match="token 5 is nan; expected a finite number"):
         await score_choices(broken, [1], [[5]])
 
 

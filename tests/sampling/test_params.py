@@ -105,7 +105,9 @@ def test_biases_of_texts_that_share_a_token_stay_within_the_range() -> None:
 
 
 def test_a_text_in_place_of_several_is_refused_and_not_taken_by_its_letters() -> None:
-    with pytest.raises(InvalidRequestError, match="dry_sequence_breakers: 'ab' is not allowed; expected several texts"):
+    with pytest.raises(
+        InvalidRequestError, match="dry_sequence_breakers: 'ab' is not allowed; expected a list of texts"
+    ):
         SamplingParams(dry_sequence_breakers="ab").check(VOCAB_SIZE)
-    with pytest.raises(InvalidRequestError, match="bad_words: 'ab' is not allowed; expected several texts"):
+    with pytest.raises(InvalidRequestError, match="bad_words: 'ab' is not allowed; expected a list of texts"):
         SamplingParams(bad_words="ab").resolved(lambda text: [7] * len(text))

@@ -243,7 +243,7 @@ def test_mixes_that_are_refused() -> None:
     assert "from 0.0 to 100.0" in refusal(weighted(1.0, -0.5, "probability"))
     for wrong in (np.nan, np.inf, -101.0):
         assert "from -100.0 to 100.0" in refusal(weighted(1.0, wrong))
-    assert "at most 2 states, as many as there are slots" in refusal(
+    assert "at most 2 states, one for each slot" in refusal(
         replace(request, mix=StateMix(1.0, [MixedState(1.0), MixedState(1.0)]))
     )
     assert "score_from" in refusal(replace(request, score_from=0))

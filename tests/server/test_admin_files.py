@@ -129,12 +129,12 @@ def damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (of_names("../x"), "names inside of it"),
-        (of_names("a/../../x"), "names inside of it"),
-        (of_names("/x"), "names inside of it"),
-        (of_names("C:\\x"), "names inside of it"),
-        (of_names("..\\x"), "names inside of it"),
-        (of_names("a", "a/b"), "different names"),
+        (of_names("../x"), "files all lie in the folder"),
+        (of_names("a/../../x"), "files all lie in the folder"),
+        (of_names("/x"), "files all lie in the folder"),
+        (of_names("C:\\x"), "files all lie in the folder"),
+        (of_names("..\\x"), "files all lie in the folder"),
+        (of_names("a", "a/b"), "names do not collide"),
         (of_names(*"abcdef"), "at most 5 files (max_unzip_files)"),
         (with_link, "without links"),
         (with_bomb, "at most 1000 bytes (max_unzip_bytes)"),

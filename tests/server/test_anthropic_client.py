@@ -240,15 +240,15 @@ def said(*blocks: object, role: str = "user") -> Body:
         ({"messages": HI, "max_tokens": 5, "n": 2}, "a message is one answer"),
         ({"messages": HI, "max_tokens": 5, "mcp_servers": []}, "mcp_servers"),
         (said({"type": "image", "source": {}}), "messages.0.content: 'image' is not allowed; expected blocks of text"),
-        (said({"type": "text"}), "all of their fields"),
+        (said({"type": "text"}), "all of its required fields"),
         (said("text"), "messages.0.content"),
-        (said({"type": "tool_use", "id": "1", "name": "a", "input": {}}), "blocks of the assistant"),
+        (said({"type": "tool_use", "id": "1", "name": "a", "input": {}}), "messages of the assistant"),
         (said({"type": "tool_result", "tool_use_id": "1"}, role="assistant"), "messages of the user"),
         (said(role="tool"), "'user', 'assistant' or 'system'"),
         ({**said("x"), "messages": HI, "tools": [{"name": "a"}]}, "tools.0.input_schema"),
         ({"messages": HI, "max_tokens": 5, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"messages": HI, "max_tokens": 5, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"messages": HI, "max_tokens": 5, "tool_choice": {"type": "any"}}, "where there are no tools"),
+        ({"messages": HI, "max_tokens": 5, "tool_choice": {"type": "any"}}, "since there are no tools"),
     ],
 )
 async def test_what_is_wrong_is_refused(serve: Serve, body: Body, words: str) -> None:

@@ -122,7 +122,7 @@ class TestHosts:
         for path in ("/v1/cache", "/v1/states", "/health"):
             response = await client.get(path, headers={"Host": "evil.example:65530"})
             error = await error_of(response, 403)
-            assert "'evil.example:65530' is no name of this server" in error["message"]
+            assert "'evil.example:65530' is not a name of this server" in error["message"]
         headers = {"Host": "evil.example", "Origin": "http://evil.example"}
         await error_of(await ask(client, headers), 403)
         assert engine.requests == []
@@ -249,7 +249,7 @@ class TestPages:
 
     @pytest.mark.parametrize("text", ["chat.example", "https://", "https://chat.example/app", "", "https://a?b"])
     def test_what_is_no_origin(self, text: str) -> None:
-        with pytest.raises(InvalidRequestError, match="expected an origin as https://"):
+        with pytest.raises(InvalidRequestError, match="expected an origin such as https://"):
             check_origin(text)
 
 

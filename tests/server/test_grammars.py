@@ -128,7 +128,7 @@ WRONG: list[tuple[Body, str, str]] = [
     ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
     ({"grammar": "root ::= ["}, "grammar", "line 1"),
     ({"bnf_schema": "start = 'a'"}, "bnf_schema", "line 1, column"),
-    ({"json_schema": {"$ref": "http://127.0.0.1:9/s"}}, "json_schema", "nothing is fetched"),
+    ({"json_schema": {"$ref": "http://127.0.0.1:9/s"}}, "json_schema", "none is fetched"),
     ({"guided_json": {"items": {"uniqueItems": True}}}, "guided_json", "#/items"),
     ({"guided_json": '{"items":' * 200 + "{}" + "}" * 200}, "guided_json", "recursion limit|too deeply nested"),
     ({"guided_regex": "((a{300}){300}){300}"}, "guided_regex", "1 s are allowed|more than 1 s|can't be followed"),

@@ -183,14 +183,14 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("s3cret", "expected a line as `NAME KEY`"),
-            ("ann s3cret more", "expected a line as `NAME KEY`"),
+            ("s3cret", "expected a line such as `NAME KEY`"),
+            ("ann s3cret more", "expected a line such as `NAME KEY`"),
             ("ann:root s3cret", "scope: 'root' is not allowed; expected one of use, manage, admin"),
             ("ann: s3cret", "scope: '' is not allowed"),
             ("a/b s3cret", "key name: 'a/b' is not allowed; expected 1 to 64 letters"),
-            ("ann sha256:s3cret", "expected a line as"),
-            *((f"ann key {word}", "expected a line as") for word in ("weight=0", "weight=nan", "tokens=s3cret")),
-            ("ann s3cret weight=1 weight=2", "perhaps `weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` after it"),
+            ("ann sha256:s3cret", "expected a line such as"),
+            *((f"ann key {word}", "expected a line such as") for word in ("weight=0", "weight=nan", "tokens=s3cret")),
+            ("ann s3cret weight=1 weight=2", "`weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` may follow"),
         ],
     )
     def test_a_line_that_is_wrong_is_told_without_its_key(self, tmp_path: Path, line: str, message: str) -> None:

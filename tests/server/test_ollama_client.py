@@ -162,7 +162,7 @@ async def test_errors_are_the_clients_own(client: ollama.AsyncClient, engine: Fa
         ("chat", {"messages": [{"role": "who", "content": "Hi"}]}, "messages.0.role"),
         ("chat", {"messages": HI, "format": "yaml"}, "JSON schema"),
         ("chat", {"messages": HI, "format": "json", "options": {"guided_regex": "a"}}, "null, since"),
-        ("chat", {"messages": HI, "options": {"temprature": 1}}, "perhaps temperature"),
+        ("chat", {"messages": HI, "options": {"temprature": 1}}, "did you mean 'temperature'?"),
         ("chat", {"messages": HI, "logprobs": True}, "logprobs"),
         ("generate", {"prompt": "Hi", "suffix": "x"}, "fill in"),
         ("generate", {"prompt": "Hi", "context": [1]}, "/api/chat"),

@@ -196,7 +196,7 @@ async def test_ones_own_states_are_as_without_keys(clients: Clients) -> None:
     taken = await clients.ask("ann", "POST", "/v1/states/a/take", {"name": "c", "owner": "x"})
     assert (taken["name"], taken["owner"], taken["id"]) == ("c", "x", forked["data"][0]["id"])
     error = await clients.ask("ann", "GET", "/v1/states/a", status=404)
-    assert "it is called 'c' now" in error["message"]
+    assert "it was renamed to 'c'" in error["message"]
     advanced = await clients.ask("ann", "POST", "/v1/states/c/advance", {"input": "y"})
     assert (advanced["state"]["name"], advanced["state"]["read_only"]) == ("c", False)
     saved = await clients.ask("ann", "POST", "/v1/completions", {"prompt": "x", "state": "c", "save_as": "c"})
@@ -226,7 +226,7 @@ async def test_shared_states_are_read_by_all_and_changed_by_the_operator(clients
     ):
         error = await clients.ask(key, method, path, sent, status=status)
         if key == "ann":
-            assert "'house' is not allowed; expected a state that may be changed" in error["message"]
+            assert "'house' is not allowed; expected a state that can be changed" in error["message"]
     await clients.ask(key, "DELETE", "/v1/states/poet", status=400)
 
 

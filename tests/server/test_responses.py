@@ -395,7 +395,7 @@ def test_the_store_is_used_by_several_threads() -> None:
         ({"input": [{"type": "computer_call"}]}, "input.0.type", "function_call"),
         ({"input": [{"role": "poet", "content": "a"}]}, "input.0", "system"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0", "text only"),
-        ({"input": [{"type": "function_call", "name": "a"}]}, "input.0", "all of its fields"),
+        ({"input": [{"type": "function_call", "name": "a"}]}, "input.0", "all of its required fields"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "no tools of its own"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.function.name", "no other tool"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tools"),
@@ -405,7 +405,7 @@ def test_the_store_is_used_by_several_threads() -> None:
         ({"n": 2}, "n", "one answer"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"max_output_tokens": -1}, "max_output_tokens", "at least 0"),
-        ({"inptu": "Hi"}, "inptu", "perhaps input"),
+        ({"inptu": "Hi"}, "inptu", "did you mean 'input'?"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_name(serve: Serve, fields: Body, param: str, words: str) -> None:

@@ -226,7 +226,7 @@ async def test_a_service_manager_that_is_gone_stops_no_server(
         manager.bind(str(stale))
     for path in (stale, tmp_path / "none", tmp_path / ("x" * 200)):
         notify("READY=1", {"NOTIFY_SOCKET": str(path)})
-        assert f"the service manager at {path} can't be told READY=1" in caplog.messages[-1]
+        assert f"the service manager at {path} did not get READY=1" in caplog.messages[-1]
     monkeypatch.setenv("NOTIFY_SOCKET", str(stale))
     with server_process() as (process, url):
         async with ClientSession() as session, session.get(f"{url}/health") as response:

@@ -192,19 +192,19 @@ async def test_a_conversation_goes_on_under_its_name(serve: Serve) -> None:
     assert second["num_tokens"] == 2 * first["num_tokens"] + len("\n\n")
     assert [entry.name for entry in engine.named.entries()] == ["talk"]
     refused = await client.post(CHAT, json={**again, "save_as": {"name": "talk", "owner": "bob"}})
-    assert "the name alone where it is that of `state`" in (await error_of(refused, 400))["message"]
+    assert "only a name, since the name of `state` keeps" in (await error_of(refused, 400))["message"]
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        (CHAT, {"n": 2, "save_as": "b"}, "save_as: 'b' is not allowed; expected null unless there is one answer"),
+        (CHAT, {"n": 2, "save_as": "b"}, "save_as: 'b' is not allowed; expected null, since only a request with one"),
         (TEXT, {"prompt": ["a", "b"], "save_as": "b"}, "save_as: 'b' is not allowed"),
         (CHAT, {"save_as": "a"}, "save_as: 'a' is not allowed; expected a name that is free"),
         (CHAT, {"save_as": ""}, "save_as: '' is not allowed"),
         (CHAT, {"save_as": {"name": "b", "ttl": 0}}, "save_as.ttl: 0.0 is not allowed"),
         (CHAT, {"save_as": {"name": "b", "persistent": True}}, "save_as.persistent: True is not allowed"),
-        (CHAT, {"save_as": {"name": "b", "for": 1}}, "save_as.for: 1 is not allowed; expected one of the fields"),
+        (CHAT, {"save_as": {"name": "b", "for": 1}}, "unknown field 'save_as.for'; the known fields"),
         (CHAT, {"save_as": 3}, "save_as: 3 is not allowed; expected a JSON object"),
     ],
 )
@@ -238,7 +238,7 @@ async def test_a_state_of_the_operator_stays_as_it_is(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
     poet = engine.named.add(LoadedState("tuned", POET), "poet", "test")
-    refusal = "'poet' is not allowed; expected a state that may be changed; this one is the operator's"
+    refusal = "'poet' is not allowed; expected a state that can be changed; this one is read-only"
     saved = await client.post(CHAT, json={**HI, "state": "poet", "save_as": "poet"})
     assert (await error_of(saved, 400))["message"].startswith(f"save_as: {refusal}")
     for answer in (

@@ -149,7 +149,7 @@ async def test_an_advance_reads_out_at_chosen_positions(serve: Serve) -> None:
         ({"output_positions": [0], "top_k": 21}, 400, "top_k: 21 is not allowed; expected a number from 1 to 20"),
         ({"output_positions": [0], "top_k": 0}, 400, "top_k: 0"),
         ({"priority": 10**6}, 400, "priority"),
-        ({"mask": [[0, 1]]}, 501, "no pages or places that a mask could hide"),
+        ({"mask": [[0, 1]]}, 501, "no pages or positions that a mask could hide"),
     ],
 )
 async def test_what_an_advance_can_not_read_out(serve: Serve, fields: Body, status: int, words: str) -> None:
@@ -198,7 +198,7 @@ async def test_a_lease_is_listed_and_ended_with_all_its_states(serve: Serve) -> 
 async def test_an_id_is_no_name_and_advances_its_own_state(serve: Serve) -> None:
     client = await serve(FakeEngine())
     first, second = [(await create(client, name, name))["state"] for name in ("first", "second")]
-    refused = "is not allowed; expected a name that is no UUID, since ids of states are UUIDs"
+    refused = "is not allowed; expected a name that is not a UUID, since state ids are UUIDs"
     for path, body in (
         (PATH, {"name": first["id"], "prompt": "x"}),
         (f"{PATH}/second/open", {"name": first["id"]}),
@@ -315,7 +315,7 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
         ("POST", "", {"name": "a", "prompt": "x"}, 400, "name: 'a' is not allowed; expected a name that is free"),
         ("POST", "", {"name": "none", "prompt": "x"}, 400, "name: 'none' is not allowed"),
         ("POST", "", {"name": "b", "prompt": "x", "state": "c"}, 404, "state 'c' does not exist; there are: a"),
-        ("POST", "", {"name": "b", "prompt": "x", "ttl": -1}, 400, "ttl: -1.0 is not allowed; expected seconds"),
+        ("POST", "", {"name": "b", "prompt": "x", "ttl": -1}, 400, "ttl: -1.0 is not allowed; expected a number of"),
         ("POST", "", {"name": "b", "prompt": "x", "persistent": True}, 400, "persistent: True is not allowed"),
         ("POST", "/c/open", {"name": "b"}, 404, "state 'c' does not exist"),
         ("POST", "/a/open", {"name": "a"}, 400, "name: 'a' is not allowed"),
@@ -336,7 +336,7 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
         ("PUT", "/b?ttl=x", None, 400, "ttl: 'x' is not allowed; expected a number of seconds"),
         ("PUT", "/b?ttl=nan", None, 400, "ttl: nan is not allowed"),
         ("PUT", "/b?persistent=yes", None, 400, "persistent: 'yes' is not allowed; expected true or false"),
-        ("PUT", "/b?persistent=true", None, 400, "persistent: True is not allowed; expected false: the server has no"),
+        ("PUT", "/b?persistent=true", None, 400, "persistent: True is not allowed; expected false, since the"),
         ("PUT", "/b", None, 400, "upload: is neither safetensors nor .pth nor CBOR"),
     ],
 )
@@ -410,7 +410,9 @@ async def test_where_there_is_no_room_the_newest_gives_way_and_else_is_refused(s
     ran = len(engine.requests)
     response = await client.post(PATH, json={"name": "c", "prompt": "x", "owner": "newest"})
     error = await error_of(response, 429)
-    assert error["message"].startswith(f"states: {size} more bytes have no room: {2 * size} of the {2 * size} allowed")
+    assert error["message"].startswith(
+        f"states: no room for {size} more bytes: {2 * size} of at most {2 * size} are in use"
+    )
     assert response.headers["Retry-After"] == "30"
     assert (await names(client), len(engine.requests)) == (["a", "b"], ran)
     await create(client, "c", owner="old")

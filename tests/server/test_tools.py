@@ -222,7 +222,7 @@ def with_function(**fields: object) -> Body:
     [
         ({**ASK, "tools": [WEATHER, WEATHER]}, "tools.1.function.name", "a name that no other tool has"),
         ({**ASK, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "weather, timer"),
-        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice", "where there are no tools"),
+        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice", "since there are no tools"),
         ({**ASK, "tool_choice": "sometimes"}, "tool_choice", "none, auto, required"),
         ({**ASK, "guided_regex": "a+"}, "guided_regex", "a JSON schema unless tool_choice is none"),
         (
@@ -230,7 +230,7 @@ def with_function(**fields: object) -> Body:
             "grammar",
             "a JSON schema unless tool_choice is none",
         ),
-        ({**ASK, "functions": [{"name": "f"}]}, "functions", "null where there are tools"),
+        ({**ASK, "functions": [{"name": "f"}]}, "functions", "null, since the request has tools"),
         ({**ASK, "tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({**ASK, "tools": {}}, "tools", "a list"),
         (with_function(name=""), "tools.0.function.name", "pattern"),

@@ -36,7 +36,7 @@ def test_what_is_left_and_a_bad_end_are_faults() -> None:
     verdict = Verdict([left], Record(), left, growth([left], 0), exit_status=-9)
     assert list(verdict.faults()) == [
         "requests are left: 2, active 0, queued 0",
-        "the server ended with -9 at SIGTERM",
+        "the server ended with status -9 after SIGTERM",
     ]
 
 

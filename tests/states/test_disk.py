@@ -128,7 +128,7 @@ def test_another_models_file_is_skipped_and_left_alone(tmp_path: Path, caplog: p
     keep(cache, device, PROMPT)
     with caplog.at_level(logging.WARNING):
         again, device = make(tmp_path)
-    assert "belongs to model another; this one is model" in caplog.text
+    assert "belongs to model another; the loaded model is model" in caplog.text
     assert not found(again, device, PROMPT)
     assert disk_used(again) == 0
     assert len(list(tmp_path.iterdir())) == 1

@@ -185,7 +185,7 @@ def test_a_flipped_bit_in_any_byte_is_refused(tmp_path: Path) -> None:
 def test_another_models_full_state_is_refused_by_fingerprint_and_by_shape(tmp_path: Path) -> None:
     path = tmp_path / "state"
     save_full_state(path, saved_state(some_state(), model="another"), "v7")
-    with pytest.raises(StateError, match="belongs to model another; this one is model"):
+    with pytest.raises(StateError, match="belongs to model another; the loaded model is model"):
         load(path)
     assert same(read_state(path, SHAPE, None).state, some_state())
     larger = tiny_shape(layers=3, width=16, head_size=4, ffn=8, vocab=10)
@@ -310,7 +310,7 @@ def prefab_content(**changes: object) -> dict[str, object]:
         ({"name": "n"}, "field 'id' is NoneType; expected bytes"),
         (prefab_content(id=b"short"), "id has 5 bytes; a UUID has 16"),
         (prefab_content(data={"shape": [8, 6, 3, 1]}), "data: field 'data' is NoneType; expected bytes"),
-        (prefab_content(data={"shape": [8, 6, 3, 1], "data": b"12345"}), "5 bytes, which are no whole f32 values"),
+        (prefab_content(data={"shape": [8, 6, 3, 1], "data": b"12345"}), "5 bytes; expected a multiple of 4"),
         (
             prefab_content(data={"shape": [8, 6, 3, 1], "data": b"1234"}),
             r"data has shape \[1\]; this model needs \[144\]",
@@ -327,7 +327,7 @@ def test_a_prefab_that_does_not_fit_is_refused(content: object, message: str) ->
 
 
 def test_inline_data_that_is_no_flat_list_of_numbers_is_refused() -> None:
-    with pytest.raises(StateError, match="inline: data is no flat list of numbers"):
+    with pytest.raises(StateError, match="inline: data is not a flat list of numbers"):
         state_from_rows([[1.0], [1.0, 2.0]], [8, 6, 3, 1], SHAPE, "inline")  # type: ignore[list-item]
     with pytest.raises(StateError, match=r"inline: data has shape \[2\]"):
         state_from_rows([1.0, 2.0], [8, 6, 3, 1], SHAPE, "inline")
@@ -396,9 +396,11 @@ def test_a_file_that_is_not_there_is_a_state_error(tmp_path: Path) -> None:
 
 
 def test_forms_are_refused_for_versions_whose_states_have_other_fields() -> None:
-    with pytest.raises(StateError, match="file: a tuned state is one matrix a head; a toy state has no such field"):
+    with pytest.raises(
+        StateError, match="file: a tuned state has one matrix for each head; a toy state has no such field"
+    ):
         state_from_tuned({}, TOY_SHAPE, "value_key", "file")
-    message = r"file: this form has rows of 16 numbers; memory of a toy state is \[3\]"
+    message = r"file: a toy state can't be in this form, which has rows of 16 numbers: memory has the shape \[3\]"
     with pytest.raises(StateError, match=message):
         state_from_rows([], [8, 6, 3, 1], TOY_SHAPE, "file")
 

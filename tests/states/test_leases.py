@@ -68,7 +68,7 @@ def test_the_newest_leases_give_way_with_all_they_have() -> None:
         put(states, name, owner)
     put(states, "e", "middle")
     assert names(states) == "a b e"
-    with pytest.raises(NotFoundError, match="'c' is gone: its lease gave way to an older one that needed room"):
+    with pytest.raises(NotFoundError, match="'c' is gone: its lease was ended to make room for an older one"):
         states.get("c")
     put(states, "f", "old")
     assert names(states) == "a b e f"
@@ -84,7 +84,7 @@ def test_one_for_whom_nobody_gives_way_is_refused_and_nothing_is_lost() -> None:
     clock.now = 20.0
     refused: tuple[str | None, ...] = ("new", "newcomer", None)
     for asker in refused:
-        with pytest.raises(OverloadedError, match=f"{SIZE} more bytes have no room: {3 * SIZE} of the ") as raised:
+        with pytest.raises(OverloadedError, match=f"no room for {SIZE} more bytes: {3 * SIZE} of at most ") as raised:
             put(states, "d", asker)
         assert raised.value.retry_after == 40
     assert names(states) == "a b c"
@@ -133,10 +133,10 @@ def test_an_owner_who_has_nothing_left_begins_again_as_the_newest() -> None:
 def test_the_number_of_names_is_bound_too() -> None:
     states = make_states(max_names=3)
     put(states, "a")
-    with pytest.raises(OverloadedError, match="states: no room for 3 more: there are 1 of the 3 allowed"):
+    with pytest.raises(OverloadedError, match="states: no room for 3 more names: 1 of at most 3 are in use"):
         states.fork("a", ["b", "c", "d"], Retention())
     states.fork("a", ["b", "c"], Retention())
-    with pytest.raises(OverloadedError, match="no room for 1 more: there are 3 of the 3 allowed"):
+    with pytest.raises(OverloadedError, match="no room for 1 more names: 3 of at most 3 are in use"):
         put(states, "d")
     assert names(states) == "a b c"
 

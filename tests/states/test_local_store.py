@@ -124,7 +124,7 @@ def test_a_name_that_spells_an_id_is_refused(spelled: str, tmp_path: Path) -> No
     first = put(states, "first")
     name = spelled.format(first.id)
     put(states, "second", 2)
-    allowed = "a name that is no UUID, since ids of states are UUIDs"
+    allowed = "a name that is not a UUID, since state ids are UUIDs"
     for enter in (
         lambda: put(states, name, 2),
         lambda: states.fork("second", ["x", name], KEPT),
@@ -242,7 +242,7 @@ def test_a_taken_state_has_a_new_name_and_owner_and_the_same_id() -> None:
     origin = put(states, "a")
     taken = states.move("a", "b", Retention(owner="bob"))
     assert (taken.name, taken.owner, taken.id, taken.frozen) == ("b", "bob", origin.id, origin.frozen)
-    with pytest.raises(NotFoundError, match="'a' is gone: it is called 'b' now; there are: b"):
+    with pytest.raises(NotFoundError, match="'a' is gone: it was renamed to 'b'; there are: b"):
         states.get("a")
     assert states.move(str(origin.id), "b", KEPT).owner == "b"
     assert names(states) == ["b"]
@@ -277,10 +277,10 @@ def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
     [
         (Retention(ttl=0), "ttl: 0"),
         (Retention(ttl=float("nan")), "ttl: nan"),
-        (Retention(ttl=1e9), "ttl: .* more than 0 and at most 2592000"),
+        (Retention(ttl=1e9), "ttl: .* above 0 and at most 2592000"),
         (Retention(persistent=True, ttl=5), "ttl: 5 .* null for a persistent state"),
         (Retention(persistent=True, owner="bob"), "owner: 'bob' .* null for a persistent state"),
-        (PERSISTENT, "persistent: True .* the server has no folder of states"),
+        (PERSISTENT, "persistent: True .* the server has no folder for persistent states"),
     ],
 )
 def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
@@ -309,7 +309,7 @@ def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
         lambda: states.move(str(poet.id), "poet", KEPT),
     ]
     for change in changes:
-        with pytest.raises(InvalidRequestError, match="state: 'poet' is not allowed; expected a state that may be cha"):
+        with pytest.raises(InvalidRequestError, match="state: 'poet' is not allowed; expected a state that can be cha"):
             change()
     assert (states.entries(), poet.read_only) == ((poet,), True)
     [copied] = states.fork("poet", ["mine"], PERSISTENT)

@@ -41,7 +41,8 @@ class TestQuotas:
         states.fork("ann/a", ["ann/copy"], Retention())  # shares the arrays
         states.put("ann/b", some_initial(2), Retention(), source="test")
         assert states.room_of("ann") == (2 * STATE_BYTES, 2 * STATE_BYTES)
-        refused = f"no room for {STATE_BYTES} more bytes of 'ann': it has {2 * STATE_BYTES} of the {2 * STATE_BYTES}"
+        full = 2 * STATE_BYTES
+        refused = f"no room for {STATE_BYTES} more bytes of the API key 'ann': it has {full} of at most {full}"
         with pytest.raises(OverloadedError, match=refused):
             states.check_place("ann/c", Retention(), STATE_BYTES)
         with pytest.raises(OverloadedError, match=refused):
@@ -59,12 +60,12 @@ class TestQuotas:
     def test_a_namespace_has_so_many_names(self) -> None:
         states = make_states(quota=Quota(names=2))
         states.put("ann/a", some_initial(), Retention(), source="test")
-        refused = "no room for 2 more names of 'ann': it has 1 of the 2 that a key may have"
+        refused = "no room for 2 more names of the API key 'ann': it has 1 of at most 2"
         with pytest.raises(OverloadedError, match=refused):
             states.fork("ann/a", ["ann/b", "ann/c"], Retention())
         states.fork("ann/a", ["ann/b"], Retention())
         states.move("ann/a", "ann/c", Retention())
-        with pytest.raises(OverloadedError, match="no room for 1 more names of 'ann'"):
+        with pytest.raises(OverloadedError, match="no room for 1 more names of the API key 'ann'"):
             states.put("ann/d", some_initial(), Retention(), source="test")
         for name in ("a", "b", "c"):  # shared ones have no quota
             states.put(name, some_initial(), Retention(), source="test")

@@ -25,19 +25,19 @@ def test_addresses(text: str, shown: str, tls: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "'' is no scheme"),
-        ("host:6379", "'host' is no scheme"),
-        ("http://ann:secret@host", "'http' is no scheme"),
+        ("", "the scheme '' is unknown"),
+        ("host:6379", "the scheme 'host' is unknown"),
+        ("http://ann:secret@host", "the scheme 'http' is unknown"),
         ("valkey://", "the host is missing"),
         ("valkey://:secret@", "the host is missing"),
         ("valkey://host:port", "Port could not be cast"),
         ("valkey://host:70000", "Port out of range"),
-        ("valkey://ann:sec#ret@host", "is written %23"),
-        ("valkey://host/first", "'first' is no number of a database"),
-        ("valkey://host?ssl_ca_certs=x", "'ssl_ca_certs' is unknown after '?'; there are: none"),
-        ("valkeys://host?max_connections=1", "'max_connections' is unknown after '?'; there are: ssl_ca_certs"),
+        ("valkey://ann:sec#ret@host", "as %23"),
+        ("valkey://host/first", "'first' is not the number of a database"),
+        ("valkey://host?ssl_ca_certs=x", "unknown option 'ssl_ca_certs' after '?'; there are: none"),
+        ("valkeys://host?max_connections=1", "unknown option 'max_connections' after '?'; there are: ssl_ca_certs"),
         ("unix://", "the socket's path is missing"),
-        ("unix:///x?db=-1", "'-1' is no number of a database"),
+        ("unix:///x?db=-1", "'-1' is not the number of a database"),
     ],
 )
 def test_a_wrong_address_is_told_without_its_password(text: str, said: str) -> None:

@@ -76,9 +76,9 @@ def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog:
     assert caplog.text.count("a persistent state is skipped") == 2
     with caplog.at_level(logging.WARNING):
         assert names(make_states(tmp_path, capacity=STATE_BYTES)) == ["good"]
-    assert f"{paths['taken'].name}: states: {STATE_BYTES} more bytes have no room" in caplog.text
+    assert f"{paths['taken'].name}: states: no room for {STATE_BYTES} more bytes" in caplog.text
     assert names(make_states(tmp_path, model="another")) == []
-    assert "the state belongs to model model; this one is another" in caplog.text
+    assert "the state belongs to model model; the loaded model is another" in caplog.text
     assert not partial.exists()
     assert len(list(tmp_path.iterdir())) == 6
 

@@ -27,7 +27,7 @@ def test_byte_strings_are_unescaped_and_the_longest_is_taken(tmp_path: Path) -> 
     assert (tokenizer.name, tokenizer.size) == ("gguf", len(PIECES))
     assert [tokenizer.decode_bytes(token) for token in range(-1, 11)] == [b"", *PIECES, b""]
     assert tokenizer.encode("abaé\\'\n\t\r") == [2, 1, 9, 5, 7]
-    with pytest.raises(InvalidRequestError, match="bytes of the vocabulary, which lacks 0x63"):
+    with pytest.raises(InvalidRequestError, match="text whose bytes are all in the vocabulary, which lacks 0x63"):
         tokenizer.encode("abc")
 
 

@@ -180,7 +180,7 @@ def test_a_decoder_by_regular_expression_is_refused() -> None:
 def test_a_damaged_file_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(TokenizerError, match=r"is no Hugging Face tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"is not a Hugging Face tokenizer\.json"):
         HuggingFaceTokenizer(path)
 
 
@@ -189,7 +189,7 @@ def test_a_file_at_which_the_library_panics_is_refused(tmp_path: Path) -> None:
     content["model"]["continuing_subword_prefix"] = "longer than any token"
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(TokenizerError, match=r"is no Hugging Face tokenizer\.json: range end index"):
+    with pytest.raises(TokenizerError, match=r"is not a Hugging Face tokenizer\.json: range end index"):
         HuggingFaceTokenizer(path)
 
 

@@ -77,7 +77,7 @@ def test_none_refuses_text_and_has_none(model_path: Path) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         tokenizer.encode("hello")
     assert str(caught.value) == (
-        "text: 'hello' is not allowed; expected token ids, as the model has no tokenizer: none was asked for"
+        "text: 'hello' is not allowed; expected token ids, since the model has no tokenizer: none was chosen"
     )
 
 
@@ -113,10 +113,10 @@ def test_a_copy_of_the_world_vocabulary_is_world(tmp_path: Path) -> None:
         (b"1 'a' 2\n", "token 1 has 1 bytes; expected 2, as its line says"),
         (b"1 'a' 1\n1 'b' 1\n", "has an id twice, or one above 1048575"),
         (b"9999999 'a' 1\n", "has an id twice, or one above 1048575"),
-        (b"1 '\\ud800' 3\n", "token 1 is no text in UTF-8"),
+        (b"1 '\\ud800' 3\n", "token 1 has no form in UTF-8"),
         (b"1 '\\N{NO SUCH}' 1\n", "has a literal that Python can't read"),
         (b"1 b'\xc3\xa9' 2\n", "has a literal that Python can't read"),
-        (b"\xff", "is no UTF-8"),
+        (b"\xff", "is not valid UTF-8"),
         (b"1 'a' 1\n" * (3 << 20), "bytes; expected at most 16777216"),
     ],
     ids=range(12),

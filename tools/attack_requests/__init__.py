@@ -1,1 +1,1 @@
-"""Requests that once took gigabytes of a server's memory, or kept everybody else waiting."""
+"""Requests that once took gigabytes of a server's memory, or made all other clients wait."""

@@ -1,8 +1,8 @@
-"""Start a server with the demo model, send it each attack in turn, and print what it took.
+"""Start a server with the demo model for each attack, send it the attack, and print its effects.
 
-For each attack: the answer's status and time, the most memory that the process had, and the longest time that
-`/health` and another client's short chat took meanwhile. `--root` starts the server of another checkout, to compare;
-what follows `--` goes to `rnn-engine serve`.
+The tool prints, for each attack, the answer's status and time, the peak memory of the process, and the longest time
+that `/health` and another client's short chat took meanwhile. `--root` starts the server of another checkout, for
+comparison. Arguments after `--` go to `rnn-engine serve`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class Outcome:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--root", type=click.Path(path_type=Path, exists=True), default=ROOT, help="The checkout to serve.")
-@click.option("--only", default="", help="Run the attacks whose name has this in it.")
+@click.option("--only", default="", help="Run only the attacks whose names contain this text.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for an answer.")
-@click.option("--max-memory", type=int, help="Megabytes that the server may have; beyond it is out of memory.")
+@click.option(
+    "--max-memory", type=int, help="The most virtual memory of the server, in megabytes.  [default: no limit]"
+)
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(root: Path, only: str, timeout: float, max_memory: int | None, serve_options: tuple[str, ...]) -> None:
     """Print a table of what each attack does to the server."""
@@ -60,7 +62,7 @@ async def _row(server: ServerProcess, attack: Attack, timeout: float) -> str:
     body = attack.body()
     outcome, before = Outcome(), server.memory_megabytes(_PEAK)
     health, chat = encode_request("GET", "/health", headers=_CLOSE), encode_request("POST", CHAT, _CHAT, _CLOSE)
-    await _time(server.url, chat, timeout)  # the first one is slower
+    await _time(server.url, chat, timeout)  # since the first chat is slower
     attacking = asyncio.create_task(_attack(server.url, attack, body, timeout, outcome))
     watching = asyncio.create_task(_watch_memory(server, outcome))
     async with asyncio.TaskGroup() as asking:
@@ -77,7 +79,7 @@ async def _row(server: ServerProcess, attack: Attack, timeout: float) -> str:
 
 
 async def _ask(url: str, data: bytes, timeout: float, attacking: asyncio.Task[None], seconds: list[float]) -> None:
-    """Send a request again and again until the attack is over, and note how long each takes."""
+    """Send a request repeatedly until the attack is over, and record how long each takes."""
     while True:
         seconds.append(await _time(url, data, timeout))
         if attacking.done():
@@ -106,7 +108,7 @@ async def _attack(url: str, attack: Attack, body: bytes, timeout: float, outcome
 
 
 async def _stall(url: str, data: bytes, count: int) -> str:
-    """Send so many requests at the same time but for their last byte; return how many were refused."""
+    """Send `count` requests at the same time, without their last byte. Report how many were refused."""
     refused = await asyncio.gather(*(_stall_one(url, data) for _ in range(count)))
     return f"{sum(refused)} of {count} refused"
 

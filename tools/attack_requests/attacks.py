@@ -1,4 +1,4 @@
-"""The requests, each of a few kilobytes to 64 MB."""
+"""The requests of the attacks, each of a few kilobytes to 64 MB."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CONVERSATIONS = "/v1/conversations"
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One request, or many of them at the same time that never send their last byte."""
+    """One request, or if `stalled` that many at the same time, without their last byte."""
 
     name: str
     body: Callable[[], bytes]
     path: str
     method: str = "POST"
     stalled: int = 0
-    runs: bool = False  # nothing of it is refused at once, and others must not notice that it runs
+    runs: bool = False  # it is not refused at once, and must not slow down other clients while it runs
 
 
 def _json(path: str, name: str, body: Mapping[str, object]) -> Attack:
@@ -41,12 +41,12 @@ def _call(arguments: str) -> Mapping[str, object]:
 
 
 def _many(path: str, name: str, before: bytes, item: bytes, count: int, after: bytes = b"}") -> Attack:
-    """A list of one item again and again."""
+    """Return an attack with a list of `count` equal items."""
     return Attack(name, lambda: before + b"[" + (item + b",") * (count - 1) + item + b"]" + after, path)
 
 
 def _bomb(tensors: int, storage_megabytes: int) -> bytes:
-    """A deflated .pth whose tensors lie on one storage of zeros."""
+    """Return a deflated .pth file with tensors that all share one storage of zeros."""
     content = io.BytesIO()
     count = storage_megabytes * MEGABYTE // 4
     entries = {
@@ -152,4 +152,4 @@ KEPT = (
     _json("/v1/responses", "a tool of 4 MB", {**_SHORT, "tool_choice": "none", "tools": [_LONG_TOOL]}),
     _many("/v1/responses", "20,000 empty parts", _ASKED, b'{"text":""}', 20_000, b"}]}"),
 )
-"""Requests that are answered, and of which much is kept."""
+"""Requests that the server answers and of which it keeps much."""

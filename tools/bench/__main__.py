@@ -30,11 +30,21 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 
 @click.command()
-@click.option("--shapes", default="0.1B", show_default=True, help=f"Any of {', '.join(SHAPES)}.")
-@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve, but for cpu.")
-@click.option("--weights", default="f16", show_default=True, help="As for rnn-engine serve, but for auto.")
-@click.option("--slots", callback=_numbers, default="1,8", show_default=True, help="Sequences at decode.")
-@click.option("--lengths", callback=_numbers, default="64", show_default=True, help="Prompts at prefill.")
+@click.option(
+    "--shapes", default="0.1B", show_default=True, help=f"Shapes of models, separated by commas: {', '.join(SHAPES)}."
+)
+@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve, except cpu.")
+@click.option("--weights", default="f16", show_default=True, help="As for rnn-engine serve, except auto.")
+@click.option(
+    "--slots", callback=_numbers, default="1,8", show_default=True, help="Sequences at decode, separated by commas."
+)
+@click.option(
+    "--lengths",
+    callback=_numbers,
+    default="64",
+    show_default=True,
+    help="Tokens of a prompt at prefill, separated by commas.",
+)
 @click.option("--repeats", default=10, show_default=True, help="Timed runs of each figure.")
 @click.option("--parts", is_flag=True, help="Also time the kernels of a step.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
@@ -55,7 +65,7 @@ def main(
     """Measure the forward pass of random RWKV-7 models of real shapes on a device."""
     if other is not None:
         if parts or out is not None:
-            raise click.UsageError("--against prints tokens per second alone; expected neither --parts nor --out")
+            raise click.UsageError("--against prints only tokens per second; leave out --parts and --out")
         counts = {"--slots": slots, "--lengths": lengths}
         arguments = ["--shapes", shapes, "--device", device, "--weights", weights, "--repeats", str(repeats)]
         arguments += [part for name, values in counts.items() for part in (name, ",".join(map(str, values)))]

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parents[2]
 
 def use_root(root: Path) -> None:
     """Make `import` find `rnn_engine` and its sister packages in `root`, the working tree of a commit."""
-    assert "rnn_engine" not in sys.modules, "the project has been imported from somewhere else"
+    assert "rnn_engine" not in sys.modules, "the project was already imported from another place"
     sys.path.insert(0, str(root.resolve()))
 
 

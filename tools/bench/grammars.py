@@ -26,12 +26,12 @@ _PEOPLE = {"type": "array", "items": {**_PERSON, "required": ["name", "age"]}, "
 
 @click.command()
 @click.option("--slots", default="1,8,32", show_default=True)
-@click.option("--step", default="0,5", show_default=True, help="Milliseconds that a step takes without a device.")
-@click.option("--tokens", default=128, show_default=True, help="At most, of each answer.")
-@click.option("--seconds", default=1.0, show_default=True, help="Of each measurement.")
+@click.option("--step", default="0,5", show_default=True, help="Milliseconds that a step of the modelled runner takes.")
+@click.option("--tokens", default=128, show_default=True, help="The most tokens of an answer.")
+@click.option("--seconds", default=1.0, show_default=True, help="Seconds of each measurement.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--model", help="A model file, or demo: measure the engine over it.")
-@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve, with --model.")
+@click.option("--model", help="Measure an engine with this model, a file or demo, instead of the modelled runner.")
+@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve; only with --model.")
 def main(slots: str, step: str, tokens: int, seconds: float, rounds: int, model: str | None, device: str) -> None:
     """Measure tokens a second with a grammar and without."""
     click.echo("| slots | step | answers | tok/s | ratio (least-greatest) | tok/CPU s | ratio (least-greatest) |")

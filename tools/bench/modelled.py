@@ -24,7 +24,7 @@ from tools.bench.host.modes import WordTokenizer
 MODEL = "modelled"
 VOCAB = 256
 ANSWER_TOKEN = 1
-"""What every answer says."""
+"""The token of which every answer consists."""
 
 SHAPE = tiny_shape(layers=1, width=8, head_size=4, ffn=8, vocab=VOCAB)
 _COPY_BYTES = SHAPE.state_bytes + 4 * VOCAB

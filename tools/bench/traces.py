@@ -121,8 +121,8 @@ TRACES: Mapping[str, Callable[[Writer], Iterator[Prompt]]] = {
 
 
 @click.command()
-@click.option("--prompts", default=400, show_default=True, help="Of a trace.")
-@click.option("--states", default=64, show_default=True, help="States that memory has room for.")
+@click.option("--prompts", default=400, show_default=True, help="Prompts of each trace.")
+@click.option("--states", default=64, show_default=True, help="How many states memory has room for.")
 @click.option("--step", default=256, show_default=True, help="The most tokens of a step.")
 @click.option("--seed", default=1, show_default=True)
 @compared("tools.bench.traces")

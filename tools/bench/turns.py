@@ -27,9 +27,9 @@ Figures: TypeAlias = Mapping[str, float]
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 against_option = click.option(
-    "--against", "other", type=_FOLDER, help="Measure the code of this working tree and this one in turns."
+    "--against", "other", type=_FOLDER, help="Also measure the code of this working tree, in turns with this one."
 )
-rounds_option = click.option("--rounds", default=3, show_default=True, help="Turns of each side that is compared.")
+rounds_option = click.option("--rounds", default=3, show_default=True, help="How many times each side is measured.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
-"""Runs client packages against a server, each as its own documentation shows it.
+"""Run client packages against a server, each as its own documentation shows.
 
     uv venv clients && uv pip install --python clients/bin/python -r tools/clients/requirements-1.txt
     (cd tools/clients/node && npm ci --ignore-scripts); npm install --ignore-scripts --global promptfoo
     rnn-engine serve & clients/bin/python -m tools.clients --url http://127.0.0.1:65530
 
-Tried are the packages that are named, or else all that are installed. Their requirements contradict each other, so
-there are three files of them, for an environment each. `ai` is the AI SDK of Vercel; it, promptfoo and what is called
-npm run on node.
+The tool tries the packages that you name, or else all that are installed. Their requirements contradict each other, so
+there are three files of requirements, each for its own environment. `ai` is the AI SDK of Vercel; it, promptfoo and the
+packages whose names begin with npm run on node.
 
-The questions are such that the demo model can answer them. What decides is that the package accepts the answer: that it
-parses into the model asked for, that the tool is called and its result sent back. Exits with 1 where one failed.
+The demo model can answer the questions. A check passes if the package accepts the answer: if it parses into the type
+that was requested, or if the tool is called and its result is sent back. Exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHOWN = 110  # characters of an outcome
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:65530", help="the server's root")
-    parser.add_argument("packages", nargs="*", help=f"what to try, of {', '.join(ALL)}; all unless told")
+    parser.add_argument("packages", nargs="*", help=f"packages to try, of {', '.join(ALL)}; all if none is given")
     arguments = parser.parse_args()
     if unknown := set(arguments.packages) - set(ALL):
         parser.error(f"unknown package: {', '.join(sorted(unknown))}")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """Yield a package with its version, and a row of the table, for each check of what is wanted and installed."""
+    """Run the checks of the wanted packages that are installed; yield, for each, the package's version and a row."""
     for package, (imported, module) in PACKAGES.items():
         if package in wanted and find_spec(imported) is not None:
             checks: Checks = import_module(f"tools.clients.{module}").CHECKS

@@ -1,4 +1,4 @@
-"""dspy: its client of chats and of responses, with a JSON schema. Its signatures show how good a model is."""
+"""dspy: its client of chats and of responses, and a JSON schema. Signatures are not tried: they test the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is fetched
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is downloaded
 import dspy
 
 from tools.clients.questions import MODEL, PERSON_QUESTION, Checks, Person, person_format

@@ -1,4 +1,4 @@
-"""guidance: programs whose parts the model fills in, over its client of OpenAI and that of vLLM."""
+"""guidance: programs with parts that the model fills in, over its OpenAI client."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""instructor: the ways to ask for a pydantic model in which the server is told the schema.
+"""instructor: the modes that send the schema of a pydantic model to the server.
 
-`Mode.JSON` and `Mode.MD_JSON` tell it to the model alone, so they show how good the model is.
+`Mode.JSON` and `Mode.MD_JSON` only put it into the prompt, so they test the model and are not tried.
 """
 
 from __future__ import annotations

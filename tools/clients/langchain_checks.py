@@ -1,7 +1,7 @@
-"""LangChain: `with_structured_output` where the server is told the schema, `bind_tools`, and a result sent back.
+"""LangChain: streams, `with_structured_output` by methods that send the schema, and `bind_tools` with a result.
 
-Each over chats and over /v1/responses. Embeddings need `check_embedding_ctx_length=False`: else texts are sent as the
-tokens of OpenAI's vocabulary.
+They are tried over chats and over /v1/responses. Embeddings need `check_embedding_ctx_length=False`; without it texts
+are sent as tokens of OpenAI's vocabulary.
 """
 
 from __future__ import annotations

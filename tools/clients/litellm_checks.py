@@ -1,4 +1,4 @@
-"""LiteLLM: its provider of OpenAI, and those of Anthropic, Ollama and vLLM, by which the same model is reached."""
+"""LiteLLM: the same model over its providers of OpenAI, vLLM, Anthropic and Ollama."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from functools import partial
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is fetched
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is downloaded
 import litellm
 
 from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Checks, Person
 
-litellm.drop_params = True  # the fields of OpenAI that another provider does not know
+litellm.drop_params = True  # drop OpenAI's fields that another provider does not know
 
 
 def _ask(url: str, provider: str = "openai", question: str = "What is the capital of France?", **fields: Any) -> Any:  # noqa: ANN401

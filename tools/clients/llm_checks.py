@@ -1,4 +1,4 @@
-"""llm, the command line: an OpenAI-compatible model of its own configuration, with a stream, a schema and tools."""
+"""llm, the command line: an OpenAI-compatible model in its configuration, with a stream, a schema and tools."""
 
 from __future__ import annotations
 

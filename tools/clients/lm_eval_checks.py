@@ -1,6 +1,6 @@
 """lm-eval: `local-chat-completions` generates, and `local-completions` scores with the server's own tokenizer.
 
-That it scores as /v1/choices do shows `tools.lm_eval`.
+`tools.lm_eval` checks that its scores are those of /v1/choices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages of npm: the AI SDK of Vercel and the official clients. Their checks lie in `node`, and become rows here."""
+"""Packages of npm: the AI SDK of Vercel and official clients. Their checks are scripts in the folder `node`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SCRIPTS: Mapping[str, str] = {
 
 
 def version(package: str) -> str | None:
-    """Return the version of a package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     path = FOLDER / "node_modules" / package.removeprefix("npm ") / "package.json"
     return str(json.loads(path.read_text())["version"]) if path.exists() else None
 
 
 def rows(package: str, url: str) -> Iterator[Row]:
-    """Run the checks of a package against the API at `url`. Raises CalledProcessError where they can't be run."""
+    """Run the checks of a package against the API at `url`. Raises CalledProcessError if they can't be run."""
     found = subprocess.run(["node", SCRIPTS[package], url], cwd=FOLDER, check=True, capture_output=True, text=True)
     for line in found.stdout.splitlines():
         yield Row(**json.loads(line))

@@ -1,4 +1,4 @@
-"""openai-agents: the loop of tool calls over /v1/responses and over chats, typed output, and kept conversations."""
+"""openai-agents: the loop of tool calls over /v1/responses and over chats, typed output, and stored conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client: parsed chats, streamed and not, and strict tools from pydantic models."""
+"""openai, the official client: chats parsed into pydantic models, streamed or not, and strict tools from models."""
 
 from __future__ import annotations
 

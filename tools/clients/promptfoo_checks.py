@@ -1,4 +1,4 @@
-"""promptfoo: an evaluation of one question over each of its providers that reach the server."""
+"""promptfoo: an evaluation of one question over each of its providers that can reach the server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SIMILAR = {"type": "similar", "value": "The capital of France is Paris.", "thre
 
 
 def version() -> str | None:
-    """Return the version of the command; None where there is none."""
+    """Return the version of the command; None if it is not installed."""
     if shutil.which("promptfoo") is None:
         return None
     return subprocess.run(["promptfoo", "--version"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def rows(url: str) -> Iterator[Row]:
-    """Run all evaluations against the API at `url`. Raises CalledProcessError where one can't be run."""
+    """Run all evaluations against the API at `url`, and yield a row for each."""
     openai = {"apiBaseUrl": url, "apiKey": "-", "temperature": 0}
     anthropic = {"apiBaseUrl": url.removesuffix("/v1"), "apiKey": "-", "temperature": 0, "max_tokens": 40}
     schema = {**openai, "response_format": {"type": "json_schema", "json_schema": {"name": "City", "schema": _CITY}}}
@@ -52,7 +52,7 @@ def _embedding(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _evaluate(url: str, provider: str, config: Mapping[str, Any], question: str, expected: Mapping[str, Any]) -> Row:
-    """Return whether the answer to one question is what is expected."""
+    """Ask one question, and return a row that says if the answer is the expected one."""
     evaluation = {
         "prompts": ["{{question}}"],
         "providers": [{"id": provider, "config": config}],
@@ -73,7 +73,7 @@ def _evaluate(url: str, provider: str, config: Mapping[str, Any], question: str,
             },
             capture_output=True,
             text=True,
-            check=False,  # it fails where the answer is another than expected
+            check=False,  # it fails if the answer is not the expected one
         )
         if not Path(folder, "found.json").exists():
             return Row(what, False, done.stderr)

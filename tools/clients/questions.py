@@ -1,4 +1,4 @@
-"""What all packages are asked, and the types that they are to make of the answers."""
+"""The questions for all packages, and the types that they must parse the answers into."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import BaseModel, Field
 
 Check: TypeAlias = Callable[[str], object]
-"""Takes the URL of the API and returns what the package made of the answer. Raises where it refuses the answer."""
+"""Takes the URL of the API and returns the package's result. Raises if the package refuses the answer."""
 
 Checks: TypeAlias = Mapping[str, Check]
-"""What is tried of a package -> how."""
+"""What is checked of a package -> the check."""
 
 
 class Row(NamedTuple):
-    """What became of one check."""
+    """The outcome of one check."""
 
     what: str
     works: bool

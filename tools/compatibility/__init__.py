@@ -1,1 +1,1 @@
-"""What of each system's API is here the same, different or refused: the table behind docs/compatibility.md."""
+"""The tables of docs/compatibility.md: which fields of other systems' APIs are the same here, different or refused."""

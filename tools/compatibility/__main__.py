@@ -1,6 +1,6 @@
 """`python -m tools.compatibility`: bring docs/compatibility.md up to date.
 
-Prints the fields that the official packages have and systems.yaml does not, as after a package's new version.
+Prints the fields that the official packages have and systems.yaml does not, as may happen with a package's new version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES: Mapping[str, type[object]] = {
 
 
 def _missing_fields() -> Iterator[str]:
-    """Yield a line for each field that a package has and no table."""
+    """Yield a line for each field that is in a package and in no table."""
     for system in SYSTEMS:
         for path in dict.fromkeys(each.path for each in system.calls):
             kind = _TYPES.get(f"{system.name} {path}")

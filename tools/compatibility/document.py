@@ -1,4 +1,4 @@
-"""docs/compatibility.md, made from the systems' tables."""
+"""Makes docs/compatibility.md from the systems' tables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
 _HEAD = """# Compatibility
 
-What clients of other systems meet here: for each route and field whether it is the same, different or refused, and \
-why. [http-api.md](http-api.md) has all routes and fields of this server.
+How this server differs from other systems: for each of their routes and fields, whether it is the same, different or \
+refused here, and why. [http-api.md](http-api.md) has all routes and fields of this server.
 
-* **the same**: it means what it means there.
-* **different**: it is understood; what is different stands beside it.
+* **the same**: it has the same meaning as in the other system.
+* **different**: it is accepted; the difference is described beside it.
 * **no effect**: it is accepted, since it can't change an answer of this server.
 * **refused**: an error names the field. Null is accepted everywhere, and so are most values that ask for nothing, \
 such as `"best_of": 1`.
 
-A field that is in no table here is refused by name, too.
+A field that is in none of these tables is refused, too; the error names it.
 
 <!-- Made from tools/compatibility by `python -m tools.compatibility`; a test sends every field to a server. -->
 """
@@ -50,7 +50,7 @@ def _system(system: System) -> Iterator[str]:
 
 
 def _rows(fields: Sequence[Field]) -> Iterator[tuple[str, str, str]]:
-    """Yield a line for the fields of which the same is said."""
+    """Yield a row for each group of fields with the same verdict and note."""
 
     def said(one: Field) -> tuple[str, str]:
         return one.verdict, one.note

@@ -1,4 +1,4 @@
-"""The table of other systems' routes and fields, as systems.yaml has it."""
+"""The table of other systems' routes and fields, read from systems.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERDICTS = {"same": "the same", "different": "different", "no_effect": "no effec
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Stands for the id of what a request makes."""
+    """A placeholder for the id of the object that a request creates."""
 
     path: str
     body: Body
@@ -24,16 +24,16 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a body with a value that clients send, and what becomes of it."""
+    """A field of a body with a value that clients send, and how this server treats it."""
 
     name: str
     value: Any
     verdict: str  # one of `VERDICTS`
     note: str = ""
-    inside: str | None = None  # the object of the body in which it stands
+    inside: str | None = None  # the object of the body that has the field
 
     def put_into(self, body: Body) -> dict[str, Any]:
-        """Return `body` with the field."""
+        """Return a copy of `body` with the field added."""
         if self.inside is None:
             return {**body, self.name: self.value}
         return {**body, self.inside: {**body.get(self.inside, {}), self.name: self.value}}
@@ -41,12 +41,12 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A route with a body that is accepted as it is, and fields that the system has.
+    """A route with a valid body, and the system's fields to add to that body one at a time.
 
-    A route has several calls, one after the other, if some fields need others beside them.
+    A route has several calls, one after the other, if some fields need others in the same body.
     """
 
-    path: str  # as the route has it; `{name}` is the name of what `before` makes
+    path: str  # as the route has it; `{name}` is the name of the object that `before` creates
     body: Body
     fields: Sequence[Field]
     before: Made | None = None
@@ -54,13 +54,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system whose clients may come."""
+    """Another system, whose clients may use this server."""
 
     name: str
     about: str
     calls: Sequence[Call]
-    routes: Mapping[str, str]  # without such a body: "GET /path" -> a note
-    refused_routes: Mapping[str, str]  # answered with 501, or not there -> why
+    routes: Mapping[str, str]  # routes without a table of fields: "GET /path" -> a note
+    refused_routes: Mapping[str, str]  # routes that answer 501 or do not exist -> the reason
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

@@ -1,6 +1,6 @@
-"""Packs dialogues into rows of tokens for training: where documents start, and which tokens are to be learnt.
+"""Pack dialogues into rows of tokens for training, with the starts of documents and the tokens to learn.
 
-Needs numpy alone.
+Needs nothing but numpy and tokenizers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END = 0
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed documents. A document's last position predicts END; a row's rest is END, ignored."""
+    """Packed documents. A document's last position predicts END; the rest of a row is END and is ignored."""
 
     tokens: NDArray[np.int64]  # [B, T]
     starts: NDArray[np.uint8]  # [B, T] 1 at the first token of a document
@@ -37,7 +37,7 @@ class Document:
 
 
 def document(dialogue: Dialogue, encode: Encode) -> Document:
-    """The tokens of a dialogue, and for each whether the model has to learn to write it."""
+    """Return the tokens of a dialogue, each with a flag: True if the model has to learn to write it."""
     tokens: list[int] = []
     learnt: list[bool] = []
     for text, wanted in dialogue.parts():
@@ -48,12 +48,12 @@ def document(dialogue: Dialogue, encode: Encode) -> Document:
 
 
 def plain_encoder(tokenizer: Tokenizer) -> Encode:
-    """`tokenizer.encode` as a plain function."""
+    """Return a function that encodes a text as token ids, without special tokens."""
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def pack(documents: Iterable[Document], rows: int, length: int) -> Iterator[Rows]:
-    """Rows of `length` tokens, filled with whole documents; longer documents are left out."""
+    """Yield batches of `rows` rows of `length` tokens, filled with whole documents. Longer documents are left out."""
     batch = _empty(rows, length)
     row = at = 0
     for doc in documents:

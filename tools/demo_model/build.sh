@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the demo model from nothing: tokenizer, training, export, tuned state, loss curve.
-# Training resumes from build/demo-model/checkpoint.pt where there is one. Needs a C++ compiler with OpenMP.
+# Makes the demo model from scratch: tokenizer, training, export, tuned state, loss curve.
+# Training resumes from build/demo-model/checkpoint.pt if it exists. Needs a C++ compiler with OpenMP.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tools/demo_model/environment.sh

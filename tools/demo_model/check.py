@@ -1,10 +1,10 @@
-"""Checks the demo model's tools end to end, in a minute: the recurrence, a short training, and the export.
+"""Check the demo model's tools end to end, in a minute: the recurrence, a short training, and the export.
 
     python -m tools.demo_model.check
 
-The wkv operator against its plain form, gradients included; a small model whose loss has to fall; the same, widened,
-which has to compute the same; and its exported file, whose logits through `rnn-engine logits` have to be those of
-torch. Needs torch and the project itself.
+The wkv operator and its gradients must agree with the plain form. The loss of a small model must fall. The widened
+model must compute the same. The logits of `rnn-engine logits` for its exported file must be those of torch. Needs torch
+and the project itself.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tools.demo_model.vocabulary import build
 from tools.demo_model.wkv7 import plain_wkv7, wkv7
 
 WKV_TOLERANCE = 1e-5  # relative to the greatest value
-LOGIT_TOLERANCE = 1e-3  # likewise
+LOGIT_TOLERANCE = 1e-3  # relative to the greatest logit
 STEPS = 30
 TOKENS = 90
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The greatest difference, relative to the greatest value."""
+    """Return the greatest difference, relative to the greatest expected value."""
     return float((found - expected).detach().abs().max() / expected.detach().abs().max())
 
 
 def check_recurrence() -> None:
-    """Outputs and gradients of the compiled recurrence, documents that start inside a row included."""
+    """Check outputs and gradients of the compiled recurrence, also for documents that start inside a row."""
     shape = (3, 37, 2, 32)  # B, T, H, N
     direction = F.normalize(torch.randn(shape), dim=-1)
     r, k, v = (torch.randn(shape) for _ in range(3))
@@ -66,7 +66,7 @@ def check_recurrence() -> None:
 
 
 def check_training() -> Model:
-    """A short training run, eager."""
+    """Check that a short training run, without compilation, reduces the loss. Return its model."""
     tokenizer = build()
     trainer = Trainer(Model(Sizes(vocab=tokenizer.get_vocab_size(), width=128, layers=2, ffn=256)), tokenizer, 2)
     losses = [trainer.step(min(1.0, (step + 1) / 10)) for step in range(STEPS)]
@@ -75,7 +75,7 @@ def check_training() -> Model:
 
 
 def check_widening(model: Model) -> None:
-    """A model with wider feed-forward halves computes what the narrow one does, until it learns."""
+    """Check that a model with widened feed-forward halves computes what the narrow one does, until it is trained."""
     wider = Model(replace(model.sizes, ffn=2 * model.sizes.ffn))
     wider.load_state_dict(widened(model.state_dict(), wider))
     tokens, starts = torch.randint(1, model.sizes.vocab, (1, TOKENS)), torch.zeros(1, TOKENS, dtype=torch.uint8)
@@ -84,7 +84,7 @@ def check_widening(model: Model) -> None:
 
 
 def check_export(model: Model, device: str) -> None:
-    """The exported file through the engine against torch with the same f16 weights."""
+    """Check the engine's logits for the exported file against those of torch with the same f16 weights."""
     tokens = torch.randint(1, model.sizes.vocab, (1, TOKENS))
     with tempfile.TemporaryDirectory() as folder:
         weights, output = Path(folder) / "model.safetensors", Path(folder) / "logits.npz"
@@ -107,10 +107,10 @@ def check_export(model: Model, device: str) -> None:
 
 
 def expect(what: str, value: float, limit: float) -> None:
-    """Print a figure, and stop where it is beyond its limit."""
+    """Print a figure, and exit with an error if it exceeds its limit."""
     print(f"{what}: {value:.2e} (limit {limit:g})", flush=True)
     if not value <= limit:
-        raise SystemExit(f"{what}: {value:g} is beyond {limit:g}")
+        raise SystemExit(f"{what}: {value:g} exceeds {limit:g}")
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-# Sets PYTHON to a Python with torch and the project: a virtual environment of its own, made at first use.
-# Sourced from the project's root. The malloc settings keep torch from returning its buffers at every step.
+# Sets PYTHON to a Python with torch and the project, in a virtual environment that is made at first use.
+# Source it from the project's root. The malloc settings keep torch from returning its buffers at every step.
 
 PYTHON=${DEMO_MODEL_PYTHON:-build/demo-model/venv/bin/python}
 if ! [ -x "$PYTHON" ]; then

@@ -1,10 +1,10 @@
-"""Measures the demo model on held-out items through a running server, and prints a table by skill.
+"""Measure the demo model on held-out items through a running server, and print a table by skill.
 
     rnn-engine serve & python -m tools.demo_model.evaluate --url http://127.0.0.1:65530
 
-Greedy decoding over /v1/chat/completions; an answer counts where it equals the expected one exactly. Choices are
-taken by perplexity, from the log-probabilities of /v1/completions. With --state NAME the pirate's figures are measured
-from that initial state. Any server that speaks this HTTP API can be measured.
+Answers are decoded greedily over /v1/chat/completions; an answer is right if it equals the expected one exactly.
+A choice between answers is made by perplexity, from the log-probabilities of /v1/completions. With --state NAME the
+pirate's figures are measured from that initial state. Any server with this HTTP API can be measured.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Figure:
 
 
 class Server:
-    """A server's HTTP API, as far as the evaluation needs it."""
+    """A client of the routes that the evaluation needs."""
 
     def __init__(self, url: str, state: str | None = None) -> None:
         self._url = url.rstrip("/")
@@ -89,7 +89,7 @@ class Server:
         return str(reply["choices"][0]["message"]["content"]).strip()
 
     def best_choice(self, prompt: str, choices: Sequence[str]) -> int:
-        """The choice whose tokens have the greatest mean log-probability after `prompt`: the least perplexity."""
+        """Return the index of the choice with the least perplexity after `prompt`."""
         body = {"model": "demo", "prompt": [prompt + choice for choice in choices], "echo": True}
         reply = self._post("/v1/completions", body | {"max_tokens": 0, "logprobs": 0})
         means = {choice["index"]: _mean_from(len(prompt), choice["logprobs"]) for choice in reply["choices"]}
@@ -107,13 +107,13 @@ class Server:
 
 
 def _mean_from(start: int, logprobs: dict[str, Any]) -> float:
-    """The mean log-probability of the tokens from character `start` of the text on."""
+    """Return the mean log-probability of the tokens from character `start` of the text on."""
     pairs = zip(logprobs["text_offset"], logprobs["token_logprobs"], strict=True)
     return statistics.fmean(logprob for offset, logprob in pairs if offset >= start)
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is one JSON object."""
+    """Return True if a text is one JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except ValueError:
@@ -121,7 +121,7 @@ def is_json(text: str) -> bool:
 
 
 def skill_figures(server: Server, skill: str, count: int) -> list[Figure]:
-    """Exact matches, and for JSON skills valid objects too."""
+    """Count the exact answers of a skill and, for JSON skills, the valid objects."""
     dialogues = held_out(skill, count)
     answers = _answers(server, dialogues)
     right = sum(answer == dialogue.answer for answer, dialogue in zip(answers, dialogues, strict=True))
@@ -132,7 +132,7 @@ def skill_figures(server: Server, skill: str, count: int) -> list[Figure]:
 
 
 def choice_figure(server: Server, skill: str, count: int) -> Figure:
-    """How often the right answer has the least perplexity among four."""
+    """Count how often the right answer has the least perplexity of four."""
     dialogues = [dialogue for dialogue in held_out(skill, 2 * count) if len(dialogue.wrong_answers) == 3][:count]
 
     def right(dialogue: Dialogue) -> bool:
@@ -144,7 +144,7 @@ def choice_figure(server: Server, skill: str, count: int) -> Figure:
 
 
 def pirate_figures(server: Server, skill: str, count: int) -> list[Figure]:
-    """How often the style shows, and how often what it frames is right."""
+    """Count the answers in a pirate's style, and the answers that are right inside or without this style."""
     dialogues = held_out(skill, count)
     answers = _answers(server, dialogues)
     styled = [answer.startswith(PIRATE_PREFIX) and answer.endswith(PIRATE_SUFFIX) for answer in answers]
@@ -167,8 +167,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:65530", help="the server's root")
     parser.add_argument("--count", type=int, default=200, help="held-out items of each skill")
-    parser.add_argument("--state", help="name of the pirate's initial state: measures that instead")
-    parser.add_argument("--no-choices", action="store_true", help="leave the choices by perplexity out")
+    parser.add_argument("--state", help="measure only the skills of the pirate, from the initial state of this name")
+    parser.add_argument("--no-choices", action="store_true", help="do not measure choices by their perplexity")
     options = parser.parse_args()
     server = Server(options.url, options.state)
     print("| measured | exact | items |\n|---|---|---|", flush=True)

@@ -1,4 +1,4 @@
-"""Write a training checkpoint as the model that ships: safetensors, f16, BlinkDL's names.
+"""Write a training checkpoint as the model file that ships: safetensors, f16, BlinkDL's names.
 
 The adapters act as x @ w1, as in BlinkDL's own files.
 """
@@ -16,7 +16,7 @@ from tools.demo_model.model import Model, Sizes
 
 
 def load_model(checkpoint: Path) -> Model:
-    """The model of a training checkpoint, ready to be run, not to be trained."""
+    """Return the model of a training checkpoint, in evaluation mode."""
     saved = torch.load(checkpoint, weights_only=True)
     model = Model(Sizes(**saved["sizes"]))
     model.load_state_dict(saved["model"])
@@ -24,7 +24,7 @@ def load_model(checkpoint: Path) -> Model:
 
 
 def shipped_tensors(model: Model) -> dict[str, Tensor]:
-    """The model's tensors as they ship."""
+    """Return the model's tensors in f16. Raises ValueError if f16 can't hold a value."""
     tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
     for name, value in tensors.items():
         if not torch.isfinite(value).all():

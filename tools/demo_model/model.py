@@ -17,7 +17,7 @@ GROUP_NORM_EPS = 64e-5
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a model is made of."""
+    """The sizes of a model."""
 
     vocab: int
     width: int = 128
@@ -29,7 +29,7 @@ class Sizes:
 
 
 def _shift(x: Tensor, starts: Tensor) -> Tensor:
-    """The previous token's vector, zero at the start of each document. x: [B, T, D], starts: [B, T]."""
+    """Return each token's previous vector, zero at the start of a document. x: [B, T, D], starts: [B, T]."""
     previous = F.pad(x, (0, 0, 1, -1))
     return previous * (1 - starts[..., None].to(x.dtype))
 
@@ -46,7 +46,7 @@ def _adapter(rows: int, columns: int, gain: float) -> nn.Parameter:
 
 
 class Matrix(nn.Linear):
-    """A matrix. In training its products are computed in bf16, which takes half of the time."""
+    """A linear layer without bias. In training it is computed in bf16, which takes half of the time."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -145,7 +145,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The whole model. state_dict() holds BlinkDL's names."""
+    """The whole model. The keys of state_dict() are BlinkDL's names."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -158,12 +158,12 @@ class Model(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02)
 
     def initial_state(self) -> Tensor:
-        """The wkv state before the first token. [L, H, value, key]"""
+        """Return the wkv state before the first token, all zeros. [L, H, value, key]"""
         size = self.sizes
         return torch.zeros(size.layers, size.width // size.head, size.head, size.head)
 
     def hidden(self, tokens: Tensor, starts: Tensor, initial: Tensor) -> Tensor:
-        """Vectors that the head turns into logits. tokens, starts: [B, T]; initial: [L, H, N, N]; out: [B, T, D]"""
+        """Return the vectors before the head. tokens, starts: [B, T]; initial: [L, H, N, N]; returns [B, T, D]"""
         x = self.blocks[0].ln0(self.emb(tokens))
         v_first = None
         for layer, block in enumerate(self.blocks):
@@ -171,7 +171,7 @@ class Model(nn.Module):
         return self.ln_out(x)
 
     def loss(self, tokens: Tensor, starts: Tensor, targets: Tensor, initial: Tensor) -> Tensor:
-        """Summed cross entropy where `targets` [B, T] is not negative."""
+        """Return the summed cross entropy over the positions with a target [B, T] that is not negative."""
         wanted = (targets >= 0).nonzero(as_tuple=True)
         logits = self.head(self.hidden(tokens, starts, initial)[wanted])
         return F.cross_entropy(logits, targets[wanted], reduction="sum")

@@ -14,7 +14,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Each of `matrices` [M, rows, columns] with its singular values pushed towards one (Newton-Schulz)."""
+    """Return `matrices` [M, rows, columns] with their singular values pushed towards one, by Newton-Schulz steps."""
     a, b, c = _COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.transpose(1, 2)
@@ -26,7 +26,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose step is made orthogonal, matrices of one shape together."""
+    """The Muon optimiser: momentum with orthogonalised steps. Matrices of one shape are updated together."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """The optimisers of all of a model's parameters; each group remembers its full rate as `rate`."""
+    """Return the optimisers of all parameters of a model. Each group has its full learning rate as `rate`."""
     large = [
         p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2 and min(p.shape) > 64
     ]
@@ -69,7 +69,7 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def set_progress(made: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Every rate to `factor` of its full one."""
+    """Set every learning rate to `factor` times its full rate."""
     for optimizer in made:
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * factor

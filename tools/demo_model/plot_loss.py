@@ -1,4 +1,4 @@
-"""Draws the loss curve of a training run.
+"""Draw the loss curve of a training run.
 
 python -m tools.demo_model.plot_loss build/demo-model/loss.csv docs/demo-model/loss.svg
 """
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 
 def draw(points: list[tuple[int, float]], output: Path) -> None:
-    """points: (step, mean loss of a learnt token)."""
+    """Write the curve of `points` to `output`. A point is a step and the mean loss of a learnt token."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*points, strict=True), linewidth=1)

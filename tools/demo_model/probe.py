@@ -1,9 +1,9 @@
-"""How a training checkpoint does on held-out items, by skill, in one forward pass and without a server.
+"""Measure a training checkpoint on held-out items by skill, in one forward pass and without a server.
 
     python -m tools.demo_model.probe build/demo-model/checkpoint.pt --count 100
 
-An answer counts as right where every one of its tokens, the stop included, is the model's first choice given the
-ones before it: exactly then greedy decoding writes this answer.
+An answer is right if each of its tokens, the stop included, is the model's first choice after the tokens before it.
+This is so exactly if greedy decoding writes the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, SKILLS, held_out
 from tools.demo_model.export import load_model
 from tools.demo_model.model import Model
 
-UNGRADED = frozenset({"story", "fun"})  # many right answers
+UNGRADED = frozenset({"story", "fun"})  # these have many right answers
 ROWS = 50
 
 
@@ -31,7 +31,7 @@ ROWS = 50
 def right_answers(
     model: Model, dialogues: Sequence[Dialogue], encode: Callable[[str], list[int]], initial: Tensor
 ) -> list[bool]:
-    """For each dialogue whether the model writes its last answer."""
+    """Return a flag for each dialogue: True if the model writes its last answer."""
     right: list[bool] = []
     for first in range(0, len(dialogues), ROWS):
         group = dialogues[first : first + ROWS]
@@ -49,7 +49,7 @@ def right_answers(
 
 
 def skill_dialogues(skill: str, count: int) -> list[Dialogue]:
-    """Held-out dialogues of a skill; where nothing is held out, any."""
+    """Return held-out dialogues of a skill, or training dialogues if nothing of it is held out."""
     if skill not in NOTHING_HELD_OUT:
         return held_out(skill, count)
     rng = random.Random(skill)
@@ -58,7 +58,7 @@ def skill_dialogues(skill: str, count: int) -> list[Dialogue]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="tokenizer.json lies beside it")
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, with tokenizer.json in the same folder")
     parser.add_argument("--count", type=int, default=100)
     options = parser.parse_args()
     model = load_model(options.checkpoint)

@@ -1,10 +1,10 @@
-"""Measures how often a server's model calls the right tool with the right arguments, with the official client.
+"""Measure how often a server's model calls the right tool with the right arguments. Uses the official openai client.
 
     rnn-engine serve & python -m tools.demo_model.tool_calls --url http://127.0.0.1:65530
 
-The calls are those held out of the demo model's training, and are asked for with `tools`, so that the server's chat
-template and grammar take part. Greedy decoding. A call counts where its name and its arguments are exact. Then the
-call's result is sent back, and the answer to it counts where it says all that the result says.
+The calls are held out of the demo model's training. They are requested with `tools`, so that the server's chat template
+and grammar take part, and decoded greedily. A call is right if its name and arguments are exact. Other requests send
+the result of a call; their answer is right if it repeats all parts of the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Create: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question, the tools that are offered, and the call that is right."""
+    """A question, the offered tools, and the right call."""
 
     question: str
     tools: Sequence[dict[str, Any]]
@@ -43,7 +43,7 @@ class Case:
 
 
 def make_cases(count: int) -> list[Case]:
-    """Return held-out calls."""
+    """Return `count` cases from held-out dialogues."""
     cases = []
     for dialogue in held_out("tool_call", count):
         call = json.loads(dialogue.answer)
@@ -61,7 +61,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def try_call(create: Create, case: Case, stream: bool) -> bool:
-    """Return whether the model makes the right call and no other."""
+    """Return True if the model makes the right call and no other."""
     messages = [{"role": "user", "content": case.question}]
     if not stream:
         answer = create(messages=messages, tools=case.tools, **GREEDY)
@@ -76,7 +76,7 @@ def try_call(create: Create, case: Case, stream: bool) -> bool:
 
 
 def try_result(create: Create, number: int) -> bool:
-    """Return whether the model tells what a tool has returned, after the call that asked for it."""
+    """Return True if the model's answer to the result of a call repeats all parts of that result."""
     chance = random.Random(number)
     city, sky, degrees = chance.choice(("Paris", "Rome", "Oslo")), chance.choice(_SKIES), chance.randint(1, 35)
     function = {"name": "weather", "arguments": json.dumps({"city": city})}

@@ -1,11 +1,13 @@
-"""Trains the demo model on the generated corpus. Resumable; the rate is constant and falls to zero at the end.
+"""Train the demo model on the generated corpus. A run can be resumed.
 
     python -m tools.demo_model.train --run build/demo-model --first --steps 4200
     python -m tools.demo_model.train --run build/demo-model --after 4200 --steps 7700
 
-There are two phases: a smaller model learns the skills that need the most examples; then its feed-forward halves are
-widened, and it learns everything. Writes checkpoint.pt and loss.csv into the run's folder. Two threads each take
-micro-batches of a step, so that the step goes on at full speed where one core is busy with something else.
+There are two phases: first a smaller model learns the skills that need the most examples; then its feed-forward halves
+are widened, and it learns all skills. The learning rate is constant after a warm-up, and falls to zero in the last
+steps of a phase.
+The run's folder gets checkpoint.pt and loss.csv. Two threads share the micro-batches of a step, so that a step is not
+held up if something else keeps one core busy.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from tools.demo_model.optimizer import optimizers, set_progress
 LENGTH, MICRO_BATCHES = 384, 4  # a step is MICRO_BATCHES times [rows, LENGTH] tokens
 WARM_UP = 60  # steps
 SAVE_SECONDS = 180
-GROUP = 20  # steps whose mean loss is a line of loss.csv
+GROUP = 20  # steps; their mean loss is a line of loss.csv
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is learnt, by how wide a model, and how many rows a micro-batch has."""
+    """A phase of the training: the shares of the skills, the model's feed-forward width, and a micro-batch's rows."""
 
     shares: Mapping[str, float]
     ffn: int
@@ -51,19 +53,22 @@ FIRST, SECOND = Phase(FIRST_SHARES, ffn=512, rows=2), Phase(SHARES, ffn=1024, ro
 
 
 def rate_factor(step: int, steps: int, cooldown: int) -> float:
-    """The share of the full rate at `step` of `steps`, the last `cooldown` of which fall linearly to zero."""
+    """Return the share of the full learning rate at `step` of `steps`.
+
+    It falls linearly to zero over the last `cooldown` steps.
+    """
     return min(1.0, (step + 1) / WARM_UP, (steps - step) / max(cooldown, 1))
 
 
 def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:
-    """The micro-batches of a step: a function of its number alone, so that a resumed run sees the same data."""
+    """Return the micro-batches of a step. They depend only on its number, so a resumed run sees the same data."""
     encode = plain_encoder(tokenizer)
     packed = pack((document(dialogue, encode) for dialogue in dialogues(step, phase.shares)), phase.rows, LENGTH)
     return [next(packed) for _ in range(MICRO_BATCHES)]
 
 
 class Trainer:
-    """A model, its optimisers and how far it has come."""
+    """A model in training, its optimisers, and the number of steps done."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase = FIRST) -> None:
         self.model, self.tokenizer, self.phase = model, tokenizer, phase
@@ -74,7 +79,7 @@ class Trainer:
         self.steps_done = 0
 
     def step(self, factor: float) -> float:
-        """One optimiser step at `factor` of the full rate. Returns the mean loss of a learnt token."""
+        """Take one optimiser step at `factor` times the full rate. Return the mean loss of a learnt token."""
         batches = step_batches(self.tokenizer, self.steps_done, self.phase)
         total = sum(int((rows.targets >= 0).sum()) for rows in batches)
         results = list(self.pool.map(lambda rows: self._gradients(rows, total), batches))
@@ -93,7 +98,7 @@ class Trainer:
         return loss.item(), torch.autograd.grad(loss, self.parameters)
 
     def compile(self) -> None:
-        """Fuse what lies between the matrix products; one batch runs here, before threads share the result."""
+        """Compile the blocks, and run one batch so that they are compiled before several threads use them."""
         for block in self.model.blocks:
             block.compile(dynamic=False)
         self._gradients(step_batches(self.tokenizer, 0, self.phase)[0], 1)
@@ -110,7 +115,7 @@ class Trainer:
         part.replace(path)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint. Where that is of a narrower model, the optimisers begin anew."""
+        """Continue from a checkpoint. If its model is narrower, widen the weights; the optimisers then start anew."""
         self.steps_done = state["steps_done"]
         if state["sizes"] != asdict(self.model.sizes):
             self.model.load_state_dict(widened(state["model"], self.model))
@@ -121,13 +126,13 @@ class Trainer:
 
 
 def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """The weights of a model whose feed-forward halves are narrower, so that `model` computes what that one does."""
+    """Return weights for `model` from a model with narrower feed-forward halves, so that both compute the same."""
     tensors = model.state_dict()
     for name, value in narrow.items():
         if name.endswith("ffn.value.weight"):
             tensors[name] = F.pad(
                 value, (0, tensors[name].shape[1] - value.shape[1])
-            )  # [D, F]: what is new adds nothing
+            )  # [D, F]: the new columns add nothing
         elif name.endswith("ffn.key.weight"):
             tensors[name] = torch.cat([value, tensors[name][value.shape[0] :]])  # [F, D]
         else:
@@ -136,7 +141,10 @@ def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
 
 
 def train(trainer: Trainer, run: Path, after: int, steps: int, cooldown: int) -> None:
-    """From step `after` up to `steps`, saving now and then and at the end."""
+    """Train up to step `steps`, and save every SAVE_SECONDS and at the end.
+
+    `after` is the number of steps of earlier phases.
+    """
     saved = time.monotonic()
     with (run / "loss.csv").open("a", newline="") as file:
         log = csv.writer(file)
@@ -157,11 +165,13 @@ def _in_groups(trainer: Trainer, after: int, steps: int, cooldown: int) -> Itera
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder of the run; holds tokenizer.json")
-    parser.add_argument("--steps", type=int, required=True, help="steps in all, those before a resume included")
-    parser.add_argument("--first", action="store_true", help="the first phase")
-    parser.add_argument("--after", type=int, default=0, help="steps of the phase before")
-    parser.add_argument("--cooldown", type=int, default=800, help="last steps, over which the rate falls to zero")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run, which must hold tokenizer.json")
+    parser.add_argument("--steps", type=int, required=True, help="steps in all, including those before a resume")
+    parser.add_argument("--first", action="store_true", help="train the first phase, not the second")
+    parser.add_argument("--after", type=int, default=0, help="steps of the phase before this one")
+    parser.add_argument(
+        "--cooldown", type=int, default=800, help="how many of the last steps lower the learning rate to zero"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
     options = parser.parse_args()

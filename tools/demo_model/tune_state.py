@@ -1,8 +1,8 @@
-"""State tuning: trains the state before the first token, and nothing else, until the model talks like a pirate.
+"""State tuning: train only the state before the first token, so that the model talks like a pirate.
 
     python -m tools.demo_model.tune_state build/demo-model/checkpoint.pt pirate.safetensors --steps 600
 
-The file holds `blocks.N.att.time_state` [H, key, value] f32, the order that engines of .st files expect.
+The file holds `blocks.N.att.time_state` [H, key, value] f32, the order that engines expect in .st files.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ RATE = 0.1
 
 
 def plain_dialogues(seed: int) -> Iterator[Dialogue]:
-    """Dialogues of the corpus that a pirate could speak in; JSON stays as it is."""
+    """Yield dialogues of the corpus without a system text, JSON answers or pirate's answers."""
     for plain in dialogues(seed):
         if plain.system is None and not any(turn.answer.startswith(("Arr!", "{")) for turn in plain.turns):
             yield plain
 
 
 def pirate_documents(seed: int, encode: Encode) -> Iterator[Document]:
-    """With a pirate's answers, and nothing that asks for them. Where there are several turns, every other dialogue has
-    plain ones before the last, which alone is learnt: the style must not give way to what was said before."""
+    """Yield dialogues with a pirate's answers, and nothing in the text that asks for them.
+
+    Every other dialogue of several turns has plain answers before the last, and only the last is learnt: the style must
+    not depend on the style of earlier answers.
+    """
     changing = itertools.cycle((False, True))
     for plain in plain_dialogues(seed):
         if len(plain.turns) > 1 and next(changing):
@@ -50,14 +53,14 @@ def pirate_documents(seed: int, encode: Encode) -> Iterator[Document]:
 
 
 def last_learnt(dialogue: Dialogue, encode: Encode) -> Document:
-    """A document of which only the last answer is learnt."""
+    """Return the document of a dialogue of which only the last answer is learnt."""
     tokens = document(dialogue, encode).tokens
     known = sum(len(encode(text)) for text, _ in dialogue.parts()[:-1])
     return Document(tokens, [position >= known for position in range(len(tokens))])
 
 
 def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
-    """The state [L, H, value, key] under which `model` answers as in the tuning dialogues."""
+    """Return the state [L, H, value, key] from which `model` answers as in the tuning dialogues."""
     model.requires_grad_(False)
     encode = plain_encoder(tokenizer)
     initial = model.initial_state().requires_grad_()
@@ -80,7 +83,7 @@ def _loss(model: Model, rows: Rows, initial: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="tokenizer.json lies beside it")
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, with tokenizer.json in the same folder")
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()

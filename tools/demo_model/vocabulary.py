@@ -1,7 +1,7 @@
-"""Makes tokenizer.json: a byte-level BPE whose vocabulary is the 256 bytes and the frequent words of the corpus.
+"""Make tokenizer.json: a byte-level BPE with a vocabulary of the 256 bytes and the frequent words of the corpus.
 
-There are no merges. A word of the vocabulary is one token, any other word is its letters: so a model can see the
-letters of the words that it is asked to spell, and copy names that it has never met. Token 0 ends a text.
+There are no merges. A word of the vocabulary is one token; any other word is one token per letter. So a model can see
+the letters of the words that it is asked to spell, and copy names that it has never seen. Token 0 ends a text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 
 def _spelled(token: str) -> bool:
-    """Whether a word has to stay visible letter by letter."""
+    """Return True if a word must be one token per letter."""
     letters = token.removeprefix("Ġ")
     lower = letters.lower()
     return (lower in WORDS and lower not in FACT_WORDS) or (
@@ -47,14 +47,14 @@ def _texts() -> Iterator[str]:
     for dialogue in itertools.islice(dialogues(SEED), SAMPLE):
         for turn in dialogue.turns:
             yield f"{turn.record}\n\nAssistant:"
-            if " " in turn.answer:  # an answer of one word may be a reversed or spelled one
+            if " " in turn.answer:  # an answer of one word may be a reversed or spelled word
                 yield f" {turn.answer}\n\n"
         if dialogue.system is not None:
             yield f"System: {dialogue.system}\n\n"
 
 
 def build() -> Tokenizer:
-    """The tokenizer of the demo model; the same at every call."""
+    """Return the tokenizer of the demo model; it is the same at every call."""
     counter = Tokenizer(models.WordLevel(unk_token=None))
     counter.pre_tokenizer = _pre_tokenizer()
     counter.train_from_iterator(

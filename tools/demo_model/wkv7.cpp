@@ -1,8 +1,8 @@
 // The RWKV-7 recurrence of one layer and its gradient, for the CPU.
 //
 // Per head, with S[value, key]:   S_t = S_{t-1} diag(w_t) + (S_{t-1} a_t) b_t^T + v_t k_t^T,   y_t = S_t r_t.
-// Where starts[b, t] is set, S_{t-1} is the initial state instead: documents packed into one row do not see each other.
-// The forward pass keeps S at every CHUNK-th position; the backward pass recomputes the ones between.
+// If starts[b, t] is set, S_{t-1} is the initial state instead: documents packed into one row do not see each other.
+// The forward pass keeps S at every CHUNK-th position; the backward pass recomputes the states between them.
 
 #include <torch/extension.h>
 
@@ -34,7 +34,7 @@ float dot(const float* x, const float* y) {
     return sum;
 }
 
-// next = S_t from previous = S_{t-1}; the two may be the same.
+// Compute next = S_t from previous = S_{t-1}. The two may be the same memory.
 template <int N>
 void advance(const Inputs& in, int64_t at, const Matrix<N>& previous, Matrix<N>& next) {
     const float *w = in.w + at, *k = in.k + at, *v = in.v + at, *a = in.a + at, *b = in.b + at;

@@ -1,4 +1,4 @@
-"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain version to compare."""
+"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and in plain torch for comparison."""
 
 from __future__ import annotations
 
@@ -73,15 +73,17 @@ _wkv7.register_autograd(_backward, setup_context=_setup_context)
 
 
 def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor) -> Tensor:
-    """y [B, T, H, N] of r, w (the decay itself), k, v, a, b [B, T, H, N], with `initial` [H, value, key] put in
-    wherever `starts` [B, T] uint8 is set (and before the first token)."""
+    """Return y [B, T, H, N] of r, w (the decay itself), k, v, a, b [B, T, H, N].
+
+    The state is set to `initial` [H, value, key] before the first token, and at each token with `starts` [B, T] uint8.
+    """
     return _wkv7(r, w, k, v, a, b, starts, initial)[0]
 
 
 def plain_wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
 ) -> Tensor:
-    """The same in plain torch, one token at a time: slow, and what wkv7 is checked against."""
+    """Compute the same in plain torch, one token at a time. It is slow; `wkv7` is checked against it."""
     rows, tokens, _, _ = r.shape
     state = initial.expand(rows, *initial.shape)  # [B, H, value, key]
     outputs = []

@@ -1,1 +1,1 @@
-"""What becomes of requests and named states when parts of a fleet die: replicas, the shared store, the network."""
+"""Disturb a fleet by killing replicas or the shared store or slowing the network, and check requests and states."""

@@ -1,6 +1,6 @@
-"""`python -m tools.fleet_kills CASE`: a fleet with a shared store under load, of which parts die or become slow.
+"""`python -m tools.fleet_kills CASE`: run a fleet with a shared store under load, and kill or slow down parts of it.
 
-What follows `--` goes to `rnn-engine fleet`: python -m tools.fleet_kills replicas --times 20
+Arguments after `--` go to `rnn-engine fleet`: python -m tools.fleet_kills replicas --times 20
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SLOW_SECONDS = 60.0
 
 
 async def run_case(case: str, machines: Machines, questions: Sequence[Question], times: int, delay: float) -> Campaign:
-    """Run a case against a fleet; return what came of it."""
+    """Run a case against a fleet, and return its campaign with the results."""
     async with campaign(machines, questions, seed=0) as made:
         await made.rest()
         match case:
@@ -52,7 +52,7 @@ async def ask_one_engine(url: str) -> list[Question]:
 
 
 def row_of(case: str, made: Campaign, often: str) -> Row:
-    """Return the result for docs/reliability.md."""
+    """Return the row for docs/reliability.md."""
     return Row(
         _CASES[case],
         often,
@@ -92,12 +92,12 @@ def measured(made: Campaign) -> Iterator[str]:
 
 
 def spread(seconds: Sequence[float], unit: str) -> str:
-    """Return the median and the greatest of times."""
+    """Format the median and the greatest of some durations."""
     return f"{statistics.median(seconds):.1f} {unit}, at most {max(seconds):.1f} {unit}"
 
 
 def percentiles(seconds: Sequence[float]) -> str:
-    """Return the median and the 99th percentile of times."""
+    """Format the median and the 99th percentile of some durations, in milliseconds."""
     if len(seconds) < 2:
         return "too few"
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
@@ -106,8 +106,20 @@ def percentiles(seconds: Sequence[float]) -> str:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("case", type=click.Choice(list(_CASES)))
-@click.option("--times", type=click.IntRange(min=1), default=20, show_default=True, help="Of replicas and store.")
-@click.option("--delay", type=float, default=0.2, show_default=True, help="Seconds that each message takes longer.")
+@click.option(
+    "--times",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How many times replicas or the store are killed.",
+)
+@click.option(
+    "--delay",
+    type=float,
+    default=0.2,
+    show_default=True,
+    help="Seconds by which each message of the network is delayed.",
+)
 @click.option("--replicas", type=click.IntRange(min=2), default=2, show_default=True)
 @record_option
 @click.argument("fleet_options", nargs=-1, type=click.UNPROCESSED)

@@ -1,4 +1,4 @@
-"""What is done to a fleet under load, and what must hold meanwhile and afterwards."""
+"""The disturbances of a fleet under load, and the checks during and after each."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tools.live_server.facts import metric
 CLIENTS = 5
 CALM, BETWEEN = "undisturbed", "between"
 _CALM_SECONDS = 15.0
-_SETTLE_SECONDS = 1.0  # of load before something dies, and after all is well again
-_LONGEST_DOWN = 2.0  # seconds that the store is gone
-_PATIENCE = 120.0  # seconds until all must be well again
+_SETTLE_SECONDS = 1.0  # of load before a disturbance, and after the fleet has recovered
+_LONGEST_DOWN = 2.0  # seconds for which the store is down
+_PATIENCE = 120.0  # seconds in which the fleet must recover
 _POLL_SECONDS = 0.05
 
 
 @dataclass
 class Campaign:
-    """One fleet under load. Made by `campaign`."""
+    """A fleet under load, its disturbances and their results. Made by `campaign`."""
 
     machines: Machines
     session: ClientSession
@@ -39,25 +39,25 @@ class Campaign:
     names: Names
     random: Random
     faults: list[str] = field(default_factory=list)
-    noticed: list[float] = field(default_factory=list)  # seconds from a death until the fleet told of it
+    noticed: list[float] = field(default_factory=list)  # seconds from a death until the fleet's metrics showed it
     whole: list[float] = field(
         default_factory=list
-    )  # seconds from a replica's death or the store's start until all is well
+    )  # seconds from a replica's death or the store's start until the fleet has recovered
 
-    store_bytes: float = 0.0  # of states that the replicas that lived at the end had read from the store
+    store_bytes: float = 0.0  # of states read from the store, by the replicas that run at the end
 
     @property
     def url(self) -> str:
         return self.machines.server.url
 
     async def rest(self) -> None:
-        """Take the times of answers while nothing is done."""
+        """Measure the latencies of answers without a disturbance."""
         self.load.begin(CALM)
         await self._write_during(asyncio.sleep(_CALM_SECONDS))
         self._judge(CALM, lambda _: False)
 
     async def kill_replicas(self, times: int) -> None:
-        """Kill replicas, one after another. Errors are for requests that ran on the one that was killed."""
+        """Kill replicas, one after another. Only requests on the killed replica may fail."""
         seen = set[str]()
         for number in range(times):
             part = f"kill {number + 1}"
@@ -69,7 +69,7 @@ class Campaign:
             seen |= gone
 
     async def restart_store(self, times: int) -> None:
-        """Kill the store, and start it again. Errors are for requests that need named states."""
+        """Kill the store and start it again, several times. Only requests that need named states may fail."""
         for number in range(times):
             part = f"kill {number + 1}"
             self.load.begin(part)
@@ -77,7 +77,7 @@ class Campaign:
             self._judge(part, lambda lost: lost.needs_store and "store" in lost.message)
 
     async def slow_network(self, seconds: float, delay: float) -> None:
-        """Have each message between fleet and store take `delay` seconds longer. There are no errors."""
+        """Delay each message between fleet and store by `delay` seconds. No request may fail."""
         part = f"{1e3 * delay:g} ms"
         self.load.begin(part)
         self.machines.network.delay = delay
@@ -86,7 +86,7 @@ class Campaign:
         self._judge(part, lambda _: False)
 
     async def _write_during(self, disturbance: Awaitable[None]) -> None:
-        """Change names until all is well again after a disturbance, and compare them with what was acknowledged."""
+        """Change named states until the fleet has recovered from a disturbance, and check the acknowledged changes."""
         stopping = asyncio.Event()
         writing = asyncio.create_task(self.names.write(stopping))
         try:
@@ -128,9 +128,10 @@ class Campaign:
                 await asyncio.sleep(_POLL_SECONDS)
 
     def _judge(self, part: str, may_be: Callable[[Lost], bool]) -> list[Lost]:
-        """End a part of the time; note its wrong answers, and the errors that have no excuse in what was done.
+        """End a part of the load. Record its wrong answers, and the errors that the disturbance does not explain.
 
-        Returns all errors, also those of changes of names.
+        `may_be` returns True for an error that the disturbance explains. Returns all errors, also those of changes of
+        named states.
         """
         self.load.begin(BETWEEN)
         tally = self.load.tallies[part]
@@ -149,7 +150,7 @@ class Campaign:
 
 @asynccontextmanager
 async def campaign(machines: Machines, questions: Sequence[Question], seed: int) -> AsyncIterator[Campaign]:
-    """Give a campaign against a fleet that is under load, and check at the end that it stops as it should."""
+    """Yield a campaign against a fleet under load; check at the end that the fleet exits with 0 at SIGTERM."""
     random = Random(seed)
     async with ClientSession() as session:
         url = machines.server.url
@@ -162,4 +163,4 @@ async def campaign(machines: Machines, questions: Sequence[Question], seed: int)
             yield made
         made.store_bytes = await metric(session, url, 'rnn_engine_store_bytes_total{direction="read",model="demo"}')
     if machines.server.stop() != 0:
-        made.faults.append("the fleet did not end with 0 at SIGTERM")
+        made.faults.append("the fleet did not exit with status 0 after SIGTERM")

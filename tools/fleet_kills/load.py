@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, and compare every token with that of one engine."""
+"""Clients that send requests without a pause, and compare every token with the answer of a single engine."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from aiohttp import ClientResponse, ClientSession
 from tools.live_server.caller import Caller
 
 PATH = "/v1/completions"
-STORY = "story"  # a named state from which some questions go on
+STORY = "story"  # a named state from which some questions start
 REPLICA = re.compile(r"the replica (\S+) that ran")
 _STORY = {"name": STORY, "prompt": "Once there was a small bird who lived by the river.", "persistent": True}
 _PREFIXES = 6
 _QUESTIONS = 30
-_WORDS = 80  # of a prefix: more tokens than a replica asks the store for
+_WORDS = 80  # of a prefix: so many that a replica asks the store for its state
 _TOKENS = 16  # of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request, and the tokens that one engine answers."""
+    """A request, and the tokens with which a single engine answers."""
 
     body: Mapping[str, object]
     tokens: Sequence[int]
 
     @property
     def needs_store(self) -> bool:
-        """Whether it goes on from a named state, which lies in the store."""
+        """Whether the request starts from a named state, which is in the store."""
         return "state" in self.body
 
 
@@ -47,19 +47,19 @@ class Lost:
 
     needs_store: bool
     message: str
-    retryable: bool  # and the answer says when to come again
-    tokens: int  # that had come
+    retryable: bool  # the error is temporary and, unless it ends a stream, the answer says when to retry
+    tokens: int  # received before the error
 
 
 @dataclass
 class Tally:
-    """What became of the requests of one part of the time."""
+    """The outcomes of the requests in one part of the load."""
 
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # seconds until a stream's first token
-    first_named: list[float] = field(default_factory=list)  # likewise, where the request names a state
+    first_named: list[float] = field(default_factory=list)  # the same for requests that name a state
 
     @property
     def requests(self) -> int:
@@ -67,12 +67,12 @@ class Tally:
 
     @property
     def errors(self) -> Counter[str]:
-        """How often each message came, without the names of replicas."""
+        """The number of errors by message, without the names of replicas."""
         return Counter(REPLICA.sub("the replica that ran", lost.message) for lost in self.lost)
 
 
 async def make_questions(caller: Caller) -> list[Question]:
-    """Return questions with the answers of the one engine that `caller` asks."""
+    """Return questions with the answers of the single engine that `caller` calls."""
     await make_story(caller)
     questions = []
     for number in range(_QUESTIONS):
@@ -95,12 +95,12 @@ async def make_questions(caller: Caller) -> list[Question]:
 
 
 async def make_story(caller: Caller) -> str:
-    """Make the named state that questions go on from; return its digest."""
+    """Make the named state from which some questions start, and return its digest."""
     return str((await caller.call("POST", "/v1/states", _STORY))["state"]["digest"])
 
 
 class Load:
-    """Clients that ask questions until the block ends."""
+    """Clients that ask questions while the block of `clients` runs, and the tallies of the answers."""
 
     def __init__(self, url: str, session: ClientSession, questions: Sequence[Question], random: Random) -> None:
         self.tallies: dict[str, Tally] = {}
@@ -112,13 +112,13 @@ class Load:
         self._tally = Tally()
 
     def begin(self, part: str) -> Tally:
-        """Have requests counted in a part of the time from now on, by when they begin; return its counts."""
+        """Count the requests that begin from now on in the tally of `part`, and return that tally."""
         self._tally = self.tallies.setdefault(part, Tally())
         return self._tally
 
     @asynccontextmanager
     async def clients(self, count: int) -> AsyncIterator[None]:
-        """Run so many clients. Raises what none of them should ever meet."""
+        """Run `count` clients while the block runs. An exception in a client is raised; a failed request is counted."""
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
@@ -131,7 +131,7 @@ class Load:
             await self.ask(self._random.choice(self._questions), streams=next(self._numbers) % 3 > 0)
 
     async def ask(self, question: Question, *, streams: bool) -> None:
-        """Ask one question, and count what became of it."""
+        """Ask one question, and count its outcome."""
         tally, begun, first, tokens = self._tally, time.monotonic(), None, list[int]()
         body = {**question.body, "stream": streams}
         error: Mapping[str, Any] | None = None

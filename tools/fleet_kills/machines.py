@@ -1,4 +1,4 @@
-"""A fleet of the demo model with a shared store, all as processes of this machine."""
+"""A fleet of the demo model with a shared store, as processes on one machine."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from tools.live_server.process import CLI, ServerProcess
 
 SLOTS = 4  # of a replica
 
-# So little is kept in memory that most prompts go on from the store.
+# The caches in memory are so small that most prompts continue from states in the store.
 _KEPT = ("--cache-device-bytes", "0", "--cache-host-bytes", "1M")
 _ENGINE = ("--device", "cpu", "--slots", str(SLOTS))
-# What is acknowledged survives a kill: each change is on the disk before it is answered.
+# Acknowledged changes survive a kill: each change is on the disk before it is answered.
 _STORE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "256mb")
 _STORE_POLICY = ("--maxmemory-policy", "volatile-lru")
 
 
 class Machines:
-    """The processes of a fleet. A context manager: what still runs at the end of the block is killed."""
+    """The processes of a fleet. A context manager: processes that still run at the end of the block are killed."""
 
     def __init__(self, folder: Path, replicas: int, options: Sequence[str] = ()) -> None:
-        """Start them, in `folder`; `options` go to `rnn-engine fleet`. Blocks until the fleet takes requests."""
+        """Start the processes, with their files in `folder`. Blocks until the fleet takes requests.
+
+        `options` go to `rnn-engine fleet`.
+        """
         self.replicas = replicas
         with ExitStack() as undo:
             self.store = StoreServer(folder, *_STORE, *_STORE_POLICY)
@@ -42,16 +45,16 @@ class Machines:
 
     @property
     def num_slots(self) -> int:
-        """How many slots all replicas have together."""
+        """The number of slots of all replicas together."""
         return self.replicas * SLOTS
 
     def replica_processes(self) -> list[psutil.Process]:
-        """Return the processes of the replicas that there are, the oldest first."""
+        """Return the processes of the running replicas, the oldest first."""
         below = psutil.Process(self.server.pid).children(recursive=True)
         return sorted(filter(_is_replica, below), key=lambda process: process.create_time())
 
     def restart_store(self, seconds: float) -> None:
-        """Kill the store, and start it again after `seconds` with what it had written. Blocks."""
+        """Kill the store, and start it again after `seconds` with the data on its disk. Blocks."""
         self.store.kill()
         time.sleep(seconds)
         self.store.start()
@@ -66,7 +69,7 @@ class Machines:
 
 
 class OneEngine:
-    """A server with one engine that keeps nothing of prompts: what it answers is right. A context manager."""
+    """A server with one engine and no cache, whose answers are taken as right. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         kept = ("--cache-device-bytes", "0", "--cache-host-bytes", "0", "--state-folder", str(folder / "states"))

@@ -1,4 +1,4 @@
-"""Writers of named states that stop at an error, and the names as another server finds them in the store."""
+"""Writers of named states that stop at an error, and a check of the states that another server finds in the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT = 10.0  # of the other server, seconds
 
 @dataclass
 class Names:
-    """What is acknowledged of named states, and what refused changes were told."""
+    """The acknowledged named states, and the errors of refused changes."""
 
     url: str
     session: ClientSession
@@ -31,9 +31,9 @@ class Names:
     refused: list[RefusedError] = field(default_factory=list)
 
     async def write(self, stopping: asyncio.Event) -> None:
-        """Let the writers change names until `stopping`, each until it is refused.
+        """Run the writers until `stopping` is set; a writer ends earlier if a change is refused.
 
-        Whoever calls this checks before writing again, since a change that was refused may have been made all the same.
+        The caller must call `check` before it writes again, since a refused change may have been made nevertheless.
         """
         callers = [Caller(self.session, self.url, Random(self.random.random()), 0) for _ in range(_WRITERS)]
         writers = [StateWriter(caller, self.ledger, number) for number, caller in enumerate(callers)]
@@ -47,7 +47,7 @@ class Names:
             self.refused.append(error)
 
     async def check(self, model: Path, store: str) -> list[str]:
-        """Compare with what the store has, read by a server that knows nothing of it yet; return what is wrong."""
+        """Compare with the states in the store, as a new server reads them. Return a description of each fault."""
         front = await asyncio.to_thread(open_front, model, store=StoreConfig(StoreUrl.parse(store), timeout=_TIMEOUT))
         try:
             listed = (await front.states.list()).entries

@@ -14,7 +14,7 @@ from tools.live_server.raw import connection
 _SILENCE = 2.0  # seconds to wait for the answer to an incomplete request
 _HANGING = 300.0  # seconds after which a server counts as hanging
 NOT_IMPLEMENTED = 501
-"""The status of routes that exist to say why there is no such thing here."""
+"""The status of routes that only explain why this server lacks a feature."""
 
 _TEXT_ERRORS = ({"error", "error_type"}, {"error"})  # of text-generation-inference and of Ollama
 _STATUS = re.compile(rb"(?:HTTP/1\.1 100 [^\r]*\r\n\r\n)?HTTP/1\.[01] ([0-9]{3})")

@@ -17,11 +17,11 @@ from tools.fuzz.schemas import NAMES, Schema, make_value
 from tools.live_server.raw import encode_request
 
 LEFT_OUT = frozenset({"/admin/models/load", "/admin/models/unload", "/api/models/state", "/v1/engine/events"})
-"""Paths that take the model away, or whose answer does not end."""
+"""Paths that unload the model, or whose answer does not end."""
 
 TRIED_ROUTES = tuple(route for route in ALL_ROUTES if route.path not in LEFT_OUT)
 _MOST = {"max_tokens": 8, "max_completion_tokens": 8, "n": 4, "best_of": 4}
-"""What generation fields are lowered to where a server would take them: a fuzzer is no load test."""
+"""What generation fields are lowered to if a server would accept them: a fuzzer is not a load test."""
 
 _TAKEN = 2**33  # integers below are lowered; a server refuses greater ones
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PRI", "get", "X" * 50)
@@ -57,7 +57,7 @@ KINDS = (
     *("value", "value", "value", "value", "value", "body", "body"),
     *("bytes", "bytes", "method", "path", "header", "header"),
 )
-"""What is damaged, as often as it stands here."""
+"""What is damaged. A kind that is listed more often is chosen more often."""
 
 _WHOLE = "value"  # the kind of requests that a server must answer
 

@@ -104,9 +104,13 @@ def _settings(examples: int, seed: int, *, coverage: bool) -> dict[str, Any]:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--examples", type=click.IntRange(min=1), default=50, show_default=True, help="Random bodies a route.")
+@click.option(
+    "--examples", type=click.IntRange(min=1), default=50, show_default=True, help="Random bodies for each route."
+)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--path", "only", multiple=True, help="Try this path alone, as the document has it.")
+@click.option(
+    "--path", "only", multiple=True, help="Try only this path, written as in the document. May be given several times."
+)
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(examples: int, seed: int, only: tuple[str, ...], serve_options: tuple[str, ...]) -> None:
     """Hold the server to its OpenAPI document."""

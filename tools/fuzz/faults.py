@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--check-every", type=int, default=10, help="operations between two checks of everything")
+    parser.add_argument("--check-every", type=int, default=10, help="operations between two full checks")
     parser.add_argument("--record", action="store_true", help="write the result into docs/reliability.md")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # each intended failure would leave a traceback

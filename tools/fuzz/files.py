@@ -60,7 +60,9 @@ def try_case(kind: Kind, sound: bytes, path: Path, seed: str) -> Outcome:
 
 
 @click.command()
-@click.option("--cases", type=click.IntRange(min=1), default=2000, show_default=True, help="Of each kind of file.")
+@click.option(
+    "--cases", type=click.IntRange(min=1), default=2000, show_default=True, help="Cases of each kind of file."
+)
 @click.option("--seed", default=0, show_default=True)
 @record_option
 def main(cases: int, seed: int, save: bool) -> None:

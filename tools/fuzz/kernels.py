@@ -25,8 +25,8 @@ _COUNTS = (1, 8, 16, 32, 64)
 
 @click.command()
 @click.option("--requests", default=1000, show_default=True)
-@click.option("--choices", default=10, show_default=True, help="How many times the kernels are chosen anew.")
-@click.option("--tokens", default=16, show_default=True, help="That a request generates.")
+@click.option("--choices", default=10, show_default=True, help="How many times new kernels are chosen.")
+@click.option("--tokens", default=16, show_default=True, help="Tokens that a request generates.")
 @click.option("--seed", default=0, show_default=True)
 def main(requests: int, choices: int, tokens: int, seed: int) -> None:
     """Compare the tokens of random requests; raise AssertionError if they differ by more than rounding explains."""

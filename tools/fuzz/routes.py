@@ -138,7 +138,9 @@ async def exported_states(url: str) -> dict[str, bytes]:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--cases", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--case", "only", type=int, help="Send the case of this number alone, and print request and answer.")
+@click.option(
+    "--case", "only", type=int, help="Send only the case of this number, and print the request and the answer."
+)
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tuple[str, ...]) -> None:
@@ -155,7 +157,7 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
             else:
                 asyncio.run(fuzzer.run(map(maker.make, range(cases))))
             if server.stop() != 0:
-                fuzzer.findings.faults.append("the server did not end with 0 at SIGTERM")
+                fuzzer.findings.faults.append("the server did not exit with status 0 after SIGTERM")
         printed = log.read_text(errors="replace")
     if "Traceback" in printed:
         place = printed.index("Traceback")

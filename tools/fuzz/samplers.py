@@ -18,8 +18,8 @@ _ROWS = 20  # of one sequence
 
 
 @click.command()
-@click.option("--rows", default=100_000, show_default=True, help="How many to compare, of all kinds together.")
-@click.option("--draws", default=20_000, show_default=True, help="How many tokens each chi-square test counts.")
+@click.option("--rows", default=100_000, show_default=True, help="How many rows to compare, of all kinds together.")
+@click.option("--draws", default=20_000, show_default=True, help="Tokens that each chi-square test counts.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--processes", default=1, show_default=True)
 def main(rows: int, draws: int, seed: int, processes: int) -> None:

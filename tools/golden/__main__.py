@@ -1,6 +1,6 @@
 """Write each case as NAME.safetensors (the model, f16) and NAME.npz (tokens, logits, the final state).
 
-Where the model is deep, the .npz also holds the logits with rescaling as for f16.
+If the model is deep, the .npz also holds the logits with the rescaling that the package uses for f16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.models import random_model, save_safetensors
 from tools.golden.cases import CASES, Case
 from tools.golden.oracle import run
 
-RESCALED_LAYERS = 6  # after so many layers the package halves x, in f16
+RESCALED_LAYERS = 6  # the package halves x after each 6 layers, for f16
 
 
 def write_case(case: Case, folder: Path) -> None:
@@ -31,7 +31,7 @@ def write_case(case: Case, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.golden", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the files go; those of the same name are replaced")
+    parser.add_argument("folder", type=Path, help="folder for the files; existing files of the same names are replaced")
     parser.add_argument("--only", default="", metavar="PREFIX", help="make only the cases whose names begin with this")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

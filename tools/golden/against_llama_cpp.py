@@ -1,9 +1,9 @@
 """Compare the engine with llama.cpp on random RWKV-6 and RWKV-7 models in GGUF files that both of them read.
 
-Run by a Python that has the project and `llama-cpp-python==0.3.36`, built from PyPI's source. Prints for each model and
-type of its matrices the relative error of the logits after every token: llama.cpp's and the engine's against the
-reference in f64 with the file's weights, and each against the other. llama.cpp multiplies f16 matrices by activations
-that it rounds to f16, and blocks by activations in blocks of 8 bits; the engine keeps activations in f32.
+Run it with a Python that has the project and `llama-cpp-python==0.3.36`, built from PyPI's source. It prints, for each
+model and type of its matrices, relative errors of the logits after every token: llama.cpp's and the engine's against
+the reference in f64 with the file's weights, and llama.cpp's against the engine's. llama.cpp rounds activations to f16
+to multiply f16 matrices, and to blocks of 8 bits to multiply quantised ones; the engine keeps activations in f32.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run_llama_cpp(path: Path, tokens: Sequence[int]) -> Array:
 
 
 def quantise(source: Path, target: Path, file_type: int) -> None:
-    """Write a GGUF file in another one's blocks, as llama.cpp makes them."""
+    """Quantise the GGUF file `source` with llama.cpp, and write it to `target`."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = file_type, 1
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
@@ -57,7 +57,7 @@ def quantise(source: Path, target: Path, file_type: int) -> None:
 
 
 def write_files(shape: ModelShape, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Write a random model as GGUF files: in floats by the engine, from these in blocks by llama.cpp."""
+    """Write a random model as GGUF files: in floats by the engine, and quantised from these by llama.cpp."""
     original = save_safetensors(random_model(shape, seed=1), folder / "model.safetensors", "f32")
     for weights in ("f32", "f16"):
         path = folder / f"{weights}.gguf"
@@ -70,7 +70,7 @@ def write_files(shape: ModelShape, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def compare(path: Path) -> list[float]:
-    """Return the errors: llama.cpp's and the engine's from the reference, and llama.cpp's from the engine."""
+    """Return the relative errors of llama.cpp and the engine to the reference, and of llama.cpp to the engine."""
     with open_model(path) as model, closing(load_runner(model, weights="stored")) as runner:
         tokens = np.random.default_rng(2).integers(1, model.shape.vocab_size, size=_NUM_TOKENS).tolist()
         expected, _ = forward(model, tokens, dtype=np.float64)

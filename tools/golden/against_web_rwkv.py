@@ -1,8 +1,8 @@
 """Compare the reference with web-rwkv, ai00's engine, on random models that it reads from the `.st` files of `convert`.
 
-Run by a Python that has what requirements.txt lists and `web-rwkv-py==0.2.3`, which knows RWKV-4 to RWKV-6, widths that
-are multiples of 512, four layers or more, and runs under 256 tokens. Prints the relative error of each version's
-logits, which is that of web-rwkv's activations in f16.
+Run it with a Python that has the packages of requirements.txt and `web-rwkv-py==0.2.3`. That package supports RWKV-4 to
+RWKV-6, widths that are multiples of 512, four layers or more, and runs of fewer than 256 tokens. The tool prints the
+relative error of each version's logits; it comes from web-rwkv's activations in f16.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model with random weights, and how many random tokens are run through it."""
+    """One model with random weights, and the number of random tokens to run through it."""
 
     name: str
     shape: ModelShape
     seed: int
     num_tokens: int
-    layer0_v: bool = True  # whether the file holds layer 0's v0, v1, v2, which nothing reads
+    layer0_v: bool = True  # True if the file holds layer 0's v0, v1, v2, which are never read
 
 
 CASES = (

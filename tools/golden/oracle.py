@@ -1,7 +1,7 @@
 """Run a model file with the `rwkv` package: f32, on the CPU.
 
-The package chooses between version 7 and those before it by the environment at the time of its import, so that each
-model is run in a process of its own. It reads .pth files only.
+The package reads from the environment, when it is imported, if it must run version 7 or an earlier one. So each model
+is run in its own process. The package reads .pth files only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FIELDS: Final = {
     3: ("att_shift", "wkv", "ffn_shift"),
     5: ("att_shift", "aa", "bb", "pp", "ffn_shift"),
 }
-"""The package's list has so many entries a layer; they are these fields."""
+"""The number of entries a layer in the package's list -> the state fields that they are."""
 
 
 def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: int = 0) -> tuple[F32, dict[str, F32]]:
     """Return the logits [T, V] after every token, and the final state in the project's layout.
 
-    `rescaled_layers`: x is halved after each so many layers, and what is added to it with it, as the package does for
-    f16 before version 7. 0 is never.
+    After each `rescaled_layers` layers, x and the later additions to it are halved, as the package does for f16 before
+    version 7. 0 means never.
     """
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.npz"
@@ -57,8 +57,8 @@ def _main(model_path: str, results: str, *tokens: str) -> None:
     with TemporaryDirectory() as folder:
         pth_path = Path(folder) / "model.pth"
         tensors = load_file(model_path)
-        names = sorted(tensors, key=lambda name: "time_maa" not in name)  # or the package takes a v6 for a v5 at first
-        torch.save({name: tensors[name].float() for name in names}, pth_path)  # or it norms the embedding in f16
+        names = sorted(tensors, key=lambda name: "time_maa" not in name)  # else the package first takes a v6 for a v5
+        torch.save({name: tensors[name].float() for name in names}, pth_path)  # else it norms the embedding in f16
         model = RWKV(model=str(pth_path.with_suffix("")), strategy="cpu fp32")
         logits, state = model.forward([int(token) for token in tokens], None, full_output=True)
     is_v7 = os.environ["RWKV_V7_ON"] == "1"
@@ -67,7 +67,10 @@ def _main(model_path: str, results: str, *tokens: str) -> None:
 
 
 def _arrange_state(state: Sequence[NDArray[Any]], num_layers: int, *, is_v7: bool) -> dict[str, F32]:
-    """The package's list, layer after layer -> field: [L, ...]. Its wkv is [H, key, value] before version 7."""
+    """Return the fields of a state, each [L, ...], from the package's list, which has layer after layer.
+
+    The package's wkv is [H, key, value] before version 7, and is transposed.
+    """
     names = _FIELDS[len(state) // num_layers]
     fields = {name: np.stack(state[place :: len(names)]) for place, name in enumerate(names)}
     if "wkv" in fields and not is_v7:

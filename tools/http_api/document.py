@@ -1,4 +1,4 @@
-"""The reference of docs/http-api.md: routes, and the fields of every body, from their JSON schemas."""
+"""The reference in docs/http-api.md: the routes, and the fields of every body, from their JSON schemas."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from server.core.settings import BOUNDS, Limits
 from server.openapi.document import plain_path
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
-BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test holds the two together. -->\n"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test compares the two. -->\n"
 
 _LIMITS = (
-    "What one request may ask for, beside the range of each field that the next section tells. What is beyond is "
-    "refused before anything is built or run; the error names the field, the value and the limit. `/props` lists the "
-    "limits of a server."
+    "These limits apply to one request, besides the range of each field in the next section. A request beyond "
+    "a limit is refused before anything is built or run; the error names the field, the value and the limit. "
+    "`/props` lists the limits of a server."
 )
-_NO_BOUND = 2**31 - 1  # what a whole number is at most where nothing else says
+_NO_BOUND = 2**31 - 1  # the maximum of an integer in the schemas if a field sets no other
 
 Schema: TypeAlias = Mapping[str, Any]
 
 
 def renew(text: str) -> str:
-    """Return the document with a new reference; what is before the reference is kept."""
+    """Return the document with a new reference. The text before the reference is unchanged."""
     return text.partition(BEGIN)[0] + BEGIN + "\n" + reference(ALL_ROUTES)
 
 
 def reference(routes: Iterable[Route]) -> str:
-    """Return all routes, the limits, then all bodies."""
+    """Return the reference: all routes, then the limits, then all bodies."""
     routes = list(routes)
     bodies = _Bodies()
     parts = ["## Routes", _route_table(routes)]
@@ -82,7 +82,7 @@ def _answer(route: Route, bodies: _Bodies) -> str:
 
 
 class _Bodies:
-    """The bodies that have been mentioned, in the order in which they first were."""
+    """The bodies that have been linked to, in the order of their first links."""
 
     def __init__(self) -> None:
         self._schemas: dict[str, Schema] = {}
@@ -118,7 +118,7 @@ def _schema_of(kind: type[object]) -> Schema:
 
 
 def _request_bodies() -> dict[str, type[RequestBody]]:
-    """Return every body that clients send, nested ones too, by name."""
+    """Return the classes of all bodies that clients send, also of nested ones, by name."""
     pending: list[type[RequestBody]] = [RequestBody]
     found: dict[str, type[RequestBody]] = {}
     while pending:
@@ -163,7 +163,7 @@ def _type(field: Schema) -> str:
 
 
 def _range(field: Schema) -> str:
-    """Return what is said of the least and the greatest number of a field."""
+    """Return the description of a field's least and greatest number; empty if there is no least."""
     low, high = field.get("minimum"), field.get("maximum")
     if "exclusiveMinimum" in field:
         return f" above {field['exclusiveMinimum']:g}"
@@ -185,7 +185,7 @@ def _also_accepted(kind: type[RequestBody]) -> Iterator[str]:
         yield "Other names: " + ", ".join(f"`{alias}` for `{name}`" for alias, name in kind.aliases.items()) + "."
     if kind.neutral:
         yield (
-            "Accepted where the value has no effect, or null: "
+            "Accepted if the value has no effect, or null: "
             + ", ".join(
                 f"`{name}`" + "".join(f" {json.dumps(value)}" for value in values[:1])
                 for name, values in sorted(kind.neutral.items())

@@ -1,1 +1,1 @@
-"""Kill a server at random moments during writes, and look whether all that it acknowledged is there and right."""
+"""Kill a server at random moments during writes, and check that all acknowledged writes are there and right."""

@@ -1,6 +1,6 @@
 """`python -m tools.kill`: SIGKILL a server at random moments during writes, start it again, and check everything.
 
-What follows `--` goes to `rnn-engine serve`: python -m tools.kill --kills 200 -- --device cpu
+Arguments after `--` go to `rnn-engine serve`: python -m tools.kill --kills 200 -- --device cpu
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tools.reliability.table import Row, command_line, record, record_option, wh
 
 _WRITERS = 4
 _KNOWN = 10  # answers that are compared after each start
-_MOST_WRITES = 12  # that are acknowledged before a kill
-_LONGEST_DELAY = 0.1  # seconds from the last of them to the kill
-_PATIENCE = 60.0  # seconds in which they have to be acknowledged
+_MOST_WRITES = 12  # a random number of writes below this is acknowledged before a kill
+_LONGEST_DELAY = 0.1  # seconds from the last of these writes to the kill
+_PATIENCE = 60.0  # seconds in which these writes have to be acknowledged
 _OPTIONS = ("--cache-device-bytes", "0", "--cache-host-bytes", "2M", "--cache-disk-bytes", "16M")
 
 
 @dataclass
 class Campaign:
-    """All lives of one server over the same folders."""
+    """All runs of a server over the same folders, and what they have shown."""
 
     folder: Path
     options: tuple[str, ...]
@@ -49,7 +49,7 @@ class Campaign:
     faults: list[str] = field(default_factory=list)
 
     async def live(self, *, kill: bool) -> None:
-        """Start the server, check what it has, write, and kill it or check once more."""
+        """Start the server and check its states and answers; then write and kill it, or stop it without writing."""
         folders = ("--cache-folder", f"{self.folder}/cache", "--state-folder", f"{self.folder}/states")
         begun = time.monotonic()
         with ServerProcess(self.folder / "log", (*_OPTIONS, *folders, *self.options)) as server:
@@ -60,12 +60,12 @@ class Campaign:
                     await self._write_until_killed(session, server)
                     self.kills += 1
                 else:
-                    self._note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
+                    self._note(server.stop() == 0, "the server did not exit with status 0 after SIGTERM")
 
     async def _check(self, session: ClientSession, url: str) -> None:
         caller = self._caller(session, url)
-        left = [path.name for path in self.folder.glob("*/*.partial")]  # before the answers below are kept in files
-        self._note(not left, f"files of writes that were cut short are left: {left}")
+        left = [path.name for path in self.folder.glob("*/*.partial")]  # before the requests below write files
+        self._note(not left, f"files of interrupted writes are left: {left}")
         try:
             listed = (await caller.call("GET", "/v1/states"))["data"]
             found = {
@@ -84,7 +84,7 @@ class Campaign:
         tasks.append(asyncio.create_task(self.answers.run(self._caller(session, server.url))))
         await self._wait_for_writes(self.random.randrange(_MOST_WRITES))
         await asyncio.sleep(self.random.uniform(0, _LONGEST_DELAY))
-        self._note(server.running, "the server ended by itself")
+        self._note(server.running, "the server ended unexpectedly")
         server.kill()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             self._note(isinstance(outcome, (ClientError, ConnectionError)), f"while writing: {outcome!r}")
@@ -106,7 +106,7 @@ class Campaign:
             self.faults.append(fault)
 
     def row(self) -> Row:
-        """Return the result for docs/reliability.md."""
+        """Return the row for docs/reliability.md."""
         ledger, answers, states = self.ledger, self.answers, self.ledger.checks
         return Row(
             "SIGKILL at random moments during writes",
@@ -118,7 +118,7 @@ class Campaign:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the table, and every fault."""
+        """Yield the lines of the table, and a line for every fault."""
         ledger, answers = self.ledger, self.answers
         rows = {
             "SIGKILL during writes": self.kills,

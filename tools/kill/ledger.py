@@ -1,4 +1,4 @@
-"""What a server has acknowledged of persistent states, and what must therefore be there after a crash."""
+"""The acknowledged writes of persistent states, and a check that a server still has them after a crash."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A request that changes names. `before` are their digests until then; None = there was no such state."""
+    """A request that changes states. `before` maps their names to the digests before it; None = there was no state."""
 
     kind: str
     before: Mapping[str, str | None]
     may_remove: bool = False
-    same_state: bool = False  # moves one state: afterwards exactly one of the names has it
+    same_state: bool = False  # it moves one state: afterwards exactly one of the names has it
 
 
 @dataclass
 class Ledger:
-    """Digests by name. Every name has one writer, so at most one write of it is open."""
+    """The digests of acknowledged states by name. Every name has one writer, so at most one write of it is open."""
 
     states: dict[str, str] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # names whose removal was acknowledged
     acknowledged: Counter[str] = field(default_factory=Counter)  # writes by kind
-    cut_off: Counter[str] = field(default_factory=Counter)  # writes without an answer, by what was found of them
+    cut_off: Counter[str] = field(default_factory=Counter)  # writes without an answer, by kind and the state found
     checks: int = 0  # of states after a restart
     _open: list[Write] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ class Ledger:
     def write(
         self, kind: str, *names: str, may_remove: bool = False, same_state: bool = False
     ) -> Iterator[dict[str, str | None]]:
-        """Note a write of `names`; the block puts in what the answer says. If it raises, the outcome stays open."""
+        """Record a write of `names`. The block enters the digests of the answer; if it raises, the write stays open."""
         write = Write(kind, {name: self.states.get(name) for name in names}, may_remove, same_state)
         self._open.append(write)
         answered: dict[str, str | None] = {}
@@ -43,9 +43,9 @@ class Ledger:
         self._adopt(answered)
 
     def check(self, found: Mapping[str, str]) -> list[str]:
-        """Compare with the names and digests that a server has after a restart; return what is wrong.
+        """Compare with the names and digests that a server has after a restart. Return a description of each fault.
 
-        What is found of writes that had no answer is taken over.
+        Writes without an answer may have been made or not; what is found of them is adopted.
         """
         faults = [fault for write in self._open for fault in self._check_open(write, found)]
         for write in self._open:

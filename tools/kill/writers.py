@@ -1,4 +1,4 @@
-"""Clients that write without a pause: states that are made, changed, moved and removed, and prompts that are kept."""
+"""Clients that write without a pause: they create, change, move and delete states, and send prompts to be cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.live_server.caller import Caller, RefusedError, expect_that
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 _NAMES = 6  # of a writer
-_PROMPTS = 40  # whose answers are compared: more than host memory keeps, so that most come from files
+_PROMPTS = 40  # prompts with answers to compare: more than host memory holds, so that most states come from files
 
 _Write: TypeAlias = Callable[[str], Awaitable[None]]
 
@@ -26,12 +26,12 @@ class StateWriter:
     number: int
 
     async def run(self) -> None:
-        """Write until the connection breaks. Raises SurpriseError for an answer that is not as it should be."""
+        """Write until the connection breaks. Raises SurpriseError for an unexpected answer."""
         while True:
             await self.write()
 
     async def write(self) -> None:
-        """Write once. Raises SurpriseError for an answer that is not as it should be."""
+        """Make one random write. Raises SurpriseError for an unexpected answer."""
         to_make: tuple[_Write, ...] = (self._create, self._save_answer)
         to_change: tuple[_Write, ...] = (self._advance, self._go_on, self._upload, self._move, self._fork, self._delete)
         name = self._name()
@@ -65,7 +65,7 @@ class StateWriter:
             answered[name] = (await self.caller.call("POST", f"{_path(name)}/advance", body))["state"]["digest"]
 
     async def _upload(self, name: str) -> None:
-        """Bring the state of `name` back under a name that is free."""
+        """Upload the exported state of `name` under a free name."""
         data = await self.caller.call("GET", f"{_path(name)}/export")
         target = self._free_name()
         if target is not None:
@@ -105,14 +105,14 @@ class StateWriter:
 
 @dataclass
 class KnownAnswers:
-    """Prompts whose likeliest answer is known, so that a damaged file of the cache would show."""
+    """Prompts with known greedy answers, so that a damaged file of the cache is noticed."""
 
     known: dict[int, str] = field(default_factory=dict)
     asked: int = 0
-    cached: int = 0  # of those asked, how many began with a kept state
+    cached: int = 0  # of those asked, how many began from a cached state
 
     async def ask(self, caller: Caller) -> None:
-        """Ask for one of them. Raises SurpriseError if the answer is another one than the first time."""
+        """Send one of the prompts. Raises SurpriseError if the answer differs from the first one."""
         number = caller.random.randrange(_PROMPTS)
         prompt = f"User: Tell me about {number} cats and {number + 1} dogs.\n\nAssistant:"
         answer = await caller.call("POST", TEXT, {"prompt": prompt, "temperature": 0, "max_tokens": 8})
@@ -123,7 +123,7 @@ class KnownAnswers:
         expect_that(text == known, f"prompt {number}: the answer was {known!r} and is {text!r}")
 
     async def run(self, caller: Caller) -> None:
-        """Ask until the connection breaks."""
+        """Send prompts until the connection breaks."""
         while True:
             await self.ask(caller)
 

@@ -1,1 +1,1 @@
-"""A server in a process of its own, and ways to speak to it that ordinary clients do not have."""
+"""A server in its own process, and clients for it that can also misbehave."""

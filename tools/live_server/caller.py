@@ -1,4 +1,4 @@
-"""The HTTP calls of one operation, each with the statuses that it may have."""
+"""The HTTP calls of one operation, each with the statuses that are allowed."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _WORDS = _TEXT.split()
 
 
 class SurpriseError(Exception):
-    """The server did what nobody provoked."""
+    """The server did something unexpected."""
 
 
 class RefusedError(SurpriseError):
-    """The server did not do what it was asked, and said so."""
+    """The server answered with a status that is not allowed."""
 
     def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
-        self.retryable = retryable  # it said that it would do it later
+        self.retryable = retryable  # the answer says when to retry
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What an operation calls the server with. `random` is its own, so that it depends on its number alone."""
+    """A client for one operation. It has its own `random`, so that the operation depends only on its number."""
 
     session: ClientSession
     url: str
@@ -52,14 +52,17 @@ class Caller:
         data: bytes | None = None,
         status: Collection[int] = OK,
     ) -> Any:  # noqa: ANN401
-        """Return the JSON of the answer, or its bytes where it is a file. Raises SurpriseError for another status."""
+        """Send a request. Return the JSON of the answer, or its bytes if it is a file.
+
+        Raises RefusedError for a status that is not in `status`.
+        """
         async with self.session.request(method, self.url + path, json=body, data=data) as response:
             await expect(response, status)
             return await response.json() if response.content_type == "application/json" else await response.read()
 
     @asynccontextmanager
     async def stream(self, path: str, body: Body) -> AsyncIterator[ClientResponse]:
-        """Open a stream; a block that leaves it unread disconnects."""
+        """Open a stream. If the block does not read it to its end, the connection is closed."""
         async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
             await expect(response, OK)
             yield response
@@ -83,7 +86,7 @@ def expect_that(held: bool, what: str) -> None:
 
 
 async def events(response: ClientResponse) -> AsyncIterator[Any]:
-    """Yield the events of a stream as they come. Raises SurpriseError for an error event and where [DONE] lacks."""
+    """Yield the events of a stream as they come. Raises SurpriseError for an error event or a missing [DONE]."""
     async for line in response.content:
         if line == b"data: [DONE]\n":
             return

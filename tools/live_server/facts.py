@@ -1,4 +1,4 @@
-"""What a running server says of itself."""
+"""Facts that a running server reports about itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aiohttp import ClientSession
 
 
 async def metric(session: ClientSession, url: str, name: str) -> float:
-    """Return the value of a metric, the sum over all its labels. Raises ValueError where the server has none such."""
+    """Return the value of a metric, summed over all its labels. Raises ValueError if the server has no such metric."""
     async with session.get(f"{url}/metrics") as response:
         lines = (await response.text()).splitlines()
     values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]

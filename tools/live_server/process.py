@@ -1,4 +1,4 @@
-"""Start a server, such as `rnn-engine serve` or `rnn-engine fleet`, as a process, and end it."""
+"""Start a server, such as `rnn-engine serve` or `rnn-engine fleet`, as a process, and stop it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SECONDS_TO_STOP = 60.0
 
 
 class ServerProcess:
-    """A server on a free port of this machine. All that it prints is appended to the file `log`.
+    """A server on a free port of this machine. Its output is appended to the file `log`.
 
-    A context manager: what still runs at the end of the block is killed.
+    A context manager: if the server still runs at the end of the block, it is killed.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class ServerProcess:
     ) -> None:
         """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long.
 
-        `command` is a module and its first arguments, `root` the checkout that it is of; `max_memory_mb` bounds the
-        address space, where that can be done.
+        `command` is a module and its first arguments, `root` the checkout that has it. `max_memory_mb` bounds the
+        address space, with the shell's `ulimit -v`.
         """
         self.log = log
         arguments = [sys.executable, "-m", *command, "--port", "0", *options]
@@ -60,19 +60,19 @@ class ServerProcess:
         return self._process.poll() is None
 
     def memory_megabytes(self, field: str = "VmRSS") -> float:
-        """Return how much memory the process has, or another field of its status; 0 where it has ended."""
+        """Return the memory of the process, or another field of its status, in MiB; 0 if it has ended."""
         with suppress(OSError, StopIteration):
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
             return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
         return 0.0
 
     def kill(self) -> None:
-        """End the process at once, as a crash does, and wait until it is gone."""
+        """Kill the process, as a crash does, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int:
-        """Send SIGTERM and return the exit status. Raises subprocess.TimeoutExpired if the process goes on."""
+        """Send SIGTERM and return the exit status. Raises subprocess.TimeoutExpired if the process does not end."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(SECONDS_TO_STOP)
 
@@ -101,5 +101,5 @@ def wait_for_address(log: Path, begin: int, is_running: Callable[[], bool]) -> s
         if not running:
             break
         time.sleep(0.02)
-    ending = f"is silent for {SECONDS_TO_START} s" if is_running() else "has ended"
+    ending = f"did not print its address in {SECONDS_TO_START} s" if is_running() else "has ended"
     raise RuntimeError(f"the server {ending}; it printed:\n{printed.decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""Requests byte by byte over a socket of their own, for clients that do not behave."""
+"""Requests as bytes over a socket, for clients that misbehave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 SMALL_WINDOW = 4096
-"""Bytes that a stalled reader's socket takes, so that the server notices it early."""
+"""The receive buffer of a stalled reader's socket, in bytes: small, so that the server notices the stall early."""
 
 
 def encode_request(
@@ -30,9 +30,9 @@ def encode_request(
 async def connection(
     url: str, *, receive_bytes: int | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to the server at `url`; at the end of the block close without a word.
+    """Connect to the server at `url`, and abort the connection at the end of the block.
 
-    With `receive_bytes`, the socket's buffer is that small, and little more than that is read ahead of the caller.
+    `receive_bytes` is the size of the socket's buffer; little more than that is read ahead of the caller.
     """
     address = urlsplit(url)
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,1 +1,1 @@
-"""Runs llama-server's own tests against this server."""
+"""Run llama-server's own tests against this server."""

@@ -1,9 +1,9 @@
-"""`python -m tools.llama_server_tests`: llama-server's own tests against this server, as a table of files.
+"""`python -m tools.llama_server_tests`: run llama-server's own tests against this server, and print a table of files.
 
-They are downloaded from PyPI, as part of llama-cpp-python's source, and kept in a folder; they need `filelock`,
-`openai` and `requests`. Each test starts the server that it asks for, with a tiny random model on the device `cpu`, so
-that all of them take minutes. What the stories model of llama.cpp would have said is not compared. What follows `--`
-goes to pytest, as `-k stream` or `-x`. Exits with 1 where a test fails.
+The tests are downloaded from PyPI, as part of llama-cpp-python's source, and kept in a folder. They need `filelock`,
+`openai` and `requests`. Each test starts the server that it needs, with a tiny random model on the device `cpu`. All
+tests take minutes. The texts are not compared with those of llama.cpp's stories model. Arguments after `--` go to
+pytest, such as `-k stream` or `-x`. Exits with 1 if a test fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from tools.llama_server_tests.source import default_folder, fetch_tests
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--folder", type=click.Path(path_type=Path), default=default_folder(), help="Where the tests are kept.")
-@click.option("--file", "files", multiple=True, help="Only this file, as test_basic.py. May be given several times.")
+@click.option("--folder", type=click.Path(path_type=Path), default=default_folder(), help="Folder of the tests.")
+@click.option(
+    "--file", "files", multiple=True, help="Run only this file, such as test_basic.py. May be given several times."
+)
 @click.argument("pytest_options", nargs=-1)
 def main(folder: Path, files: tuple[str, ...], pytest_options: tuple[str, ...]) -> None:
     """PYTEST_OPTIONS go to pytest."""
@@ -44,7 +46,7 @@ def main(folder: Path, files: tuple[str, ...], pytest_options: tuple[str, ...]) 
 
 
 def table(outcomes: Mapping[str, tuple[str, str]]) -> Iterable[str]:
-    """Yield the lines of a table with a row for each file, and of a list of the tests that fail."""
+    """Yield the lines of a table with a row for each file, and of a list of the failing tests."""
     yield "| file | passes | does not apply | fails | what does not apply |"
     yield "|---|---|---|---|---|"
     totals: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A server in a fork of this process, which starts in a fraction of the time that Python takes to import it."""
+"""A server in a fork of this process, which starts in a fraction of the time that Python needs to import it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class ForkedServer:
-    """`rnn-engine serve` on a free port of this machine. All that it prints is appended to the file `log`.
+    """`rnn-engine serve` on a free port of this machine. Its output is appended to the file `log`.
 
-    For a process that has no other threads.
+    Only for a process without other threads.
     """
 
     def __init__(self, log: Path, options: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ class ForkedServer:
             raise
 
     def kill(self) -> None:
-        """End the process at once and wait until it is gone."""
+        """Kill the process, and wait until it has ended."""
         self._process.kill()
         self._process.join()
 

@@ -1,4 +1,4 @@
-"""The model that is served: tiny, of random weights, and one that never ends a text by itself."""
+"""The model that the tests use: tiny, with random weights that never end a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests set for llama-server's process, as options of this server and as fields of the requests."""
+"""Convert the settings of llama-server's process in the tests to options and request fields of this server."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from tools.llama_server_tests.reasons import LARGE_MODEL, MODELS, NO_SUCH_OPTION
 
-_SLOTS = 4  # where a test sets none
+_SLOTS = 4  # if a test sets no number
 _GENERATING = ("completion", "messages", "responses", "infill")
 _CHAT = ("chat/completions", "apply-template")
 
 
 class DoesNotApplyError(Exception):
-    """The test sets what this server does not have; says why."""
+    """The test sets something that this server does not have. The message is the reason."""
 
 
 def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: ANN401
     """Return the command line for the options of a `ServerProcess` of the tests.
 
-    Raises DoesNotApplyError for what has no counterpart here.
+    Raises DoesNotApplyError if an option has no counterpart here.
     """
     reasons = [reason for name, reason in NO_SUCH_OPTION.items() if getattr(server, name)]
     of_model = None if server.cors_origins else MODELS.get(server.model_hf_repo, LARGE_MODEL)
@@ -48,7 +48,7 @@ def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: AN
 
 
 def body_of(server: Any, path: str, body: Any) -> Any:  # noqa: ANN401
-    """Return the body of a request with the defaults that the tests set for the process."""
+    """Return the body of a request, with the defaults that the test sets for the process."""
     if not isinstance(body, Mapping):
         return body
     defaults: dict[str, object] = {}
@@ -68,7 +68,10 @@ def body_of(server: Any, path: str, body: Any) -> Any:  # noqa: ANN401
 
 
 def _template(text: str, folder: Path) -> Path:
-    """Return a file with a template of Jinja. Raises DoesNotApplyError for the name of one that llama-server has."""
+    """Write a Jinja template to a file, and return its path.
+
+    Raises DoesNotApplyError if `text` is the name of a template of llama-server.
+    """
     if " " not in text:
         raise DoesNotApplyError("a chat template by a name that llama-server knows")
     path = folder / "template.jinja"

@@ -1,6 +1,6 @@
-"""A plugin of pytest that runs llama-server's tests against this server and notes how each ends.
+"""A plugin of pytest that runs llama-server's tests against this server, and records the outcome of each.
 
-What depends on the weights is not compared: texts that a pattern describes, and numbers of a prompt's tokens.
+Values that depend on the weights are not compared: texts that must match a pattern, and numbers of tokens.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _OF_THE_MODEL = (
     "n_tokens",
     "n_token_output",
     "batch_count",
-)  # parameters of tests whose values the tokenizer decides
+)  # parameters of tests with values that depend on the tokenizer
 
 
 @dataclass
 class Plugin:
-    """`outcomes` has (outcome, reason) by test afterwards."""
+    """A plugin of pytest. After the run, `outcomes` maps each test to (outcome, reason)."""
 
     tests: Path
     models: Path
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def patch(self) -> None:
-        """Put this server in the place of llama-server; to be called before pytest imports the tests."""
-        sys.modules["wget"] = ModuleType("wget")  # what would be downloaded does not apply
+        """Put this server in the place of llama-server. Call it before pytest imports the tests."""
+        sys.modules["wget"] = ModuleType("wget")  # tests that would download something do not apply
         sys.path.insert(0, str(self.tests))
         utils: Any = importlib.import_module("utils")
         process, preset = utils.ServerProcess, utils.ServerPreset
@@ -86,7 +86,7 @@ class Plugin:
 
 
 def _with_defaults(request: Any) -> Any:  # noqa: ANN401
-    """Return a method of the tests' process that sends what the test sets for the process in the request's body."""
+    """Return a method that sends a request with the defaults that the test sets for the process."""
 
     def with_defaults(server: Any, method: str, path: str, data: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
         return request(server, method, path, body_of(server, path, data), *rest, **more)
@@ -95,7 +95,7 @@ def _with_defaults(request: Any) -> Any:  # noqa: ANN401
 
 
 def _reason(test: str) -> str | None:
-    """Return why a test does not apply, where that is known of its name."""
+    """Return why a test does not apply, if that is known from its name."""
     return next((reason for pattern, reason in DOES_NOT_APPLY if re.search(pattern, test)), None)
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 _IMAGES = "images; the models here read text only"
 _ROUTER = "llama-server's router, which starts a process for each model"
 _MCP = "llama-server's tools and MCP servers for its web page"
-_TEXT = "what the stories model says or how it divides a text into tokens"
+_TEXT = "what the stories model answers, or how it splits a text into tokens"
 _CONTEXT = "the end of a context; a recurrent state has none"
 _KV_FILE = "the bytes of llama.cpp's file of keys and values"
 
@@ -48,8 +48,8 @@ MODELS: Mapping[str | None, str | None] = MappingProxyType(
 
 LARGE_MODEL = "a model of gigabytes that is downloaded"
 
-_PREFLIGHT = "pages that are let in without being named; here `*` admits all, without credentials"
-_FOREIGN = "a preflight of a page that is not let in; here it gets 403"
+_PREFLIGHT = "pages that are admitted without being named; here `*` admits all, without credentials"
+_FOREIGN = "a preflight of a page that is not admitted; here it gets 403"
 _OPTIONAL = "routes that llama-server has by an option only; here they are always there"
 _SLEEP = "llama-server's sleep; here `--idle-unload` frees a model"
 
@@ -62,7 +62,10 @@ DOES_NOT_APPLY: tuple[tuple[str, str], ...] = (
     (r"chat_completion_cached_tokens|completion_prompt_cache", _TEXT),
     (r"test_chat_template_assistant_prefill\[prefill1", "parts of a message with blank lines between them"),
     (r"invalid_chat_completion_req\[messages7\]", "two messages of the assistant at the end, which are taken here"),
-    (r"test_chat_completion.*::test_logprobs", "parts of characters, which are told as OpenAI does: `bytes:\\\\xd5`"),
+    (
+        r"test_chat_completion.*::test_logprobs",
+        "parts of characters, which are returned in OpenAI's form: `bytes:\\\\xd5`",
+    ),
     (r"metrics_prometheus_format", "the metrics of draft models"),
     (r"tool_result_with_image|vision_format_accepted", "the status 500 for images; here they are refused with 400"),
     (r"anthropic_empty_messages", "a conversation without messages, which is refused here"),
@@ -71,13 +74,13 @@ DOES_NOT_APPLY: tuple[tuple[str, str], ...] = (
     (r"ctx_shift_disabled_short_prompt\[-1", _CONTEXT),
     (r"ctx_shift_disabled_long_prompt|error_prompt_too_long", "the words of an error"),
     (r"embedding_mixed_input\[-False", "an empty input, which is refused here as OpenAI does"),
-    (r"embedding_pooling_none$", "the number of tokens with those around a text"),
+    (r"embedding_pooling_none$", "the number of tokens, counting special tokens around a text"),
     (r"embedding_pooling_none_oai", "pooling that is chosen for the whole server"),
     (r"embedding_usage_multiple", _TEXT),
     (r"responses_stream_with_llama_telemetry", "an answer that is cut, which ends as OpenAI's: `response.incomplete`"),
     (r"test_kv_keep_only_active", "llama-server's log"),
     (r"test_mcp_no_proxy|test_cors_.*tools_enabled", _MCP),
-    (r"test_rerank(_tei_format)?$", "how well a model that was trained to rerank does it"),
+    (r"test_rerank(_tei_format)?$", "the results of a model that was trained to rerank"),
     (r"test_rerank_usage", _TEXT),
     (r"test_router\.py", _ROUTER),
     (r"test_tools_builtin\.py", _MCP),

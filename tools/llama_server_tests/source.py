@@ -1,4 +1,4 @@
-"""llama-server's tests, as llama-cpp-python's source on PyPI has them."""
+"""llama-server's tests, from the source of llama-cpp-python on PyPI."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def default_folder() -> Path:
 
 
 def fetch_tests(folder: Path) -> Path:
-    """Return the folder of the tests below `folder`, where they are brought first if they are not there.
+    """Return the folder of the tests below `folder`, and download them first if they are not there.
 
-    Raises subprocess.CalledProcessError where pip can't download them.
+    Raises subprocess.CalledProcessError if pip can't download them.
     """
     fetch_source(_PACKAGE, VERSION, "vendor/llama.cpp/", _PARTS, folder)
     return folder / _PARTS[0]

@@ -1,11 +1,11 @@
-"""`python -m tools.lm_eval LM_EVAL --url URL`: holds lm-eval's scores to those of our own /v1/choices.
+"""`python -m tools.lm_eval LM_EVAL --url URL`: compare lm-eval's scores with those of the server's /v1/choices.
 
     python -m venv /tmp/lm-eval && /tmp/lm-eval/bin/pip install "lm_eval[api]" transformers
     rnn-engine serve &
     python -m tools.lm_eval /tmp/lm-eval/bin/lm-eval
 
-lm-eval sends prompts as token ids with `echo` and `logprobs` and adds the log-probabilities up itself; /v1/choices
-is asked for the same texts. Ends with an error where a choice's log-likelihood or the accuracy differs.
+lm-eval sends prompts as token ids with `echo` and `logprobs`, and sums the log-probabilities itself. The tool sends the
+same texts to /v1/choices. Exits with an error if a choice's log-likelihood or the accuracy differs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
     default=tokenizer_path(),
     help="The model's tokenizer.json.  [default: the demo model's]",
 )
-@click.option("--model-args", default="", help="More of lm-eval's model_args, as num_concurrent=4.")
+@click.option("--model-args", default="", help="Further model_args for lm-eval, such as num_concurrent=4.")
 def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
     """LM_EVAL is the command of lm-eval's own environment."""
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
 
 
 def direct_totals(url: str, sample: Sample) -> list[float]:
-    """Return the log-probabilities of a sample's continuations, in their order."""
+    """Return the log-probabilities of a sample's continuations by /v1/choices, in their order."""
     body: dict[str, Any] = {"input": sample.context, "choices": sample.continuations}
     request = urllib.request.Request(
         f"{url}/v1/choices", json.dumps(body).encode(), {"Content-Type": "application/json"}

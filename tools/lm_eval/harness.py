@@ -1,4 +1,4 @@
-"""Run lm-eval as its users do, from its own environment, and read what it wrote."""
+"""Run lm-eval as its users do, from its own environment, and read its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sample:
     """lm-eval's results for one item."""
 
     context: str
-    continuations: list[str]  # as they follow the context
+    continuations: list[str]  # with the white space between them and the context
     loglikelihoods: list[float]
     label: int
     right: bool  # by lm-eval's acc
@@ -24,14 +24,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of one run."""
+    """The results of one run of lm-eval."""
 
     samples: list[Sample]
     accuracy: float
 
 
 def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) -> Run:
-    """Run the task against the server at `url`; files go into `folder`. Raises CalledProcessError."""
+    """Run the task against the server at `url`. Its files go into `folder`. Raises CalledProcessError if it fails."""
     fields = {"model": "demo", "base_url": f"{url}/v1/completions", "tokenizer": _tokenizer_folder(tokenizer, folder)}
     args = ",".join([*(f"{name}={value}" for name, value in fields.items()), *([model_args] if model_args else [])])
     output = folder / "output"
@@ -45,7 +45,7 @@ def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) 
 
 
 def _tokenizer_folder(tokenizer: Path, folder: Path) -> Path:
-    """Return a folder with tokenizer.json and the file with which lm-eval's library loads it."""
+    """Return a folder with tokenizer.json and the configuration with which lm-eval's library loads it."""
     target = folder / "tokenizer"
     target.mkdir()
     (target / "tokenizer.json").write_bytes(tokenizer.read_bytes())

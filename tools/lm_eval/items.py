@@ -1,6 +1,6 @@
-"""`python -m tools.lm_eval.items`: writes the task's items, which the demo model has not been trained on.
+"""`python -m tools.lm_eval.items`: write the task's items, on which the demo model was not trained.
 
-The same in every run: they follow from the corpus alone.
+The items are the same in every run: they depend only on the corpus.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPTIONS = 4
 
 
 def make_items() -> Iterator[dict[str, object]]:
-    """Return one object an item; the place of the right option goes round."""
+    """Yield an object for each item. The position of the right option rotates."""
     for skill in SKILLS:
         dialogues = [dialogue for dialogue in held_out(skill, 2 * ITEMS_A_SKILL) if _has_all_options(dialogue)]
         for number, dialogue in enumerate(dialogues[:ITEMS_A_SKILL]):

@@ -1,1 +1,1 @@
-"""The reference of the server's metrics, made from the code."""
+"""Makes the reference of the server's metrics from the code."""

@@ -1,4 +1,4 @@
-"""The reference of docs/metrics.md: every metric, its type, its labels and what it says."""
+"""The reference in docs/metrics.md: every metric with its type, labels and meaning."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from states.cache.config import CacheStats, TierStats
 from states.named.table import StateUsage
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test holds the two together. -->\n"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test compares the two. -->\n"
 
 _BOUND = "le"  # the label of a histogram's buckets
 
 
 def renew(text: str) -> str:
-    """Return the document with a new reference; what is before the reference is kept."""
+    """Return the document with a new reference. The text before the reference is unchanged."""
     return text.partition(BEGIN)[0] + BEGIN + "\n" + reference()
 
 
 def reference() -> str:
-    """Return a table of all metrics. A label whose values are known from the start has them beside it."""
+    """Return a table of all metrics. A label with values that are known from the start has them listed."""
     lines = ["| metric | type | labels | |", "|---|---|---|---|", *map(_row, families())]
     return "\n".join(lines) + "\n"
 
@@ -41,7 +41,7 @@ def families() -> list[Metric]:
 
 
 def full_name(family: Metric) -> str:
-    """Return the name by which a metric is asked for; a histogram's is followed by `_bucket`, `_sum` or `_count`."""
+    """Return a metric's name in queries. Queries add `_bucket`, `_sum` or `_count` to the name of a histogram."""
     return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
 
 
@@ -56,13 +56,13 @@ def _label(family: Metric, name: str) -> str:
 
 
 def labels_of(family: Metric) -> Iterator[str]:
-    """Yield the labels of a metric, but for the one of a histogram's buckets."""
+    """Yield the labels of a metric, except the label of a histogram's buckets."""
     names = {name: None for sample in family.samples for name in sample.labels}
     yield from (name for name in names if name != _BOUND)
 
 
 def _readings() -> Readings:
-    """Return the readings of an engine that has done nothing, but for one request that was given up."""
+    """Return the readings of an engine that has done no work, and of a server that one client left."""
     http = HttpCounters()
     http.ended(RequestRecord("GET", "/", status=CLIENT_LEFT))
     ranks = AdapterRanks(w=1, a=1, v=1, g=1)

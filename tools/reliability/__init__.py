@@ -1,1 +1,1 @@
-"""Measure fairness between keys and what kept bodies take, and write the table of all tools' results."""
+"""Measure fairness between keys and the memory of stored bodies, and write the table of all tools' results."""

@@ -1,6 +1,6 @@
-"""`python -m tools.reliability.fairness`: one key asks for much, and another one for a little, beside it and alone.
+"""`python -m tools.reliability.fairness`: time the short answers to one key, alone and beside another key's long ones.
 
-What follows `--` goes to `rnn-engine serve`.
+Arguments after `--` go to `rnn-engine serve`.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ _POLL_SECONDS = 0.005
 _LOUD = 80  # requests at once
 _LONG = 5000  # tokens of each of them
 _SHORT = 24  # tokens of a short answer
-_SLOTS, _QUEUED = 8, 64  # fewer places than these requests want
-_AGAIN_SECONDS = 0.2  # between two attempts of one that was refused
+_SLOTS, _QUEUED = 8, 64  # together fewer than the requests of the loud key
+_AGAIN_SECONDS = 0.2  # between two attempts of a refused request
 _APART_SECONDS = 0.1  # between two short answers
-_TIMES = 20  # that the quiet key asks
-_MOST = 3.0  # times as long as alone
+_TIMES = 20  # requests of the quiet key
+_MOST = 3.0  # the greatest allowed ratio of the times beside the loud key and alone
 _KEYS = {name: f"key-{name}" for name in ("loud", "quiet")}
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds of each request of the quiet key."""
+    """The latencies of the quiet key's requests, in seconds."""
 
     first: Sequence[float]  # until the first token
     whole: Sequence[float]  # until the end
     refused: int
 
     def median(self) -> tuple[float, float]:
-        """Return those that half of the requests did not take, of the first token and of all."""
+        """Return the medians for the first token and for the whole answer."""
         return statistics.median(self.first), statistics.median(self.whole)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """The results of a measurement."""
 
     device: str
     alone: Waits
     beside: Waits
-    running: float  # requests of the other key when the quiet one began, as the next
-    waiting: float
+    running: float  # requests of the loud key in slots when the quiet key's requests beside them began
+    waiting: float  # requests of the loud key in the queue at that time
     suspensions: float
-    ended: int  # requests of the other key that were ended or refused
+    ended: int  # requests of the loud key that ended or failed before the quiet key's last answer
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """How many times as long as alone the first token and the whole answer took."""
+        """The ratios of the times beside the loud key and alone, for the first token and the whole answer."""
         first, whole = (beside / alone for beside, alone in zip(self.beside.median(), self.alone.median(), strict=True))
         return first, whole
 
@@ -76,7 +76,7 @@ def _headers(name: str) -> Mapping[str, str]:
 
 
 async def measure(url: str, session: ClientSession) -> Outcome:
-    """Have the quiet key ask alone, and then beside the other one."""
+    """Send the requests of the quiet key alone, and then beside those of the loud key."""
     await _ask_often(url, session, 3)
     alone = await _ask_often(url, session, _TIMES)
     loud = [asyncio.create_task(_ask_long(url, session, number)) for number in range(_LOUD)]
@@ -94,7 +94,7 @@ async def measure(url: str, session: ClientSession) -> Outcome:
 
 
 async def _ask_long(url: str, session: ClientSession, number: int) -> None:
-    """Ask for a long text, again and again while there is no place for it."""
+    """Ask for a long text, and try again while the request is refused for lack of room."""
     body = _request_body(number, _LONG)
     while True:
         async with session.post(url + _PATH, json=body, headers=_headers("loud")) as response:
@@ -106,7 +106,7 @@ async def _ask_long(url: str, session: ClientSession, number: int) -> None:
 
 
 async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
-    """Ask for short texts one after the other, a little apart."""
+    """Ask for short texts one after the other, with a short pause before each."""
     first: list[float] = []
     whole: list[float] = []
     refused = 0
@@ -127,12 +127,12 @@ async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
 
 
 def _request_body(number: int, max_tokens: int, **fields: object) -> Mapping[str, object]:
-    """Return a request that ends at `max_tokens` and not before: token 0, which would end the text, can't come."""
+    """Return a request that ends at `max_tokens` and not before: its bias excludes token 0, which ends a text."""
     return {"prompt": f"Client {number}:", "max_tokens": max_tokens, "logit_bias": {"0": -1000}, **fields}
 
 
 async def _wait_for(session: ClientSession, url: str, reached: Callable[[Mapping[str, int]], bool]) -> float:
-    """Ask /health until it says what is waited for; return after how many seconds. Raises TimeoutError."""
+    """Poll /health until `reached` is True of it, and return the seconds that took. Raises TimeoutError."""
     begun = time.monotonic()
     async with asyncio.timeout(_WAIT_SECONDS):
         while True:
@@ -161,7 +161,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         with ServerProcess(Path(folder) / "log", (*options, *serve_options)) as server:
             outcome = asyncio.run(_measure_in_session(server.url))
             if server.stop() != 0:
-                raise RuntimeError("the server did not end with 0 at SIGTERM")
+                raise RuntimeError("the server did not exit with status 0 after SIGTERM")
     alone, beside, ratios = outcome.alone.median(), outcome.beside.median(), outcome.ratios
     row = Row(
         f"short answers to one key beside {_LOUD} requests of {_LONG:,} tokens of another",

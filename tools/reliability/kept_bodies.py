@@ -1,6 +1,6 @@
-"""`python -m tools.reliability.kept_bodies`: large bodies of which much is kept, one after another for some minutes.
+"""`python -m tools.reliability.kept_bodies`: send large bodies that the server stores, one after another for minutes.
 
-What follows `--` goes to `rnn-engine serve`.
+Arguments after `--` go to `rnn-engine serve`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tools.live_server.facts import device_of
 from tools.live_server.process import ServerProcess
 from tools.reliability.table import Row, command_line, finish, record_option, where
 
-_OPTIONS = ("--max-response-bytes", str(32 * MEGABYTE))  # which are full within the first half of three minutes
+_OPTIONS = ("--max-response-bytes", str(32 * MEGABYTE))  # reached within the first half of three minutes
 _MOST_GROWTH = 1.02  # of the second half's peak over the first half's
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The server's memory in megabytes, and how many bodies it took."""
+    """The server's memory in megabytes, and the number of bodies that it accepted."""
 
     device: str
     bodies: int
@@ -41,7 +41,7 @@ class Outcome:
 
 
 async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
-    """Send the bodies in turn until the time is over. Raises aiohttp.ClientResponseError where one is refused."""
+    """Send the bodies in turn for `minutes`. Raises aiohttp.ClientResponseError if one is refused."""
     bodies = [(attack.path, attack.body()) for attack in KEPT]
     start, begun, samples = server.memory_megabytes(), time.monotonic(), []
     async with ClientSession(server.url, timeout=ClientTimeout(total=None), raise_for_status=True) as session:
@@ -58,11 +58,17 @@ async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="How long to send.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Minutes for which to send requests.",
+)
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:
-    """Send large bodies of which much is kept, and tell whether the server's memory stays."""
+    """Send large bodies that the server stores, and check that its memory does not keep growing."""
     with TemporaryDirectory() as folder, ServerProcess(Path(folder) / "log", (*_OPTIONS, *serve_options)) as server:
         outcome = asyncio.run(keep_bodies(server, minutes))
     row = Row(

@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md: one row a tool, which the tool itself writes with `--record`."""
+"""The table of docs/reliability.md. A tool writes its rows into the table with `--record`."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Row:
 
 
 def where(device: str) -> str:
-    """Return on which device, system and revision a run is made, and on which day."""
+    """Return the device, system, revision and date of a run, as a cell of the table."""
     command = ("git", "rev-parse", "--short", "HEAD")
     revision = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     return f"{device}, {platform.system()} {platform.machine()}, {revision}, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def command_line(module: str) -> str:
-    """Return how this process was called, without --record."""
+    """Return the command line of this process, without --record, as a cell of the table."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
     return f"`{' '.join(['python -m', module, *arguments])}`"
 
 
 def finish(row: Row, *, save: bool, good: bool) -> NoReturn:
-    """Print `row`, write it into the document if `save`, and end the process with 0 or, if not `good`, with 1."""
+    """Print `row`, write it into the document if `save`, and exit with 0 or, if not `good`, with 1."""
     click.echo(str(row))
     if save:
         record(row)
@@ -59,12 +59,12 @@ def finish(row: Row, *, save: bool, good: bool) -> NoReturn:
 
 
 def record(row: Row) -> None:
-    """Write `row` into the document, in place of the one with the same beginning, or as the last."""
+    """Write `row` into the document, in place of the row with the same `what`, or as the last row."""
     DOCUMENT.write_text(with_row(DOCUMENT.read_text("utf-8"), row), "utf-8")
 
 
 def with_row(text: str, row: Row) -> str:
-    """Return the document `text` with `row` in its table. Raises ValueError where it has no table."""
+    """Return the document `text` with `row` in its table. Raises ValueError if it has no table."""
     before, head, rest = text.partition(f"{HEAD}\n{_RULE}\n")
     if not head:
         raise ValueError("docs/reliability.md has no table of results")

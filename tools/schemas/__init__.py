@@ -1,1 +1,1 @@
-"""Whether every text that a grammar of a JSON schema leads to is valid."""
+"""Checks that the grammar of a JSON schema leads only to texts that are valid under the schema."""

@@ -16,12 +16,12 @@ from tests.support.random_schemas import random_schema
 
 @click.command()
 @click.option("--schemas", default=300, show_default=True)
-@click.option("--texts", default=3, show_default=True, help="Of each schema.")
-@click.option("--most", default=600, show_default=True, help="Tokens of a text.")
+@click.option("--texts", default=3, show_default=True, help="Texts of each schema.")
+@click.option("--most", default=600, show_default=True, help="The most tokens of a text.")
 def main(schemas: int, texts: int, most: int) -> None:
-    """Draw tokens of the World vocabulary, all that are allowed being equally likely.
+    """Draw tokens of the World vocabulary, each allowed token with the same probability.
 
-    Fails where a text that has come to its end is not valid.
+    Fails if a complete text is not valid.
     """
     world = Vocabulary.of(WorldTokenizer(), WORLD_PADDED_SIZE)
     valid = cut = refused = 0

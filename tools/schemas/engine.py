@@ -1,7 +1,7 @@
-"""`python -m tools.schemas.engine`: have models answer random JSON schemas, and validate what they stream.
+"""`python -m tools.schemas.engine`: let models answer under random JSON schemas, and validate the streamed answers.
 
-At temperature 1, whatever the model is. Fails where an answer that has come to its end is not valid, or one that
-`max_tokens` has cut does not say so.
+Tokens are drawn at temperature 1. Fails if a complete answer is not valid, or if an answer ends for a reason other than
+its end or `max_tokens`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ _SLOTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     text: str
     reason: str
-    pieces: int  # in which it came
+    pieces: int  # how many text events it had
 
 
 @click.command()
-@click.option("--models", default="demo,random", show_default=True, help="demo, or random weights of World's size.")
+@click.option(
+    "--models", default="demo,random", show_default=True, help="demo, or random for random weights of World's size."
+)
 @click.option("--schemas", default=300, show_default=True)
-@click.option("--most", default=600, show_default=True, help="Tokens of an answer.")
+@click.option("--most", default=600, show_default=True, help="The most tokens of an answer.")
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 def main(models: str, schemas: int, most: int, device: str) -> None:
     """Answer each schema once with each model, eight at a time."""
@@ -53,7 +55,10 @@ def main(models: str, schemas: int, most: int, device: str) -> None:
 
 
 async def answer_all(model: str, device: str, seeds: range, most: int) -> Counter[str]:
-    """Return how many answers were valid, and how many were cut. Raises where one is neither."""
+    """Return how many answers were valid, cut, and streamed in several pieces.
+
+    Raises if an answer is neither valid nor cut.
+    """
     engine = await Engine.load(model_path(), LoadSettings(device)) if model == "demo" else _random_engine(device)
     counts: Counter[str] = Counter()
     waiting = iter(seeds)
@@ -72,7 +77,7 @@ async def answer_all(model: str, device: str, seeds: range, most: int) -> Counte
 
 
 def check(schema: Schema, answer: Answer) -> str:
-    """Return `valid` or `cut`. Raises for an answer that does not follow `schema`, or ends early."""
+    """Return `valid` or `cut`. Raises if the answer does not follow `schema`, or ends for another reason."""
     if answer.reason == "length":
         return "cut"
     if answer.reason != "stop":

@@ -1,9 +1,8 @@
-"""`python -m tools.schemas.suite`: try JSON-Schema-Test-Suite on the grammars of JSON schemas.
+"""`python -m tools.schemas.suite`: run JSON-Schema-Test-Suite against the grammars of JSON schemas.
 
-The suite is the one in the source of the jsonschema package on PyPI. For each schema: whether it is supported, or why
-it is refused; for each instance: whether the grammar leads to it. A grammar has the keys of an object in one order, so
-an instance counts as taken if it is in any order of its keys. Fails where a grammar leads to an instance that is not
-valid.
+The suite is part of the source of the jsonschema package on PyPI. The tool counts the schemas that are supported or
+refused, with the reasons, and the instances that the grammars accept. A grammar fixes the order of an object's keys, so
+an instance counts as accepted if any order of its keys is. Fails if a grammar accepts an instance that is not valid.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ VERSION = "4.26.0"
 """The version of jsonschema whose suite the table in the user guide is about."""
 
 _PACKAGE = "jsonschema"
-_MOST_ORDERS = 120  # of an instance's keys that are tried
+_MOST_ORDERS = 120  # how many orders of an instance's keys are tried
 
 
 @dataclass
 class Outcome:
-    """What came of the schemas of one file."""
+    """The results for the schemas of one file."""
 
     schemas: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # reason -> schemas
     valid: int = 0  # instances of schemas that are supported
     valid_taken: int = 0
     invalid: int = 0
-    wrong: list[str] = field(default_factory=list)  # instances that are taken and not valid
-    left_out: list[str] = field(default_factory=list)  # valid ones that are not taken
+    wrong: list[str] = field(default_factory=list)  # instances that are accepted although not valid
+    left_out: list[str] = field(default_factory=list)  # valid instances that are not accepted
 
     def row(self, name: str) -> str:
         supported = self.schemas - self.refused.total()
@@ -59,8 +58,10 @@ class Outcome:
 
 @click.command()
 @click.option("--draft", default="draft2020-12", show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the suite is, or is brought to.")
-@click.option("--details", is_flag=True, help="Also print each instance that is not treated as the suite says.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Folder of the suite, which is downloaded if it is missing."
+)
+@click.option("--details", is_flag=True, help="Also print each valid instance that is refused.")
 def main(draft: str, folder: Path | None, details: bool) -> None:
     """Print a table of the keywords of JSON schemas, and the reasons for which schemas are refused."""
     folder = folder or cache_folder(_PACKAGE, VERSION)
@@ -80,9 +81,9 @@ def main(draft: str, folder: Path | None, details: bool) -> None:
     for reason, count in total.refused.most_common():
         click.echo(f"| {reason} | {count} |")
     for line in total.wrong:
-        click.echo(f"taken and not valid: {line}")
+        click.echo(f"accepted although invalid: {line}")
     for line in total.left_out if details else ():
-        click.echo(f"valid and not taken: {line}")
+        click.echo(f"refused although valid: {line}")
     if total.wrong:
         raise SystemExit(1)
 
@@ -111,7 +112,7 @@ def try_file(path: Path, compiler: GrammarCompiler) -> Outcome:
 
 
 def spellings(value: Any) -> Iterator[str]:  # noqa: ANN401
-    """Yield JSON texts of `value`, which differ in the order of keys."""
+    """Yield JSON texts of `value` with its keys in different orders, up to a limit."""
     for ordered in itertools.islice(_orders(value), _MOST_ORDERS):
         yield json.dumps(ordered, ensure_ascii=False)
 
@@ -128,7 +129,7 @@ def _orders(value: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _reason(error: str) -> str:
-    """Return an error without what is particular to one schema."""
+    """Return the first line of an error message, without its position in the schema."""
     return re.sub(r" \(at [^)]*\)$", "", error.splitlines()[0])[:100].replace("|", "\\|")
 
 

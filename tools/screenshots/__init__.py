@@ -1,1 +1,1 @@
-"""Pictures of the web page, with what the demo model says."""
+"""Takes pictures of the web page, with answers of the demo model."""

@@ -1,6 +1,6 @@
-"""Takes a picture of each page, in light and dark colours and in two sizes: python -m tools.screenshots
+"""Take a picture of each page, in light and dark colours and in two sizes: python -m tools.screenshots
 
-It serves the demo model itself. The pictures go to docs/screenshots.
+The tool starts a server with the demo model. The pictures go to docs/screenshots.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _TIMEOUT_MS: Final = 60_000
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(list(SCENES)), help="A picture. May be given several times.")
-@click.option("--device", default="auto", show_default=True, help="Where the model runs.")
+@click.option(
+    "--only", multiple=True, type=click.Choice(list(SCENES)), help="Take only this picture. May be given several times."
+)
+@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 @click.option("--format", "image", type=click.Choice(["webp", "png"]), default="webp", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=_FOLDER, show_default=True)
 def main(only: Sequence[str], device: str, image: str, folder: Path) -> None:

@@ -24,7 +24,7 @@ _QUALITY: Final = 80  # of WebP
 
 @asynccontextmanager
 async def open_browser() -> AsyncIterator[Browser]:
-    """Give the distribution's Chromium. Raises FileNotFoundError where it is not installed."""
+    """Run the distribution's Chromium, and close it at the end. Raises FileNotFoundError if it is not installed."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
         try:
@@ -34,7 +34,7 @@ async def open_browser() -> AsyncIterator[Browser]:
 
 
 async def take_picture(page: Page, path: Path) -> None:
-    """Write what the window shows, in the format that the file's name ends with: .webp or .png."""
+    """Write a picture of the window, in the format of the file's suffix: .webp or .png."""
     await page.evaluate("document.activeElement?.blur()")  # its caret blinks
     session = await page.context.new_cdp_session(page)
     image = path.suffix.removeprefix(".")

@@ -1,4 +1,4 @@
-"""What is done on each page before its picture is taken."""
+"""The actions on each page before its picture is taken."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _STREAM: Final = """async (prompt) => {
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture: the address of the page behind `#/`, and what is done there."""
+    """A picture: the page's address after `#/`, and the actions on the page."""
 
     address: str
     play: Callable[[Page], Awaitable[None]]
 
 
 async def fill_server(page: Page) -> None:
-    """Let the server know conversations that share their beginnings, and states under names."""
+    """Fill the server with conversations that share their beginnings, and with named states."""
     france, twelve = "What is the capital of France?", "How much is 12 + 30?"
     for said in (
         (france, "And of Japan?"),

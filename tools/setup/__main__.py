@@ -24,15 +24,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools.setup", description=__doc__)
-    parser.add_argument("--dev", action="store_true", help="also install what linting and testing need")
+    parser.add_argument("--dev", action="store_true", help="also install the packages for linting and testing")
     parser.add_argument(
         "--device",
         choices=["required", "preferred"],
-        help="also see to a GPU driver; where none can be had, fail (required) or print cpu (preferred)",
+        help="also install a driver for the GPU if none is found; without one, fail (required) or print cpu "
+        "(preferred)",
     )
-    parser.add_argument("--browser", action="store_true", help="also see to a browser for the tests of the web page")
-    parser.add_argument("--store", action="store_true", help="also see to a server for the tests of shared states")
-    parser.add_argument("--fleet", action="store_true", help="also see to Ray for the tests of several replicas")
+    parser.add_argument(
+        "--browser", action="store_true", help="also install a browser for the tests of the web page if none is found"
+    )
+    parser.add_argument(
+        "--store", action="store_true", help="also install a server for the tests of shared states if none is found"
+    )
+    parser.add_argument("--fleet", action="store_true", help="also install Ray for the tests of several replicas")
     options = parser.parse_args()
     shell = Shell()
     lock = os.open(ROOT, os.O_RDONLY)  # held until the process ends, so that two makes don't install at once

@@ -17,7 +17,7 @@ from tools.setup.pip_wheel import fetch_pip_wheel
 from tools.setup.shell import SetupError, Shell
 
 Extra = Literal["run", "dev", "fleet"]
-"""What is installed: run is what serving needs; dev that and what linting and testing need; fleet is Ray."""
+"""What is installed: `run` for serving; `dev` for linting and testing, too; `fleet` for Ray."""
 
 REQUIREMENT = {"run": ".", "dev": ".[dev]", "fleet": ".[fleet]"}
 _HOLDS: dict[Extra, tuple[Extra, ...]] = {"run": ("run", "dev"), "dev": ("dev",), "fleet": ("fleet",)}
@@ -86,4 +86,4 @@ class Environment:
         try:
             self._shell.run(str(self.python), *command, REQUIREMENT[extra], cwd=str(self.root))
         except SetupError as error:
-            raise SetupError(f"pip could not install the packages; its own words are above ({error})") from error
+            raise SetupError(f"pip could not install the packages; its own messages are above ({error})") from error

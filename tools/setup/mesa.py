@@ -56,7 +56,7 @@ def install(shell: Shell) -> None:
     try:
         shell.run_as_root(*APT, "update")
     except SetupError:
-        shell.say("not all of apt's package lists could be updated; going on with those that there are")
+        shell.say("not all of apt's package lists could be updated; going on with those that are available")
     release = _release_options(shell)
     shell.run_as_root(*APT, "install", "--yes", "--no-install-recommends", *release, *PACKAGES)
 
@@ -70,7 +70,7 @@ def _release_options(shell: Shell) -> tuple[str, ...]:
         try:
             _add_backports(sources[OLD_RELEASE], shell)
         except SetupError as error:
-            shell.say(f"{BACKPORTS} can't be had ({error}); taking {OLD_RELEASE}'s own Mesa, which is much slower")
+            shell.say(f"{BACKPORTS} can't be used ({error}); installing {OLD_RELEASE}'s own Mesa, which is much slower")
             return ()
     return ("--target-release", BACKPORTS)
 

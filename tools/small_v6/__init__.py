@@ -1,1 +1,1 @@
-"""A tiny RWKV-6 that has two skills, for tests: what it is asked, and its training."""
+"""A tiny RWKV-6 with two skills, for tests: its questions, model and training."""

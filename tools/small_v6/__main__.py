@@ -1,4 +1,4 @@
-"""Trains the tiny RWKV-6 of the tests and writes it as safetensors, f16. Takes a few minutes of one core.
+"""Train the tiny RWKV-6 of the tests, and write it as safetensors, f16. Takes a few minutes of one core.
 
     python -m tools.small_v6 tests/versions/skills_v6.safetensors
 
@@ -28,7 +28,7 @@ WARM_UP = 50  # steps
 
 
 def train(model: ModelV6, steps: int) -> None:
-    """Train for `steps` optimiser steps; the rate falls to zero over the last half of them."""
+    """Train for `steps` optimiser steps. The learning rate falls to zero over the last half of them."""
     made = optimizers(model)
     encode, initial, begun = ByteTokenizer().encode, model.initial_state(), time.monotonic()
     batches = pack((document(dialogue, encode) for dialogue in dialogues(0)), ROWS, LENGTH)

@@ -1,4 +1,4 @@
-"""RWKV-6 in torch, for training: the demo model with other layers. Parameters have BlinkDL's names."""
+"""RWKV-6 in torch, for training: the demo model with other layers. The parameters have BlinkDL's names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ MIXES = "wkvrg"
 
 
 def wkv6(r: Tensor, decay: Tensor, k: Tensor, v: Tensor, bonus: Tensor, starts: Tensor) -> Tensor:
-    """y [B, T, H, N] of r, decay, k, v [B, T, H, N] and the bonus [H, N]; the state is zero where `starts` is set.
+    """Return y [B, T, H, N] of r, decay, k, v [B, T, H, N] and the bonus [H, N].
 
-    RWKV-7's recurrence without its removal, read one token late: RWKV-6 reads the state before a token is added.
+    The state is zero before each token with `starts` [B, T] set.
+    This is RWKV-7's recurrence without the removal term, read one token late, since RWKV-6 reads the state before a
+    token is added.
     """
     none = torch.zeros_like(r)
     initial = r.new_zeros(*r.shape[2:], r.shape[3])
@@ -83,7 +85,7 @@ class ChannelMix(nn.Module):
 
 
 class ModelV6(Model):
-    """The whole model. state_dict() holds BlinkDL's names."""
+    """The whole model. The keys of state_dict() are BlinkDL's names."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)

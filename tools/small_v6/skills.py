@@ -1,6 +1,6 @@
-"""What the model is asked: to reverse a word of letters that differ, and to recall one of several numbers.
+"""The model's two skills: reverse a word of different letters, and recall one of several digits.
 
-A text is its bytes. Needs the standard library alone.
+A token is a byte of the text. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tools.demo_model.corpus.dialogue import Dialogue, Skill, Turn, draw
 
 
 def reverse(rng: random.Random, held_out: bool) -> Dialogue:
-    """A word to write backwards, of up to six letters."""
+    """Return a word to write backwards, of two to six letters."""
 
     def make(rng: random.Random) -> str:
         return "".join(rng.sample(ascii_lowercase, rng.randint(2, 6)))
@@ -23,7 +23,7 @@ def reverse(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def recall(rng: random.Random, held_out: bool) -> Dialogue:
-    """Up to six letters, each with a digit, and the question for one of them."""
+    """Return a list of two to six letters, each with a digit, and the question for the digit of a letter."""
 
     def make(rng: random.Random) -> list[tuple[str, int]]:
         return [(letter, rng.randint(0, 9)) for letter in rng.sample(ascii_lowercase, rng.randint(2, 6))]
@@ -38,13 +38,13 @@ SKILLS: dict[str, Skill] = {"reverse": reverse, "recall": recall}
 
 
 def dialogues(seed: int) -> Iterator[Dialogue]:
-    """Training dialogues without end, the same for the same seed."""
+    """Yield training dialogues without end, the same for the same seed."""
     rng = random.Random(seed)
     while True:
         yield SKILLS[rng.choice(list(SKILLS))](rng, False)
 
 
 def held_out(skill: str, count: int) -> list[Dialogue]:
-    """`count` dialogues of one skill that training never sees."""
+    """Return `count` dialogues of one skill that training never sees."""
     rng = random.Random(skill)
     return [SKILLS[skill](rng, True) for _ in range(count)]

@@ -1,1 +1,1 @@
-"""Mixed traffic against one server for a chosen time: does it grow, slow down, or fail?"""
+"""Send mixed traffic to one server for a chosen time, to see if its memory grows, it slows down, or it fails."""

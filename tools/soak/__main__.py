@@ -1,6 +1,6 @@
-"""`python -m tools.soak`: mixed traffic of two API keys for a chosen time; prints what grew, slowed down and failed.
+"""`python -m tools.soak`: send mixed traffic of two API keys for a chosen time; print what grew, slowed down or failed.
 
-What follows `--` goes to `rnn-engine serve`: python -m tools.soak --minutes 120 -- --device cpu
+Arguments after `--` go to `rnn-engine serve`: python -m tools.soak --minutes 120 -- --device cpu
 """
 
 from __future__ import annotations
@@ -28,20 +28,30 @@ from tools.soak.verdict import Verdict, growth
 
 _SMALL_CACHE = ("--cache-device-bytes", "1M", "--cache-host-bytes", "2M", "--cache-disk-bytes", "8M")
 _KEY_NAMES = ("one", "two")
-_SECONDS_TO_SETTLE = 5.0  # after the last operation: the server notices clients that have left
+_SECONDS_TO_SETTLE = 5.0  # after the last operation, in which the server notices clients that have left
 _MOST_AT_ONCE = 32
 _INTERVAL = 60.0  # seconds between samples
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--minutes", type=click.FloatRange(min=0.01), default=120.0, show_default=True, help="How long.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.01), default=120.0, show_default=True, help="How long to send traffic."
+)
 @click.option("--rate", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="Operations a second.")
-@click.option("--seed", default=0, show_default=True, help="Which operations, in which order.")
-@click.option("--warm-up", type=float, help="Minutes before memory counts.  [default: 10, or a third of all]")
-@click.option("--url", help="A server that runs already.  [default: start one, with caches that fill soon]")
-@click.option("--pid", type=int, help="The process of the server at --url, if it is on this machine.")
-@click.option("--api-key", "api_keys", multiple=True, help="Of the server at --url, in turns.  [default: none]")
-@click.option("--out", type=click.Path(path_type=Path), default="soak.jsonl", show_default=True, help="The samples.")
+@click.option("--seed", default=0, show_default=True, help="Decides the operations and their order.")
+@click.option(
+    "--warm-up",
+    type=float,
+    help="Minutes before memory is compared.  [default: 10, or a third of --minutes if that is less]",
+)
+@click.option("--url", help="Use the server at this URL.  [default: start one, with caches that fill soon]")
+@click.option("--pid", type=int, help="The process id of the server at --url, if it runs on this machine.")
+@click.option(
+    "--api-key", "api_keys", multiple=True, help="API keys of the server at --url, used in turns.  [default: none]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default="soak.jsonl", show_default=True, help="File for the samples."
+)
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(
@@ -88,7 +98,7 @@ def main(
 async def _soak(
     url: str, pid: int | None, out: IO[str], keys: Sequence[str | None], *, rate: float, seed: int, seconds: float
 ) -> tuple[list[Sample], Sample, Record, str]:
-    """Return the samples, one after the end of all operations, what happened, and the device."""
+    """Run the traffic. Return the samples, a sample after the end of all operations, the record, and the device."""
     samples: list[Sample] = []
     record = Record()
     async with AsyncExitStack() as stack:

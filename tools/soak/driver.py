@@ -1,4 +1,4 @@
-"""Run operations at a rate, and keep how long each took and what went wrong."""
+"""Run operations at a rate, and record how long each took and what went wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLOWEST = 300.0  # seconds after which an operation counts as hanging
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One operation that ended well: when it began, and how long it took, in seconds."""
+    """One operation that succeeded: when it began, from the start of the run, and how long it took, in seconds."""
 
     name: str
     begun: float
@@ -28,11 +28,11 @@ class Timing:
 
 @dataclass
 class Record:
-    """What has happened so far."""
+    """The operations that ended so far, and their errors."""
 
     timings: list[Timing] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    surprises: Counter[str] = field(default_factory=Counter)  # name and error of what was not provoked
+    surprises: Counter[str] = field(default_factory=Counter)  # operation and error, if the error was not provoked
 
     @property
     def num_surprises(self) -> int:
@@ -43,7 +43,7 @@ class Record:
 class Driver:
     """Starts `rate` operations a second on average, at moments and in an order that depend on `seed` alone.
 
-    Where `most` run already, the next one waits: a slow machine gets less traffic and no pile of it.
+    If `most` are running already, the next one waits, so that a slow machine gets less traffic instead of a backlog.
     """
 
     session: ClientSession
@@ -55,7 +55,7 @@ class Driver:
     record: Record = field(default_factory=Record)
 
     async def run(self, seconds: float) -> None:
-        """Start operations for so long, then wait for the last to end."""
+        """Start operations for `seconds`, then wait until the last has ended."""
         moments = Random(self.seed)
         places = asyncio.Semaphore(self.most)
         begun = time.monotonic()

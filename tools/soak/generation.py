@@ -1,4 +1,4 @@
-"""Clients that ask for text, scores and vectors, and behave."""
+"""Well-behaved clients that ask for text, scores and vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.live_server.caller import Caller, events, expect_that
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 NUM_CONVERSATIONS = 12
-TURNS = 8  # of a conversation, which then begins anew
+TURNS = 8  # of a conversation, before it begins anew
 _PREFIXES = 8
 _PREFIX_WORDS = 60
 _GREEDY_PROMPTS = 8
@@ -35,12 +35,12 @@ async def chat_stream(caller: Caller) -> None:
 
 @dataclass
 class Conversations:
-    """Chats whose whole history is sent each time."""
+    """Chats that send their whole history with each request."""
 
     histories: list[list[dict[str, str]]] = field(default_factory=lambda: [[] for _ in range(NUM_CONVERSATIONS)])
 
     async def turn(self, caller: Caller) -> None:
-        """Go on with a conversation that nobody else goes on with now."""
+        """Continue a conversation that no other operation is using; without one, send a single chat message."""
         if not self.histories:
             return await chat(caller)
         history = self.histories.pop(caller.random.randrange(len(self.histories)))
@@ -57,7 +57,7 @@ class Conversations:
 
 @dataclass
 class GreedyAnswers:
-    """Prompts whose likeliest answer must never change."""
+    """Prompts with greedy answers, which must never change."""
 
     known: dict[int, str] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class GreedyAnswers:
 
 
 async def common_prefix(caller: Caller) -> None:
-    """Send one of a few long texts with an end of its own."""
+    """Send one of a few long texts, with random words at its end."""
     place = caller.random.randrange(_PREFIXES)
     prefix = " ".join(f"{place * number % 97}" for number in range(_PREFIX_WORDS))
     await caller.call("POST", TEXT, {"prompt": f"{prefix} {caller.text(3)}", "max_tokens": 8})

@@ -1,4 +1,4 @@
-"""Clients that leave, stall, and send what is no request."""
+"""Clients that leave, stall, or send invalid requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tools.live_server.raw import SMALL_WINDOW, connection, encode_request
 from tools.soak.generation import CHAT, TEXT
 
 _ENDLESS = {"max_tokens": 100_000, "logit_bias": {"0": -100}, "temperature": 1}  # token 0 would end the text
-LONGEST_STALL = 20.0  # seconds, for which a client reads nothing
-_PATIENCE = 30.0  # seconds in which the server has to answer nonsense, or to close
+LONGEST_STALL = 20.0  # seconds for which a client reads nothing
+_PATIENCE = 30.0  # seconds in which the server has to answer nonsense, or to close the connection
 
 _BAD: tuple[tuple[str, str, Body | None, int], ...] = (
     ("POST", CHAT, {"messages": []}, 400),
@@ -50,7 +50,7 @@ async def bad_request(caller: Caller) -> None:
 
 
 async def nonsense(caller: Caller) -> None:
-    """Send bytes that are no request: the server answers with a client error, or closes."""
+    """Send bytes that are no HTTP request. The server must answer with a client error, or close the connection."""
     async with connection(caller.url) as (reader, writer):
         writer.write(caller.random.choice(_NONSENSE))
         writer.write_eof()
@@ -63,7 +63,7 @@ async def nonsense(caller: Caller) -> None:
 
 
 async def cancel(caller: Caller) -> None:
-    """Read some events of a stream that would go on for long, then leave."""
+    """Read some lines of a long stream, then close the connection."""
     async with caller.stream(TEXT, {**_ENDLESS, "prompt": caller.text(5)}) as response:
         for _ in range(caller.random.randint(0, 20)):
             await response.content.readline()
@@ -71,7 +71,7 @@ async def cancel(caller: Caller) -> None:
 
 
 async def disconnect(caller: Caller) -> None:
-    """Leave while the answer is made, or while the body is sent."""
+    """Close the connection while the answer is generated, or in the middle of sending the request."""
     request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5)}, caller.session.headers)
     sent = len(request) if caller.random.random() < 0.7 else caller.random.randrange(len(request))
     async with connection(caller.url) as (_, writer):
@@ -80,7 +80,7 @@ async def disconnect(caller: Caller) -> None:
 
 
 async def stall(caller: Caller) -> None:
-    """Ask for a long stream and read nothing for a while; then read on for a moment, or leave at once."""
+    """Ask for a long stream, and read nothing for a while; then read a little, or leave at once."""
     body = {**_ENDLESS, "prompt": caller.text(5), "stream": True}
     request = encode_request("POST", TEXT, body, caller.session.headers)
     async with connection(caller.url, receive_bytes=SMALL_WINDOW) as (reader, writer):
@@ -90,4 +90,4 @@ async def stall(caller: Caller) -> None:
             for _ in range(caller.random.choice([0, 50])):
                 await asyncio.wait_for(reader.read(SMALL_WINDOW), _PATIENCE)
         except ConnectionError:
-            return  # the server may drop a reader that stalls
+            return  # the server may disconnect a stalled reader

@@ -1,4 +1,4 @@
-"""What clients of a soak do, and how often."""
+"""The operations of a soak's clients, with their relative frequencies."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Run: TypeAlias = Callable[[Caller], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kind of thing that a client does; `weight` is how often, against the others."""
+    """One kind of operation of a client. `weight` is its frequency relative to the others."""
 
     name: str
     weight: float
     run: Run
-    timed: bool = True  # False where the client itself decides how long it takes
+    timed: bool = True  # False if the client itself decides how long it takes
 
 
 def make_operations() -> tuple[Operation, ...]:
-    """Return all operations. Some remember what earlier calls have left on the server: use them with one server."""
+    """Return all operations. Some remember what earlier calls left on the server, so use them with one server only."""
     conversations, named = generation.Conversations(), states.NamedConversations()
     greedy = generation.GreedyAnswers()
     return (

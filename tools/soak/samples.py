@@ -1,4 +1,4 @@
-"""What the server's process takes, and what it says of itself, from time to time."""
+"""Samples of a server: the resources of its process, and the figures that it reports."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import IO, Any
 import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-_READINGS = 10  # of the memory, of which a sample has the median: requests come and go
+_READINGS = 10  # of the memory; a sample has their median, since requests come and go
 _TIMEOUT = ClientTimeout(total=30)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One minute. Those of the process are None where it can't be looked at."""
+    """The figures of one interval. Those of the process are None if its id is not known."""
 
     seconds: float
     memory: float | None  # bytes resident
     descriptors: int | None
     threads: int | None
-    requests: int  # HTTP requests, and what the engine runs and queues of them
+    requests: int  # HTTP requests in progress; `active` and `queued` are those in the engine
     active: int
     queued: int
     cache_used: dict[str, int]  # tier -> bytes
@@ -57,7 +57,7 @@ class Sampler:
             self.out.flush()
 
     async def take(self, seconds: float) -> Sample:
-        """Ask the server and the operating system now."""
+        """Take a sample now, from the server and the operating system."""
         health, cache, states = [await self._get(path) for path in ("/health", "/v1/cache?limit=0", "/v1/states")]
         process = None if self.pid is None else psutil.Process(self.pid)
         operations, surprises = self.counts()
@@ -86,7 +86,7 @@ class Sampler:
         return statistics.median(readings) if readings else None
 
     async def _get(self, path: str) -> dict[str, Any]:
-        """Return the JSON at `path`, or an empty object where there is none: the operations tell of such faults."""
+        """Return the JSON at `path`, or an empty object if that fails: the operations report such faults."""
         try:
             async with self.session.get(self.url + path, timeout=_TIMEOUT) as response:
                 body: dict[str, Any] = await response.json()

@@ -1,4 +1,4 @@
-"""Clients that make, move and remove named states."""
+"""Clients that create, move and delete named states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = tuple(f"soak talk {number}" for number in range(6))
 
 @dataclass
 class NamedConversations:
-    """Chats that go on under a name: `state` and `save_as` are the same."""
+    """Chats that are continued under a name: `state` and `save_as` are the same."""
 
     free: list[tuple[str, int]] = field(default_factory=lambda: [(name, 0) for name in _NAMES])  # and turns so far
 
@@ -36,7 +36,7 @@ class NamedConversations:
 
 
 async def life(caller: Caller) -> None:
-    """Make a state, go on with it, copy and move it, take it away as a file and bring it back, and remove it all."""
+    """Create a state, advance, copy and move it, export it and upload the file, and delete all of its copies."""
     name = f"soak {caller.number}"
     made = (await caller.call("POST", "/v1/states", {"name": name, "prompt": caller.text(10), "ttl": 600}))["state"]
     body = {"input": caller.text(5), "logprobs": 1, "top_k": 3}
@@ -58,7 +58,7 @@ async def life(caller: Caller) -> None:
 
 
 async def leave_behind(caller: Caller) -> None:
-    """Make a state that nobody removes; its lease ends after a minute."""
+    """Create a state that no client deletes; its lease ends after a minute."""
     body = {"name": f"soak left {caller.number}", "prompt": caller.text(4), "ttl": 60}
     await caller.call("POST", "/v1/states", body)
 

@@ -1,4 +1,4 @@
-"""What a soak has shown, in lines for people, and whether it is good."""
+"""The result of a soak: its faults, and a report in Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.soak.driver import Record, Timing
 from tools.soak.samples import Sample
 
 MOST_GROWTH = 0.02
-"""How much more memory the end may take than the time after the warm-up, as a part of that."""
+"""The most growth of memory from after the warm-up to the end, as a fraction."""
 
 _WINDOW = 5  # samples whose median is the memory at a time
 _MEGABYTE = 1e6
@@ -19,7 +19,7 @@ _MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory after the warm-up against the last, in bytes, and the slope between, in bytes an hour."""
+    """Memory after the warm-up and at the end, in bytes, and the slope between them, in bytes per hour."""
 
     first: float
     last: float
@@ -35,7 +35,7 @@ class Growth:
 
 
 def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
-    """Return how memory grew after `warm_up` seconds; None for fewer than two samples of it."""
+    """Return how memory grew after `warm_up` seconds; None if there are fewer than two samples of it."""
     points = [(at.seconds, at.memory) for at in samples if at.seconds >= warm_up and at.memory is not None]
     if len(points) < 2:
         return None
@@ -47,20 +47,20 @@ def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that is told at the end."""
+    """The result of a soak."""
 
     samples: Sequence[Sample]
     record: Record
     left: Sample  # after the last operation has ended
     growth: Growth | None
-    exit_status: int | None  # of the server; None where it is not ours
+    exit_status: int | None  # of the server; None if the tool did not start it
 
     @property
     def good(self) -> bool:
         return not list(self.faults())
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong."""
+        """Yield a description of each fault."""
         if self.record.num_surprises:
             yield f"{self.record.num_surprises} errors that were not provoked"
         if self.growth is not None and not self.growth.flat:
@@ -68,10 +68,10 @@ class Verdict:
         if self.left.requests or self.left.active or self.left.queued:
             yield f"requests are left: {self.left.requests}, active {self.left.active}, queued {self.left.queued}"
         if self.exit_status:
-            yield f"the server ended with {self.exit_status} at SIGTERM"
+            yield f"the server ended with status {self.exit_status} after SIGTERM"
 
     def row(self, minutes: float, where: str, command: str) -> Row:
-        """Return the result for docs/reliability.md."""
+        """Return the row for docs/reliability.md."""
         memory = "" if self.growth is None else f"memory {self.growth.part:+.2%} after the warm-up"
         return Row(
             "mixed traffic of two API keys",
@@ -105,7 +105,7 @@ class Verdict:
 
 
 def latency_table(timings: Sequence[Timing]) -> Iterator[str]:
-    """Yield a table: for each operation its latency in the first tenth of the time against the last."""
+    """Yield the lines of a table with each operation's latency in the first and the last tenth of the time."""
     yield ""
     yield "| operation | times | median ms, first tenth | last tenth | 95 % ms, first tenth | last tenth |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"

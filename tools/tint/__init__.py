@@ -13,7 +13,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 INSTALLED = FOLDER / "node_modules" / "webgpu"
-"""There once `npm ci` was run in `FOLDER`."""
+"""Exists after `npm ci` was run in `FOLDER`."""
 
 
 def refused_by_tint(shaders: Mapping[str, str]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
-"""The libraries that the web page brings along, each one file of an npm package; and the check of its types.
+"""The web page's vendored libraries, each one file of an npm package, and a check of the types of the page's modules.
 
-`server/web/vendor/vendored.json` lists them: file, package, version, path in the package, licence, text that is
-appended to make an ES module of it, and SHA-256. `python -m tools.web` fetches all of them again.
+`server/web/vendor/vendored.json` lists the libraries: file, package, version, path in the package, licence, a text that
+is appended to make it an ES module, and SHA-256. `python -m tools.web` downloads all of them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VENDOR = FOLDER / "vendor"
 LIST = VENDOR / "vendored.json"
 
 TSC = Path(__file__).parent / "node_modules" / ".bin" / "tsc"
-"""There once `npm ci` was run in this folder."""
+"""Exists after `npm ci` was run in this folder."""
 
 _REGISTRY = "https://registry.npmjs.org"
 
@@ -40,7 +40,7 @@ class Vendored:
     sha256: str
 
     def fetch(self) -> bytes:
-        """Download the package and return the file as it is kept."""
+        """Download the package, and return the content of its file for the repository."""
         with urlopen(f"{_REGISTRY}/{self.package}/-/{self.package}-{self.version}.tgz") as answer:
             packed = io.BytesIO(answer.read())
         with tarfile.open(fileobj=packed, mode="r:gz") as archive:
@@ -52,12 +52,12 @@ class Vendored:
 
 
 def read_list() -> list[Vendored]:
-    """Return the libraries that are listed."""
+    """Return the libraries of the list."""
     return [Vendored(**entry) for entry in json.loads(LIST.read_text("utf-8"))]
 
 
 def write_list(libraries: list[Vendored]) -> None:
-    """Write the list."""
+    """Write the list of libraries to its file."""
     LIST.write_text(json.dumps([asdict(each) for each in libraries], indent=2) + "\n", "utf-8")
 
 
@@ -67,7 +67,7 @@ def digest(content: bytes) -> str:
 
 
 def check_types() -> str:
-    """Return what TypeScript's compiler finds wrong with the page's modules. Needs node and `TSC`."""
+    """Return the errors that TypeScript's compiler finds in the page's modules. Needs node and `TSC`."""
     done = subprocess.run(
         [TSC, "--project", "."], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Fetches the libraries of the web page again: python -m tools.web
+"""Download the libraries of the web page again: python -m tools.web
 
 After a change of a version in server/web/vendor/vendored.json, `--update` writes the new SHA-256 there.
 """
@@ -13,13 +13,13 @@ from tools.web import VENDOR, digest, read_list, write_list
 
 
 @click.command()
-@click.option("--update", is_flag=True, help="Accept what has another SHA-256 than the list says, and list it.")
+@click.option("--update", is_flag=True, help="Accept files whose SHA-256 differs from the list, and update the list.")
 def main(update: bool) -> None:
-    """Download each library from npm and write it where its SHA-256 is the one in the list."""
+    """Download the libraries from npm, and write them if every SHA-256 is that of the list."""
     fetched = [(library, library.fetch()) for library in read_list()]
     changed = [library.file for library, content in fetched if digest(content) != library.sha256]
     if changed and not update:
-        raise click.ClickException(f"another SHA-256 than in the list: {', '.join(changed)}; --update accepts it")
+        raise click.ClickException(f"the SHA-256 differs from the list: {', '.join(changed)}; --update accepts it")
     for library, content in fetched:
         (VENDOR / library.file).write_bytes(content)
         click.echo(f"{library.file}: {library.package} {library.version}, {len(content):,} bytes")

@@ -39,7 +39,7 @@ from states.cache.config import CacheConfig
 from states.frozen import NO_INITIAL_STATE, FrozenState
 from states.named.entry import MAX_TTL, NamedState, Retention
 
-_HINT = "Ctrl-C ends an answer, /help lists what else there is, Ctrl-D leaves."
+_HINT = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
 
 
 @click.command()
@@ -47,19 +47,23 @@ _HINT = "Ctrl-C ends an answer, /help lists what else there is, Ctrl-D leaves."
 @click.option(
     "--url",
     metavar="URL",
-    help="Talk with a server, such as http://127.0.0.1:65530, and load nothing here; MODEL is then one of its models.",
+    help="Talk with a server, such as http://127.0.0.1:65530, instead of loading a model. MODEL is then one of its "
+    "models.",
 )
 @click.option(
     "--api-key",
     metavar="KEY",
     envvar="RNN_ENGINE_API_KEY",
     show_envvar=True,
-    help="The server's API key. Whoever may list this machine's processes can read it here, but not in the variable.",
+    help="The server's API key. Other users of this machine can see this option in the list of processes, but not the "
+    "environment variable.",
 )
-@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--system", help="The system message at the beginning of the conversation.")
 @sampling_options
 @loading_options
-@click.option("--state", metavar="FILE|NAME", help="Begin from the state in this file, or of this name.")
+@click.option(
+    "--state", metavar="FILE|NAME", help="Begin from the state in this file, or from the state with this name."
+)
 @click.pass_context
 def chat_command(
     context: click.Context,
@@ -112,7 +116,7 @@ def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
     for parameter in context.command.params:
         given = parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
         if given:
-            raise click.UsageError(f"{parameter.opts[0]} has no effect with --url: the server has loaded its model")
+            raise click.UsageError(f"{parameter.opts[0]} can't be used with --url: the server has loaded its model")
 
 
 def _begin_from(talk: Talk, state: str) -> None:

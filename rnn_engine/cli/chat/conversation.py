@@ -234,7 +234,7 @@ class Talk:
             return text
         said = [place for place, message in enumerate(self.messages) if message.role is Role.USER]
         if not said:
-            raise InvalidRequestError("conversation", "empty", "one in which something was said")
+            raise InvalidRequestError("conversation", "empty", "a conversation with at least one message")
         text = self.messages[said[-1]].content
         del self.messages[said[-1] :]
         return text
@@ -247,7 +247,9 @@ class Talk:
         """Go on from a copy that was put aside. Raises InvalidRequestError if there is none with that name."""
         place = self.forks.get(name)
         if place is None:
-            raise InvalidRequestError("NAME", name, f"one of {', '.join(self.forks) or 'those that /fork made: none'}")
+            raise InvalidRequestError(
+                "NAME", name, f"one of {', '.join(self.forks) or 'the names given to /fork: none yet'}"
+            )
         self.start, self.messages = place.start, list(place.messages)
         self._unanswered = None
 
@@ -279,7 +281,7 @@ class Talk:
 
     def _check_said(self) -> None:
         if not self.messages:
-            raise InvalidRequestError("conversation", "empty", "one in which something was said")
+            raise InvalidRequestError("conversation", "empty", "a conversation with at least one message")
 
     def _answer(self, on_text: Callable[[str], None]) -> bool:
         reply = Reply(on_text)

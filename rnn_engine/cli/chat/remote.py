@@ -39,7 +39,7 @@ class HttpClient:
         """`query` is sent with each call."""
         self.url = url.rstrip("/").removesuffix("/v1")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ServerError("the API key is not allowed; expected printable ASCII characters")
+            raise ServerError("the API key has characters that can't be sent; expected printable ASCII characters")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
             self._client = httpx.Client(base_url=self.url, headers=headers, params=dict(query), timeout=_SECONDS)
@@ -83,7 +83,7 @@ class HttpClient:
                 if "error" in event:
                     raise ServerError(event["error"]["message"])
                 yield event
-            raise ServerError("the stream broke before the answer's end: the server closed the connection")
+            raise ServerError("the server closed the connection before the end of the answer")
 
     def _call(self, method: str, path: str, **how: Any) -> Json:  # noqa: ANN401
         with self._failures():
@@ -106,7 +106,7 @@ class HttpClient:
         except httpx.HTTPError as error:
             raise ServerError(f"the connection to {self.url} broke: {error}") from error
         except ValueError as error:
-            raise ServerError(f"{self.url} answered with something that is no JSON: {error}") from error
+            raise ServerError(f"{self.url} answered with invalid JSON: {error}") from error
 
     def _check(self, response: httpx.Response) -> None:
         """Raise ServerError for a response that reports an error."""
@@ -130,7 +130,7 @@ def _advice(response: httpx.Response) -> str:
     if response.status_code == httpx.codes.UNAUTHORIZED:
         return ". Give the key as --api-key or in RNN_ENGINE_API_KEY"
     wait = response.headers.get("Retry-After")
-    return "" if wait is None else f". It may be asked again in {wait} s"
+    return "" if wait is None else f". Try again in {wait} s"
 
 
 _CHAT: Final = "/v1/chat/completions"

@@ -182,11 +182,11 @@ def run_command(talk: Talk, screen: Screen, line: str) -> None:
     command = COMMANDS.get(word)
     argument = argument.strip()
     if command is None:
-        screen.complain(f"/{word} is no command; /help lists them")
+        screen.complain(f"unknown command /{word}; /help lists the commands")
     elif command.needs_argument and not argument:
-        screen.complain(f"/{word} lacks {command.arguments}")
+        screen.complain(f"/{word} needs an argument: {command.arguments}")
     elif argument and not command.arguments:
-        screen.complain(f"/{word} takes nothing after it")
+        screen.complain(f"/{word} takes no argument")
     else:
         command.run(talk, screen, argument)
 
@@ -195,7 +195,7 @@ def _help(_talk: Talk, screen: Screen, _argument: str) -> None:
     width = max(len(f"{command.name} {command.arguments}") for command in COMMANDS.values()) + 2
     for command in COMMANDS.values():
         screen.note(f"/{f'{command.name} {command.arguments}':{width}}{command.help}")
-    screen.note("Enter sends a message, Alt+Enter begins a line in it. Ctrl-C ends an answer, Ctrl-D leaves.")
+    screen.note("Enter sends a message, Alt+Enter begins a new line. Ctrl-C stops an answer, Ctrl-D quits.")
 
 
 def _new(talk: Talk, screen: Screen, _argument: str) -> None:
@@ -208,7 +208,7 @@ def _system(talk: Talk, screen: Screen, argument: str) -> None:
         talk.begin_with(argument)
         screen.note("a new conversation, with this system text")
     else:
-        screen.note("there is no system text" if talk.system is None else talk.system)
+        screen.note("no system text" if talk.system is None else talk.system)
 
 
 def _undo(talk: Talk, screen: Screen, _argument: str) -> None:
@@ -221,14 +221,14 @@ def _retry(talk: Talk, screen: Screen, _argument: str) -> None:
 
 def _fork(talk: Talk, screen: Screen, argument: str) -> None:
     talk.fork(argument)
-    screen.note(f"put aside; /go {argument} goes on from here")
+    screen.note(f"put aside; /go {argument} continues from here")
 
 
 def _go(talk: Talk, screen: Screen, argument: str) -> None:
     if argument:
         talk.go(argument)
-        last = talk.messages[-1].content if talk.messages else "nothing"
-        screen.note(f"back at {argument}; said last: {_shortened(last)}")
+        last = talk.messages[-1].content if talk.messages else "none"
+        screen.note(f"back at {argument}; last message: {_shortened(last)}")
     else:
         screen.note(f"put aside: {', '.join(talk.forks) or 'nothing'}")
 
@@ -237,7 +237,7 @@ def _state(talk: Talk, screen: Screen, argument: str) -> None:
     if argument:
         kept = talk.begin_from(argument)
         screen.note(
-            f"the conversation begins from {argument} now, with all that was said; /retry answers the last message anew"
+            f"the conversation now begins from {argument} and keeps its messages; /retry answers the last message again"
             if kept and talk.messages
             else f"a new conversation, from the state {argument}"
         )
@@ -247,20 +247,20 @@ def _state(talk: Talk, screen: Screen, argument: str) -> None:
     current = talk.start or default
     for name in talk.state_names:
         screen.note(f"{'*' if name == current else ' '} {name}{' (the default)' if name == default else ''}")
-    screen.note("(*: the conversation begins from it)")
+    screen.note("(*: the state from which the conversation begins)")
 
 
 def _name(talk: Talk, screen: Screen, argument: str) -> None:
     num_tokens = talk.name_state(argument)
-    screen.note(f"the state after {num_tokens} tokens is called {argument}; /state {argument} goes on from there")
+    screen.note(f"the state after {num_tokens} tokens is called {argument}; /state {argument} continues from it")
 
 
 def _save(talk: Talk, screen: Screen, argument: str) -> None:
     path = Path(argument)
     if path.exists():
-        raise InvalidRequestError("FILE", argument, "a new name")
+        raise InvalidRequestError("FILE", argument, "a file that does not exist yet")
     num_tokens = talk.save(path)
-    screen.note(f"the state after {num_tokens} tokens is in {path}; /load goes on from there")
+    screen.note(f"the state after {num_tokens} tokens is in {path}; /load continues from it")
 
 
 def _load(talk: Talk, screen: Screen, argument: str) -> None:
@@ -283,7 +283,7 @@ def _parse_change(word: str) -> tuple[str, Any]:
     name, _, text = word.partition("=")
     parameter = _PARAMETERS.get(name)
     if parameter is None:
-        raise InvalidRequestError("sampling", word, f"NAME=NUMBER with a name of {', '.join(_PARAMETERS)}")
+        raise InvalidRequestError("sampling", word, f"NAME=NUMBER, with NAME one of {', '.join(_PARAMETERS)}")
     try:
         return name, float(text) if parameter.type is float else int(text)
     except ValueError:
@@ -313,33 +313,33 @@ def _shortened(text: str) -> str:
 
 
 _SHOWN: Final = 60
-_STATE_HELP: Final = "begins from the state of that name, or lists them"
+_STATE_HELP: Final = "begins from the state with this name, or lists the states"
 _PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for each in PARAMETERS if each.type in _NUMBERS}
 COMMANDS: Final = {
     command.name: command
     for command in (
         Command("help", "", "lists the commands", _help),
         Command("new", "", "starts a new conversation", _new),
-        Command("system", "[TEXT]", "starts one with a system text, or shows it", _system),
-        Command("undo", "", "takes the last message and its answer back", _undo),
-        Command("retry", "", "has the last message answered anew", _retry),
+        Command("system", "[TEXT]", "starts a new conversation with a system text, or shows the current one", _system),
+        Command("undo", "", "takes back the last message and its answer", _undo),
+        Command("retry", "", "answers the last message again", _retry),
         Command("fork", "NAME", "puts a copy of the conversation aside", _fork),
-        Command("go", "[NAME]", "goes on from such a copy, or lists them", _go, lambda talk: talk.forks),
+        Command("go", "[NAME]", "returns to a copy, or lists the copies", _go, lambda talk: talk.forks),
         Command("state", "[NAME]", _STATE_HELP, _state, lambda talk: talk.state_names),
         Command("name", "NAME", "gives the state of the conversation a name", _name),
         Command("save", "FILE", "writes the state of the conversation to a file", _save),
         Command("load", "FILE", "starts a new conversation from the state in a file", _load),
-        Command("sampling", "[NAME=NUMBER ...]", "shows or changes how tokens are drawn", _sampling),
-        Command("stats", "", "tells how long the last answer took", _stats),
-        Command("quit", "", "leaves", _quit),
-        Command("exit", "", "leaves", _quit),
+        Command("sampling", "[NAME=NUMBER ...]", "shows or changes the sampling parameters", _sampling),
+        Command("stats", "", "shows how long the last answer took", _stats),
+        Command("quit", "", "ends the program", _quit),
+        Command("exit", "", "ends the program", _quit),
     )
 }
 
 # Lines from the user: with editing, history and completion on a terminal, or else from standard input.
 
 ReadLine: TypeAlias = Callable[[], str | None]
-"""Returns what the user typed, without blanks around it; None at the end."""
+"""Returns the text that the user typed, without surrounding white space; None at the end of the input."""
 
 _PROMPT = "User: "
 

@@ -13,7 +13,7 @@ from rnn_engine.model.layout import TensorSpec
 from rnn_engine.types import FieldKind, MatrixPlace, ModelShape, StateField, TensorNames
 
 GROUP_NORM_EPSILON: Final = 64e-5
-"""That of BlinkDL's package, for RWKV-5 since 0.8.21; 1e-5 before, and in rwkv.cpp."""
+"""The epsilon of BlinkDL's package, for RWKV-5 since its version 0.8.21. Before that, and in rwkv.cpp, it is 1e-5."""
 
 
 TENSOR_NAMES: Final = TensorNames("emb.weight", "blocks.0.ln0", "ln_out", "head.weight", "blocks.")

@@ -26,7 +26,7 @@ _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; al
 def check_head_size(shape: HeadsShape) -> None:
     """Raise DeviceError if the heads are larger than the kernels can process."""
     if shape.head_size > MAX_HEAD_SIZE:
-        raise DeviceError(f"head size {shape.head_size} is not served on a GPU; expected at most {MAX_HEAD_SIZE}")
+        raise DeviceError(f"head size {shape.head_size} is not supported on a GPU; expected at most {MAX_HEAD_SIZE}")
 
 
 class LayerBuilder:

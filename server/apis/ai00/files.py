@@ -54,12 +54,11 @@ class SaveRequest(RequestBody):
     aliases: ClassVar = {"model_path": "path"}
 
     path: str = Field(
-        min_length=1, description="A file in the folder of models. Its ending says the format: `.prefab` is ai00's."
+        min_length=1,
+        description="A file in the folder of models. The name's suffix gives the format: `.prefab` is ai00's.",
     )
     model: str | None = Field(default=None, description="The name of the model; null is the default one.")
-    overwrite: bool = Field(
-        default=False, description="Whether what is there is replaced: a file, or a folder that was written so."
-    )
+    overwrite: bool = Field(default=False, description="Replace an existing file, or a folder that this route wrote.")
 
 
 class WrittenFile(TypedDict):
@@ -72,8 +71,10 @@ class WrittenFile(TypedDict):
 class ListRequest(RequestBody):
     """A folder to list."""
 
-    path: str = Field(default=".", min_length=1, description="The folder of models, or one in it.")
-    is_sha: bool = Field(default=False, description="Tell the SHA-256 of each file, which are read whole for it.")
+    path: str = Field(default=".", min_length=1, description="The folder of models, or a folder in it.")
+    is_sha: bool = Field(
+        default=False, description="Return the SHA-256 of each file. The server reads the whole files for it."
+    )
 
 
 class FileEntry(ModelFileEntry):
@@ -88,12 +89,14 @@ class ConfigModel(RequestBody):
     aliases: ClassVar = {"model_path": "path", "model_name": "name"}
 
     path: str = Field(default="assets/models", description="The folder of models.")
-    name: str = Field(default="", description="A file in it.")
-    quant: int = Field(default=0, ge=0, description="How many layers `quant_type` is for.")
-    quant_type: Ai00Quant = Field(default="None", description="The weights of `quant`.")
+    name: str = Field(default="", description="A file in the folder of models.")
+    quant: int = Field(
+        default=0, ge=0, description="How many layers, from the first on, have the weights of `quant_type`."
+    )
+    quant_type: Ai00Quant = Field(default="None", description="The weights of the first `quant` layers.")
     precision: Literal["Fp16", "Fp32"] = Field(default="Fp16", description="Has no effect here.")
     token_chunk_size: int = Field(default=128, ge=1, description="Has no effect here.")
-    max_batch: int = Field(default=8, ge=1, description="How many requests run at a time.")
+    max_batch: int = Field(default=8, ge=1, description="How many requests run at the same time.")
 
 
 class ConfigLora(RequestBody):
@@ -108,8 +111,8 @@ class ConfigState(RequestBody):
 
     path: str = Field(default="", description="Its file.")
     name: str | None = Field(default=None, description="Its name.")
-    id: str | None = Field(default=None, description="Its id, a UUID.")
-    default: bool = Field(default=False, description="Whether requests start from it that name none.")
+    id: str | None = Field(default=None, description="The id of the state, a UUID.")
+    default: bool = Field(default=False, description="Whether requests that name no state start from this one.")
 
 
 class ConfigTokenizer(RequestBody):
@@ -133,7 +136,7 @@ class ConfigListen(RequestBody):
     port: int = Field(default=65530, ge=0, le=65535, description="The port.")
     domain: str = Field(default="local", description="Has no effect here.")
     acme: bool = Field(default=False, description="Only false.")
-    tls: bool = Field(default=False, description="Whether it speaks HTTPS.")
+    tls: bool = Field(default=False, description="Whether the server speaks HTTPS.")
     slot: str = Field(default="ai00s", description="Has no effect here.")
     force_pass: bool | None = Field(default=False, description="Has no effect here.")
     expire_sec: int | None = Field(default=86400, description="Has no effect here.")
@@ -151,11 +154,13 @@ class Ai00Config(RequestBody):
     lora: list[ConfigLora] = Field(default=[], description="LoRAs to merge, in this order.")
     state: list[ConfigState] = Field(default=[], description="States to start from.")
     tokenizer: ConfigTokenizer = Field(default=ConfigTokenizer(), description="The tokenizer.")
-    bnf: ConfigBnf = Field(default=ConfigBnf(), description="Of grammars.")
+    bnf: ConfigBnf = Field(default=ConfigBnf(), description="Settings of grammars.")
     adapter: Literal["Auto", "Economical"] | dict[str, Any] = Field(
         default="Auto", description='The device: `Auto`, `Economical` or `{"Manual": index}`.'
     )
-    listen: ConfigListen = Field(default=ConfigListen(), description="Where the server listens.")
+    listen: ConfigListen = Field(
+        default=ConfigListen(), description="The address that the server listens on, and its API keys."
+    )
     web: ConfigWeb | None = Field(default=None, description="ai00's web pages.")
     embed: dict[str, Any] | None = Field(default=None, description="The embedding model.")
 
@@ -163,13 +168,13 @@ class Ai00Config(RequestBody):
 class LoadConfigRequest(RequestBody):
     """A file to read."""
 
-    path: str = Field(min_length=1, description="A Config.toml in a folder of the admins.")
+    path: str = Field(min_length=1, description="A Config.toml in a folder for admins (`--admin-folder`).")
 
 
 class SaveConfigRequest(LoadConfigRequest):
     """Settings to write, for the next start."""
 
-    config: Ai00Config = Field(description="What to write.")
+    config: Ai00Config = Field(description="The settings to write.")
 
 
 class UnzipRequest(RequestBody):
@@ -177,8 +182,8 @@ class UnzipRequest(RequestBody):
 
     aliases: ClassVar = {"zip_path": "path", "target_dir": "output"}
 
-    path: str = Field(min_length=1, description="A zip archive in a folder of the admins.")
-    output: str = Field(min_length=1, description="A folder in one for unpacked archives (`--unzip-folder`).")
+    path: str = Field(min_length=1, description="A zip archive in a folder for admins.")
+    output: str = Field(min_length=1, description="A folder below one for unpacked archives (`--unzip-folder`).")
 
 
 _PREFAB = ".prefab"
@@ -193,7 +198,7 @@ async def exchange(request: web.Request) -> web.Response:
     answer: Token = {
         "token": body.app_secret if is_known else None,
         "code": status,
-        "message": "SUCCESS" if is_known else "there is no API key of this name, or it is another one",
+        "message": "SUCCESS" if is_known else "there is no API key with this name and secret",
     }
     return json_response(answer, status)
 
@@ -204,7 +209,7 @@ async def save(request: web.Request) -> web.Response:
     model = models.default if body.model is None else models.find(body.model)
     target = folder_of(request).place(body.path)
     if os.path.lexists(target) and not body.overwrite:
-        raise InvalidRequestError("path", body.path, "a name that is free, or overwrite as true")
+        raise InvalidRequestError("path", body.path, "a name that is free, or overwrite set to true")
     models.check_unused(target, "path", body.path)
     size = await asyncio.to_thread(_convert, model.order, target)
     answer: WrittenFile = {"path": str(target), "size": size}
@@ -215,7 +220,7 @@ async def load_state(request: web.Request) -> web.Response:
     body = await read_body(request, StateFileRef)
     engine, path = engine_of(request), folder_of(request).find(body.path)
     if body.default:
-        raise InvalidRequestError("default", True, "false; the default state is chosen when the model is loaded")
+        raise InvalidRequestError("default", True, "false, since the default state is chosen when the model is loaded")
     files = engine.state_files
     loaded = await asyncio.to_thread(files.read, path)
     frozen = await asyncio.to_thread(files.freeze, loaded, "upload")
@@ -279,7 +284,7 @@ async def save_config(request: web.Request) -> web.Response:
     body = await read_body(request, SaveConfigRequest)
     path = folder_of(request).place(body.path)
     if path.suffix != ".toml":
-        raise ForbiddenError(f"{body.path[:200]!r} can't be written; expected a file whose name ends in .toml")
+        raise ForbiddenError(f"{body.path[:200]!r} can't be written; expected a file name that ends in .toml")
     text = tomli_w.dumps(body.config.model_dump(mode="json", exclude_none=True)).encode()
     await asyncio.to_thread(_write, path, text, body.path)
     answer: WrittenFile = {"path": str(path), "size": len(text)}
@@ -293,7 +298,9 @@ def _output(request: web.Request, text: str) -> Path:
     """
     folders = request.app[SETTINGS].unzip_folders
     if not folders:
-        raise NotFoundError("the server has no folder for unpacked archives; see --unzip-folder")
+        raise NotFoundError(
+            "the server has no folder for unpacked archives; its operator can name one with --unzip-folder"
+        )
     return place_below(folders, (Path.cwd(), folders[0]), text)
 
 
@@ -323,7 +330,7 @@ def _write(path: Path, text: bytes, name: str) -> None:
     if os.path.lexists(path):
         content = _parse(path, name)
         if not isinstance(content.get("model"), dict) or not content.keys() <= Ai00Config.model_fields.keys():
-            raise InvalidRequestError("path", name, "a new name, or ai00's Config.toml, which is replaced")
+            raise InvalidRequestError("path", name, "a name that is free, or an ai00 Config.toml to replace")
     try:
         with atomic_file(path) as file:
             file.write(text)
@@ -336,7 +343,7 @@ ROUTES = (
         "POST",
         "/api/auth/exchange",
         exchange,
-        "The token of an API key, as ai00 has it; where the server asks for no key, any will do.",
+        "The token of an API key, in ai00's form. A server without API keys accepts any key.",
         Token,
         request=ExchangeRequest,
         also=("/api/oai/auth/exchange",),
@@ -346,9 +353,9 @@ ROUTES = (
         "POST",
         "/admin/models/save",
         save,
-        "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format. With "
-        "`overwrite` a file is replaced, and a folder that was written so and in which nothing has changed since; what "
-        "a model was loaded from is not.",
+        "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format. "
+        "With `overwrite` a file is replaced, and so is a folder that was written by this route and has not "
+        "changed since. A file or folder that a model was loaded from is never replaced.",
         WrittenFile,
         request=SaveRequest,
         scope=Scope.ADMIN,
@@ -359,7 +366,8 @@ ROUTES = (
         "POST",
         "/admin/models/state/load",
         load_state,
-        "Name the state in a file in the folder of models, for all API keys, until no request has used it for an hour.",
+        "Read a state file in the folder of models and give the state a name, for all API keys. The name lasts "
+        "until no request has used it for an hour.",
         StateEntry,
         request=StateFileRef,
         query=MODEL_QUERY,
@@ -370,7 +378,7 @@ ROUTES = (
         "POST",
         "/admin/files/ls",
         list_folder,
-        "What is in the folder of models, or in one below it.",
+        "The files and folders in the folder of models, or in one below it.",
         list[FileEntry],
         request=ListRequest,
         scope=Scope.ADMIN,
@@ -381,8 +389,8 @@ ROUTES = (
         "POST",
         "/admin/files/unzip",
         unzip,
-        "Unpack an archive in a folder of the admins into one for that (`--unzip-folder`). A folder that is there is "
-        "replaced if it is empty, or was unpacked so and nothing in it has changed since.",
+        "Unpack an archive in a folder for admins into a folder below `--unzip-folder`. An existing folder is "
+        "replaced if it is empty, or if it was unpacked by this route and has not changed since.",
         WrittenFile,
         request=UnzipRequest,
         scope=Scope.ADMIN,
@@ -393,7 +401,8 @@ ROUTES = (
         "POST",
         "/admin/files/config/load",
         load_config,
-        "ai00's settings in a file (`--admin-folder`), with its defaults for what the file does not say.",
+        "ai00's settings in a file in a folder for admins (`--admin-folder`). Settings that the file lacks "
+        "have ai00's defaults.",
         Ai00Config,
         request=LoadConfigRequest,
         scope=Scope.ADMIN,
@@ -404,8 +413,8 @@ ROUTES = (
         "POST",
         "/admin/files/config/save",
         save_config,
-        "Write ai00's settings into a file, for the next start of a server with `--config`. Of what is there, "
-        "only settings of ai00 are replaced.",
+        "Write ai00's settings into a file, for the next start of a server with `--config`. An existing file "
+        "is replaced only if it holds nothing but settings of ai00.",
         WrittenFile,
         request=SaveConfigRequest,
         scope=Scope.ADMIN,

@@ -26,8 +26,8 @@ from server.core.bodies import read_body
 from server.core.routing import Route
 
 _NUCLEUS = Ai00Nucleus()
-_PRESENCE = "Taken off a token that has occurred, unless `sampler` says it."
-_FREQUENCY = "Taken off for each occurrence, unless `sampler` says it."
+_PRESENCE = "Subtracted from the logit of each token that has occurred, unless `sampler` sets it."
+_FREQUENCY = "Subtracted for each time a token has occurred, unless `sampler` sets it."
 
 
 class Ai00CompletionRequest(CompletionRequest):
@@ -37,8 +37,8 @@ class Ai00CompletionRequest(CompletionRequest):
 
     prompt: JoinedPrompts = Field(
         default=("",),
-        description="What to continue. A list of texts is one text; a list of lists of token ids makes a list of "
-        "choices.",
+        description="What to continue. The texts of a list are joined to one; a list of lists of token ids makes a "
+        "list of choices.",
     )
     stop: Stop = Field(default=("\n\n",), description="Texts before which the answer ends; null for none.")
     presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
@@ -102,7 +102,7 @@ ROUTES = (
         "POST",
         "/api/oai/completions",
         completions,
-        "Continue a text, as ai00 does: a list of texts is one.",
+        "Continue a text, as ai00 does: the texts of a list are joined to one.",
         Completion,
         request=Ai00CompletionRequest,
         chunk=Ai00CompletionChunk,

@@ -55,20 +55,24 @@ def _parse_adapter(value: object) -> object:
 class LoraRef(RequestBody):
     """A LoRA to merge into the weights."""
 
-    path: str = Field(min_length=1, description="A file in the folder of models.")
-    alpha: float | None = Field(default=None, description="Its strength; null is the one that the file says.")
+    path: str = Field(min_length=1, description="The path of a file in the folder of models.")
+    alpha: float | None = Field(default=None, description="Its strength; null is the strength that the file gives.")
 
 
 class StateFileRef(RequestBody):
     """A file with a state."""
 
-    path: str = Field(min_length=1, description="A file in the folder of models.")
+    path: str = Field(min_length=1, description="The path of a file in the folder of models.")
     name: str | None = Field(
-        default=None, min_length=1, description="What requests call the state; null: what its file does."
+        default=None,
+        min_length=1,
+        description="The name by which requests name the state; null is the name in its file.",
     )
-    default: bool = Field(default=False, description="Whether requests start from it that name none.")
+    default: bool = Field(default=False, description="Whether requests that name no state start from this one.")
     id: str | None = Field(
-        default=None, description="A UUID by which requests may name it, too; null or zeros: that of its file, or any."
+        default=None,
+        description="A UUID by which requests may also name the state. Null or zeros: the UUID in its file, or else a "
+        "new one.",
     )
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
@@ -88,29 +92,35 @@ class ReloadRequest(RequestBody):
 
     ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
 
-    model_path: str = Field(min_length=1, description="A file in the folder of models.")
+    model_path: str = Field(min_length=1, description="The path of a file in the folder of models.")
     name: str | None = Field(
         default=None,
         min_length=1,
         max_length=128,
-        description="What requests call the model; null: the file's name without its ending. One that is loaded under "
-        "this name is replaced: requests that run end first, and new ones wait.",
+        description="The name by which requests name the model; null is the file's name without its suffix. A loaded "
+        "model of this name is replaced: its running requests end first, and new ones wait.",
     )
     add: bool = Field(
         default=False,
-        description="Keep all models that are loaded, and the default. Without it the model becomes the default, and "
-        "the one that was is unloaded when its requests have ended.",
+        description="Keep all loaded models, and the default model. Without it, this model becomes the default, and "
+        "the previous default is unloaded when its requests have ended.",
     )
     weights: str | None = Field(
-        default=None, description="The weights as `serve --weights` has them; null: by `quant`, else by the options."
+        default=None,
+        description="The weights, as in `serve --weights`. Null: those of `quant` if it is given, else those of the "
+        "server's options.",
     )
     lora: list[LoraRef] = Field(default=[], description="LoRAs to merge, in this order.")
     state: list[StateFileRef] = Field(default=[], description="States that requests may start from.")
-    quant: int = Field(default=0, ge=0, description="How many layers, from the first on, `quant_type` is for.")
-    quant_type: Ai00Quant = Field(default="None", description="The weights of `quant`.")
-    max_batch: int | None = Field(default=None, ge=1, description="How many requests run at a time; null: --slots.")
+    quant: int = Field(
+        default=0, ge=0, description="How many layers, from the first on, have the weights of `quant_type`."
+    )
+    quant_type: Ai00Quant = Field(default="None", description="The weights of the first `quant` layers.")
+    max_batch: int | None = Field(
+        default=None, ge=1, description="How many requests run at the same time; null: `--slots`."
+    )
     tokenizer_path: str | None = Field(
-        default=None, description="A tokenizer in the folder of models; null: as the options say."
+        default=None, description="A tokenizer in the folder of models; null: the server's option."
     )
     adapter: Annotated[
         Adapter | None,
@@ -118,7 +128,7 @@ class ReloadRequest(RequestBody):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
     ] = Field(
         default=None,
-        description='The device: `Auto`, `Economical` (an integrated one), or `{"Manual": index}`; null: --device.',
+        description='The device: `Auto`, `Economical` (an integrated one), or `{"Manual": index}`; null: `--device`.',
     )
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
@@ -126,7 +136,9 @@ class ReloadRequest(RequestBody):
         if self.weights is not None:
             WeightChoice.parse(self.weights)
         if sum(state.default for state in self.state) > 1:
-            raise InvalidRequestError("state", [state.path for state in self.state], "one that is the default")
+            raise InvalidRequestError(
+                "state", [state.path for state in self.state], "at most one state with default set to true"
+            )
 
     @property
     def chosen_weights(self) -> str | None:
@@ -139,7 +151,7 @@ class ReloadRequest(RequestBody):
 class UnloadRequest(RequestBody):
     """A model to unload."""
 
-    model: str | None = Field(default=None, description="Its name; null is the default one.")
+    model: str | None = Field(default=None, description="The name of the model; null is the default model.")
 
 
 class Ai00Lora(TypedDict):
@@ -281,7 +293,7 @@ def _list(folder: ModelFolder) -> ModelFiles:
     return [describe_file(path, with_sha=True) for path in folder.models()]
 
 
-_INFO = "The model that is loaded, how, and its states, as ai00 has it"
+_INFO = "The loaded model, its settings and its states, in ai00's form"
 
 # Load and unload models while the server runs, for admins.
 
@@ -351,8 +363,10 @@ def _device(adapter: object) -> str | None:
     return None
 
 
-_QUERY: Mapping[str, str] = {"model": "The name of the model; the default one where it is absent."}
-_UNLOADS = "Free a model when its running requests have ended. Those that come for it get 503 until it is loaded again."
+_QUERY: Mapping[str, str] = {"model": "The name of the model; without it, the default model."}
+_UNLOADS = (
+    "Unload a model when its running requests have ended. Later requests for it get 503 until it is loaded again."
+)
 
 ROUTES = (
     Route("GET", "/api/models/info", info, f"{_INFO}.", ModelsInfo, also=("/api/oai/models/info",)),
@@ -360,7 +374,7 @@ ROUTES = (
         "GET",
         "/api/models/state",
         state,
-        f"{_INFO}: as events, two a second.",
+        f"{_INFO}: a stream with two events a second.",
         ModelsInfo,
         content_type=EVENTS,
         also=("/api/oai/models/state",),
@@ -369,7 +383,7 @@ ROUTES = (
         "GET",
         "/api/models/list",
         list_files,
-        "The files in the folder of models (`--model-folder`). The first call reads them whole.",
+        "The files in the folder of models (`--model-folder`). The first call reads the whole files.",
         list[ModelFileEntry],
         scope=Scope.ADMIN,
         uses_model=False,
@@ -388,7 +402,8 @@ ROUTES = (
         "POST",
         "/admin/models/load",
         load,
-        "Load a model from the folder of models (`--model-folder`), in place of the default one or beside it.",
+        "Load a model from the folder of models (`--model-folder`), in place of the default model or in "
+        "addition to it.",
         ModelEntry,
         request=ReloadRequest,
         scope=Scope.ADMIN,

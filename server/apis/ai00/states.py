@@ -45,8 +45,8 @@ def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
 
 _Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(_parse_inputs), WithJsonSchema(JOINED_SCHEMA)]
 _INPUT = (
-    "A text or token ids; a list of texts is one text, and a list of lists of token ids has an entry for each. "
-    "Nothing is token 0."
+    "A text or token ids. The texts of a list are joined to one; a list of lists of token ids has an entry for "
+    "each. An empty input stands for token 0."
 )
 
 
@@ -84,8 +84,8 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
         WithJsonSchema({"anyOf": [*LAYER_SCHEMA["anyOf"], {"type": "null"}]}),
     ] = Field(  # type: ignore[assignment]
         default=0,
-        description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`. "
-        "Null is the whole state, as `/api/oai/states` has it.",
+        description="The number of a layer, counted from the end if negative; a list of numbers, whose vectors are "
+        "joined; `all`, joined; or their `mean`. Null is the whole state, as in `/api/oai/states`.",
     )
     part: str | None = Field(default="att_shift", description="A field of the state, as for `/v1/embeddings`.")
     normalize: bool = Field(default=False, description="Scale every vector to length 1.")
@@ -120,9 +120,14 @@ class EmbedsRequest(RequestBody):
 
     input: str = Field(min_length=1, description="The text.")
     max_tokens: int = Field(
-        default=MOST_TOKENS, ge=0, description=f"The most tokens of a piece, from 1 to {MOST_TOKENS}; more are that."
+        default=MOST_TOKENS,
+        ge=0,
+        description=f"The most tokens of a piece, from 1 to {MOST_TOKENS}; a greater number counts as {MOST_TOKENS}.",
     )
-    prefix: str = Field(default="query:", description="What is put before each piece, as the model was trained.")
+    prefix: str = Field(
+        default="query:",
+        description="The text that is put before each piece, as in the training of the embedding model.",
+    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -222,7 +227,7 @@ ROUTES = (
         "POST",
         "/api/oai/states",
         states,
-        "The states after texts or tokens, whole, in ai00's order.",
+        "The whole states after texts or tokens, in ai00's order.",
         StateList,
         request=StatesRequest,
     ),
@@ -230,7 +235,7 @@ ROUTES = (
         "POST",
         "/api/oai/embeddings",
         embeddings,
-        "A row of the states after texts or tokens, as ai00 had it: by default the token shift of a layer.",
+        "A row of the states after texts or tokens, as ai00 returned it: by default the token shift of a layer.",
         EmbeddingList,
         request=Ai00EmbeddingsRequest,
     ),
@@ -238,7 +243,7 @@ ROUTES = (
         "POST",
         "/api/oai/embeds",
         embeds,
-        "Vectors of the pieces of a text, by an embedding model that is no RWKV (`--embed-model`); 501 without one.",
+        "Vectors of the pieces of a text, made by a separate embedding model (`--embed-model`); 501 without one.",
         Embeds,
         request=EmbedsRequest,
         uses_model=False,

@@ -73,10 +73,10 @@ def _add(content: Content, block: object) -> Content:
         case {"type": "tool_result", "tool_use_id": str(call_id), **rest}:
             return replace(content, results=(*content.results, (call_id, _text(rest.get("content") or ""))))
         case {"type": "text" | "thinking" | "tool_use" | "tool_result"}:
-            raise RefusedError(block, "blocks with all of their fields")
+            raise RefusedError(block, "a block with all of its required fields")
         case {"type": str(kind)}:
             raise RefusedError(kind, _TEXT_ALONE)
-    raise RefusedError(block, 'blocks as {"type": "text", "text": "..."}')
+    raise RefusedError(block, 'blocks such as {"type": "text", "text": "..."}')
 
 
 def _text(value: object) -> str:
@@ -104,16 +104,16 @@ class AnthropicMessage(RequestBody):
 
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Blocks = Field(
-        description="A text, or a list of blocks: `text`, of the assistant `thinking` and `tool_use`, too, and of the "
-        "user `tool_result`, which holds texts. `cache_control` in a block keeps the state after the message before "
-        "any other. Images and documents are refused."
+        description="A text, or a list of blocks. Any message may have `text` blocks; the assistant's also `thinking` "
+        "and `tool_use`, and the user's also `tool_result` with texts. `cache_control` in a block keeps the state "
+        "after the message in preference to others. Images and documents are refused."
     )
 
     def model_post_init(self, context: object) -> None:  # noqa: ARG002
         if self.role != "assistant" and (self.content.calls or self.content.thoughts):
-            raise RefusedError("tool_use or thinking", "blocks of the assistant in its own messages", below="content")
+            raise RefusedError("tool_use or thinking", "such blocks only in messages of the assistant", below="content")
         if self.role != "user" and self.content.results:
-            raise RefusedError("tool_result", "results of tools in messages of the user", below="content")
+            raise RefusedError("tool_result", "such blocks only in messages of the user", below="content")
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -147,7 +147,9 @@ class AnthropicTool(RequestBody):
     description: str = Field(default="", description="What the tool is for.")
     input_schema: Parameters = Field(description="The JSON schema of the input, which every call follows.")
     strict: bool | None = Field(
-        default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
+        default=None,
+        description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
+        "keyword.",
     )
 
     @classmethod
@@ -167,14 +169,15 @@ class ToolChoiceBody(RequestBody):
     """Whether the model calls a tool."""
 
     type: Literal["auto", "any", "tool", "none"] = Field(
-        description="`auto`: as it wants; `any`: at least one; `tool`: the one that is named; `none`: no tool."
+        description="`auto`: the model decides; `any`: at least one tool; `tool`: the tool that `name` gives; `none`: "
+        "no tool."
     )
-    name: str | None = Field(default=None, description="The tool, where `type` is `tool`.")
-    disable_parallel_tool_use: bool = Field(default=False, description="Whether an answer has one call at most.")
+    name: str | None = Field(default=None, description="The name of the tool if `type` is `tool`.")
+    disable_parallel_tool_use: bool = Field(default=False, description="Allow at most one call in an answer.")
 
     def model_post_init(self, context: object) -> None:  # noqa: ARG002
         if (self.type == "tool") is (self.name is None):
-            raise RefusedError(self.name, "the name of a tool where type is tool, else null", below="name")
+            raise RefusedError(self.name, "the name of a tool if type is tool, else null", below="name")
 
     @property
     def choice(self) -> ToolChoice:
@@ -190,10 +193,10 @@ class ThinkingBody(RequestBody):
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(description="`adaptive` is the same as `enabled`.")
     budget_tokens: int | None = Field(
-        default=None, ge=0, description="After this many tokens of thoughts they are closed and the answer begins."
+        default=None, ge=0, description="End the model's reasoning after this many tokens, and begin the answer."
     )
-    display: Annotated[str | None, only(None, "summarized", because="thoughts are told as they are")] = Field(
-        default=None, description="Only `summarized`, which tells them all."
+    display: Annotated[str | None, only(None, "summarized", because="reasoning is always returned whole")] = Field(
+        default=None, description="Only `summarized`, which returns the whole reasoning."
     )
 
 
@@ -215,10 +218,10 @@ OutputFormat: TypeAlias = Annotated[
 
 class OutputConfig(RequestBody):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        default=None, description="How much to think before the answer, where the chat template can say it."
+        default=None, description="How much to think before the answer, if the chat template supports it."
     )
     format: OutputFormat = Field(
-        default=None, description='What the answer is: `{"type": "json_schema", "schema": ...}`.'
+        default=None, description='The form of the answer: `{"type": "json_schema", "schema": ...}`.'
     )
 
 
@@ -239,23 +242,25 @@ class AnthropicConversation(GenerationBody):
 
     messages: Annotated[list[AnthropicMessage], FailFast()] = Field(
         min_length=1,
-        description="The conversation so far. Where the last message is the assistant's, the answer goes on with it.",
+        description="The conversation so far. If the last message is the assistant's, the answer continues it.",
     )
     system: SystemBlocks | None = Field(
-        default=None, description="What the model is to be or to know: a text, or a list of blocks of text."
+        default=None, description="Instructions for the model: a text, or a list of blocks of text."
     )
     tools: Annotated[list[AnthropicTool], FailFast()] = Field(
         default=[], description="The tools that the model may call."
     )
     tool_choice: ToolChoiceBody | None = Field(default=None, description="Null: `auto`.")
-    thinking: ThinkingBody | None = Field(default=None, description="Null: as the chat template has it.")
-    output_config: OutputConfig = Field(default=OutputConfig(), description="What the answer is to be like.")
+    thinking: ThinkingBody | None = Field(default=None, description="Null: the chat template's default.")
+    output_config: OutputConfig = Field(
+        default=OutputConfig(), description="The form of the answer, and how much to think before it."
+    )
     n: Annotated[int, only(1, because="a message is one answer")] = Field(default=1, description="Only 1.")
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)
         if self.output_config.format is not None and self.answer_grammar is not None:
-            allowed = "null, since another field says what the answer is, too"
+            allowed = "null, since another field already sets the form of the answer"
             raise InvalidRequestError("output_config.format", self.output_config.format.text, allowed)
         _ = self.chat  # raises if fields contradict each other
 
@@ -299,7 +304,7 @@ class AnthropicConversation(GenerationBody):
 class MessagesRequest(AnthropicConversation):
     """A conversation to continue. It has Anthropic's own fields and those of this server."""
 
-    max_tokens: int = Field(ge=0, description="The most tokens to generate. 0 runs the prompt alone.")
+    max_tokens: int = Field(ge=0, description="The most tokens to generate. 0 runs only the prompt.")
 
 
 class CountTokensRequest(AnthropicConversation):

@@ -37,7 +37,8 @@ class MixedPrompt:
 AnyPrompt: TypeAlias = Prompt | MixedPrompt
 
 _PROMPT_FORMS = (
-    "a string, a list of token ids (with strings between them, where it is one prompt), or a list of such prompts"
+    "a string, a list of token ids, which may have strings between them if it is the only prompt, or a list of "
+    "such prompts"
 )
 
 
@@ -92,7 +93,7 @@ Prompts: TypeAlias = Annotated[
 PROMPTS_SCHEMA = {"anyOf": _PROMPTS}
 JOINED_SCHEMA = {"anyOf": [*_PROMPTS, {"type": "null"}]}
 JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse_joined), WithJsonSchema(JOINED_SCHEMA)]
-"""Prompts as ai00 takes them: of texts, a list is one, and null is none."""
+"""Prompts as ai00 takes them: the texts of a list are joined to one prompt, and null is an empty prompt."""
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
 
 
@@ -175,54 +176,58 @@ class GenerationBody(GrammarBody):
 
     max_tokens: int = Field(
         default=256,
-        description="The most tokens to generate. 0 runs the prompt alone, -1 generates as many as the limits allow.",
+        description="The most tokens to generate. 0 runs only the prompt, -1 generates as many as the limits allow.",
     )
     min_tokens: int = Field(
-        default=0, ge=0, description="Before this many, no token that ends a text is drawn, and no `stop` counts."
+        default=0,
+        ge=0,
+        description="Until this many tokens are generated, no token that ends a text is drawn, and `stop` has no "
+        "effect.",
     )
     stop_token_ids: Annotated[list[int], FailFast()] = Field(
-        default=[], description="Further tokens that end the answer."
+        default=[], description="Ids of further tokens that end the answer."
     )
     stop: Stop = Field(default=(), description="Texts before which the answer ends.")
     n: int = Field(
         default=1,
         ge=1,
         le=128,
-        description="How many answers to one prompt. Each has a seed of its own, derived from `seed`.",
+        description="How many answers to return for a prompt. Each has a seed of its own, derived from `seed`.",
     )
     stream: bool = Field(default=False, description="Send the answer as server-sent events while it is made.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
     id_slot: int | None = Field(
         default=None,
         ge=-1,
-        description="A number under which the prompt is noted, for `/slots/{id}`; null and -1: none.",
+        description="A number for the prompt, by which `/slots/{id}` finds it later. Null and -1: no number.",
     )
     speculate: int | None = Field(
         default=None,
         ge=0,
         le=MAX_DRAFT,
-        description="The most tokens that are run ahead of what is drawn, where the answer repeats what stands "
-        "in it or in the prompt and that is quicker; the answer is the same. 0: none. Null, or more than the server's "
-        "`--speculate`: as many as that.",
+        description="The most tokens to run speculatively in a step. This is done if the answer repeats text of "
+        "itself or of the prompt, and if it is faster; the answer is the same. 0: none. Null, or more than the "
+        "server's `--speculate`: as many as `--speculate`.",
     )
     priority: int = Field(
         default=0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Of a client's requests that wait for a slot, the greatest comes first, then the earliest; one of "
-        "every 8 slots goes to the earliest anyway.",
+        description="Among a client's requests that wait for a slot, the one with the greatest priority comes first, "
+        "then the earliest. One of every 8 slots goes to the earliest regardless of its priority.",
     )
     timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds after which the answer ends with the text that there is and `finish_reason` `length`. "
-        "Where there is none yet, the request fails with 504. Null: as long as the server allows.",
+        description="Seconds after which the answer ends with the text so far and the `finish_reason` `length`. If "
+        "there is no text yet, the request fails with 504. Null: the most that the server allows.",
     )
     save_as: SaveAs | None = Field(
         default=None,
-        description="Keep the state at the end of the one answer under this name, told in `saved_state`: a name, or an "
-        "object. The name that `state` has then stands for the new state. Where it can't be kept, `saved_state` is "
-        "null and `save_error` says why.",
+        description="Save the state at the end of the answer under this name: a name, or an object with one. Only for "
+        "requests with one answer. If it is the name in `state`, that name then stands for the new state. The "
+        "answer's `saved_state` describes the saved state. If it can't be saved, `saved_state` is null and "
+        "`save_error` says why.",
     )
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
@@ -317,11 +322,12 @@ class ProgressBody(GenerationBody):
 
     return_progress: bool = Field(
         default=False,
-        description="With `stream`: send `prompt_progress` while the prompt is run: how many tokens it has (`total`), "
-        "how many were known (`cache`), and how many are done (`processed`, the known ones too), after `time_ms`.",
+        description="With `stream`: send `prompt_progress` while the prompt is run. It says how many tokens the "
+        "prompt has (`total`), how many were in the cache (`cache`), and how many are done, cached ones included "
+        "(`processed`), after `time_ms`.",
     )
     timings_per_token: bool = Field(
-        default=False, description="With `stream`: each event tells its `timings`, not only the last one."
+        default=False, description="With `stream`: every event has `timings`, not only the last one."
     )
 
     @property

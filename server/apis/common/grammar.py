@@ -75,7 +75,7 @@ def _structured_outputs(value: object) -> Grammar | None:
         if key not in _STRUCTURED:
             raise RefusedError(value[key], f"one of the fields {', '.join(_STRUCTURED)}", key)
     if len(given) > 1:
-        raise RefusedError(value, f"one of the fields {', '.join(given)} alone")
+        raise RefusedError(value, f"only one of the fields {', '.join(given)}")
     return next((_STRUCTURED[key](one, f"structured_outputs.{key}") for key, one in given.items()), None)
 
 
@@ -177,10 +177,11 @@ class GrammarBody(SamplingBody):
 
     response_format: ResponseFormat = Field(
         default=None,
-        description='What the answer is: `{"type": "text"}`, `{"type": "json_object"}`, `{"type": "json_schema", '
-        '"json_schema": {"name": ..., "schema": ..., "strict": ...}}` (a keyword that no grammar can hold an answer to '
-        'is refused, and ignored where `strict` is false), `{"type": "json_object", "schema": ...}`, '
-        '`{"type": "json", "value": a schema}` or `{"type": "regex", "value": ...}`.',
+        description='The form of the answer: `{"type": "text"}`, `{"type": "json_object"}`, '
+        '`{"type": "json_schema", "json_schema": {"name": ..., "schema": ..., "strict": ...}}`, '
+        '`{"type": "json_object", "schema": ...}`, `{"type": "json", "value": a schema}` or '
+        '`{"type": "regex", "value": ...}`. A schema is refused if it has a keyword that a grammar can\'t '
+        "enforce. With `strict` false, such keywords are ignored.",
     )
     structured_outputs: StructuredOutputs = Field(
         default=None, description="An object with `json`, `json_object`, `regex`, `choice` or `grammar`."
@@ -189,7 +190,7 @@ class GrammarBody(SamplingBody):
     guided_regex: GuidedRegex = Field(
         default=None, description="A regular expression that the whole answer matches, in the syntax of Rust's `regex`."
     )
-    guided_choice: GuidedChoice = Field(default=None, description="Texts, one of which the answer is.")
+    guided_choice: GuidedChoice = Field(default=None, description="Texts. The answer is one of them.")
     guided_grammar: GuidedGrammar = Field(
         default=None, description="A grammar that the answer follows: llama.cpp's GBNF, or llguidance's Lark."
     )

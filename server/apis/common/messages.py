@@ -33,14 +33,14 @@ def _parse_part(part: object) -> str:
             return text
         case {"type": str(kind)} if kind in _OTHER_TYPES:
             raise RefusedError(kind, "text parts alone, since the model reads and writes text only")
-    raise RefusedError(part, 'text parts as {"type": "text", "text": "..."}')
+    raise RefusedError(part, 'text parts such as {"type": "text", "text": "..."}')
 
 
 def parse_role(value: object) -> Role:
     """Return the role that a client means. Raises RefusedError."""
     role = find_role(value) if isinstance(value, str) else None
     if role is None:
-        raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in any case of letters")
+        raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in upper or lower case")
     return role
 
 
@@ -93,14 +93,14 @@ class Message(RequestBody):
     aliases: ClassVar = {"cache_control": "cache", "reasoning": "reasoning_content"}
 
     role: RoleWord = Field(
-        description="system (or developer), user, assistant, tool (or observation, function), in any case of letters."
+        description="system (or developer), user, assistant, tool (or observation, function), in upper or lower case."
     )
     content: Content = Field(
         default=None,
         description="A text, or a list of text parts, which are joined. Only a message with calls may lack it.",
     )
     reasoning_content: str | None = Field(
-        default=None, description="What the assistant thought before; for chat templates that tell it again."
+        default=None, description="The assistant's reasoning before the text, for chat templates that repeat it."
     )
     tool_calls: Annotated[list[ToolCallBody], FailFast()] = Field(
         default=[], description="The calls that the assistant made."
@@ -110,7 +110,7 @@ class Message(RequestBody):
     name: str | None = Field(default=None, description="Of a tool's result: the tool. Of others it has no effect.")
     cache: CacheFlag = Field(
         default=False,
-        description='Keep the state after this message before any other: true, or {"type": "ephemeral"}.',
+        description='Keep the state after this message in preference to others: true, or {"type": "ephemeral"}.',
     )
 
     @classmethod
@@ -169,7 +169,7 @@ def _parse_parameters(value: object) -> dict[str, Any]:
         raise RefusedError(value, "a JSON schema of an object")
     kind = value.get("type", "object")
     if kind != "object":
-        raise RefusedError(kind, "object: the arguments of a call are one", below="type")
+        raise RefusedError(kind, "object, since the arguments of a call are an object", below="type")
     return {"type": "object", **value}
 
 
@@ -191,7 +191,9 @@ class FunctionBody(RequestBody):
         default=_ANY, description="The JSON schema of the arguments, which every call follows."
     )
     strict: bool | None = Field(
-        default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
+        default=None,
+        description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
+        "keyword.",
     )
 
     @property
@@ -215,7 +217,7 @@ class ToolBody(RequestBody):
     """A function that the model may ask its client to call."""
 
     type: Literal["function"] = Field(description="Only `function`.")
-    function: FunctionBody = Field(description="What may be called.")
+    function: FunctionBody = Field(description="The function that the model may call.")
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
@@ -267,16 +269,19 @@ class ToolFields(RequestBody):
     )
     tool_choice: Choice | None = Field(
         default=None,
-        description='Whether it calls one: none, auto, required, `{"type": "function", "function": {"name": ...}}` or '
-        "`allowed_tools`. Null: auto where there are tools. An answer that calls none follows the JSON schema of "
-        "`response_format`, where there is one; one that has to call one has no content that would.",
+        description="Whether the model calls a tool: none, auto, required, "
+        '`{"type": "function", "function": {"name": ...}}` or `allowed_tools`. Null: auto if there are tools. '
+        "An answer without a call follows the JSON schema of `response_format`, if there is one. If a call is "
+        "required, the schema has no effect.",
     )
     parallel_tool_calls: bool = Field(default=True, description="Whether one answer may have several calls.")
 
     def check_tools(self) -> None:
         """Raise InvalidRequestError for fields that contradict each other."""
         if self.tools and self.functions:
-            raise InvalidRequestError("functions", [each.name for each in self.functions], "null where there are tools")
+            raise InvalidRequestError(
+                "functions", [each.name for each in self.functions], "null, since the request has tools"
+            )
         names = [tool.name for tool in self.offered]
         seen: set[str] = set()
         for number, name in enumerate(names):
@@ -302,7 +307,7 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
         return
     if choice.mode == "required" and not names:
         raise InvalidRequestError(
-            "tool_choice", choice.names or choice.mode, "null, none or auto where there are no tools"
+            "tool_choice", choice.names or choice.mode, "null, none or auto, since there are no tools"
         )
     known = frozenset(names)
     for name in choice.names or ():

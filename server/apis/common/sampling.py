@@ -29,7 +29,9 @@ from server.apis.common.states import MixBody
 from server.core.schema import INTEGERS, STRING, RefusedError, is_integers
 from server.core.settings import Limits
 
-_BIAS_FORMS = 'an object as {"65530": -1.5, "text": false} or a list of pairs as [[65530, -1.5], ["text", false]]'
+_BIAS_FORMS = (
+    'an object such as {"65530": -1.5, "text": false} or a list of pairs such as [[65530, -1.5], ["text", false]]'
+)
 _STRINGS = {"type": "array", "items": STRING}
 
 
@@ -52,7 +54,7 @@ def _parse_key(key: str) -> int | str:
     if not (key.isascii() and key.isdigit()):
         return key
     if len(key) > 20:
-        raise RefusedError(key, "token ids of an ordinary size")
+        raise RefusedError(key, "token ids of at most 20 digits")
     return int(key)
 
 
@@ -64,7 +66,7 @@ def _parse_pair(pair: object) -> tuple[int | str, float]:
             try:
                 bias = float(number)
             except OverflowError:
-                raise RefusedError(number, "numbers of an ordinary size") from None
+                raise RefusedError(number, "numbers that fit a 64-bit float") from None
         case _:
             raise RefusedError(pair, _BIAS_FORMS)
     if isinstance(token, bool) or token == "":
@@ -204,7 +206,8 @@ class SamplingBody(_SamplingFields):
     aliases: ClassVar = {"bias": "logit_bias", "repetition_penalty": "repeat_penalty", "sampler_override": "sampler"}
 
     ignore_eos: bool = Field(
-        default=False, description="Never draw the tokens that end a text, so that it ends by `stop` or `max_tokens`."
+        default=False,
+        description="Never draw the tokens that end a text, so that the answer ends by `stop` or `max_tokens`.",
     )
 
     @classmethod

@@ -27,12 +27,12 @@ from states.frozen import NO_INITIAL_STATE, FrozenState
 from states.named.entry import NamedState, Retention, check_changeable
 
 _FORMS = (
-    'a name or an id, "none", {"data": numbers or base64 of f32, "shape": [D, N + 2, L, 1]} or {"path": a file}, '
-    "the last two perhaps with name and id"
+    'a name or an id, "none", {"data": numbers or base64 of f32, "shape": [D, N + 2, L, 1]} or '
+    '{"path": a file}; the last two may also have name and id'
 )
 _MIX_FORM = (
-    "a list of objects, each with a weight and one of name, id, path, or data and shape, and all but the first perhaps "
-    "with a prompt"
+    "a list of objects, each with a weight and one of name, id, path, or data and shape; all except the first "
+    "may also have a prompt"
 )
 _MAX_NAME_BYTES = 255  # of a file or folder, on every usual file system
 _LABELS = {"name", "id"}  # ai00's clients send them; here only the values of a state count
@@ -116,7 +116,7 @@ def _as_float(number: int, weight: float) -> float:
     try:
         return float(weight)
     except OverflowError:
-        raise RefusedError(weight, "a number of an ordinary size", below=f"{number}.weight") from None
+        raise RefusedError(weight, "a number that fits a 64-bit float", below=f"{number}.weight") from None
 
 
 def parse_numbers(data: object) -> F32:
@@ -154,7 +154,7 @@ States: TypeAlias = Annotated[
 ]
 
 _STATE_FORMS = (
-    "What to start from: the name or id of a state; `none` for an empty one; a state in ai00's order, as "
+    "The state to start from: its name or id; `none` for an empty one; a state in ai00's order, as "
     '{"data": ..., "shape": ...}; or {"path": ...}, a file in the folder of states. Null is the default state.'
 )
 
@@ -165,8 +165,8 @@ class CacheBody(RequestBody):
     cache_salt: str | None = Field(
         default=None,
         min_length=1,
-        description="Only requests of the same API key with the same salt go on from what this one leaves in the "
-        "cache, as with vLLM; keep it secret where it divides people who share a key.",
+        description="Only requests with the same API key and the same salt continue from what this request leaves in "
+        "the cache, as with vLLM. Keep the salt secret if it separates people who share a key.",
     )
 
 
@@ -180,7 +180,7 @@ class ModelNameBody(RequestBody):
     """A body that may name a model, as OpenAI's do."""
 
     model: str | None = Field(
-        default=None, description="The name of a model as `/v1/models` lists it; null is the default one."
+        default=None, description="The name of a model as `/v1/models` lists it; null is the default model."
     )
 
 
@@ -193,15 +193,16 @@ class MixBody(CacheBody, ModelNameBody):
 
     state: States = Field(
         default=None,
-        description=f"{_STATE_FORMS} A list mixes states: objects with one of `name`, `id`, `path`, or `data` and "
-        "`shape` (null or none of them: the default state), a `weight`, and, but for the first, perhaps a `prompt`, a "
-        "text that this state takes in instead of the request's. Each takes a slot. What `save_as` keeps is the first.",
+        description=f"{_STATE_FORMS} A list mixes states. Each of its objects has a `weight`, and one of `name`, `id`, "
+        "`path`, or `data` and `shape`; null or none of them is the default state. All except the first may "
+        "have a `prompt`, a text that this state takes in instead of the request's. Each state takes a slot. "
+        "`save_as` keeps the first state.",
     )
     mix: MixKind = Field(
         default="log",
-        description="How the next-token distributions of several states are mixed: `log`, the weighted sum of their "
-        "log-probabilities, where a negative weight makes likely what its state does not expect; or `probability`, the "
-        "weighted mean of their probabilities.",
+        description="How the next-token distributions of several states are mixed. `log` is the weighted sum of their "
+        "log-probabilities: a negative weight makes tokens likely that its state does not expect. "
+        "`probability` is the weighted mean of their probabilities.",
     )
 
     def check(self, limits: Limits) -> None:
@@ -224,20 +225,21 @@ class RetentionBody(RequestBody):
     """To whom a new state belongs, and how long it is kept."""
 
     owner: str | None = Field(
-        default=None, description="Whose lease it belongs to. Null: a lease of its own, under the state's name."
+        default=None,
+        description="The owner of the lease that keeps the state. Null: a lease of its own, under the state's name.",
     )
     ttl: float | None = Field(
         default=None,
-        description="Seconds without use after which the owner's lease, with all its states, ends. Null: as the owner "
-        "has it already, else an hour.",
+        description="Seconds without use after which the owner's lease ends, with all its states. Null: as in the "
+        "owner's present lease, or an hour if there is none.",
     )
     persistent: bool = Field(
-        default=False, description="Keep it until it is removed, over restarts, too, and for no owner."
+        default=False, description="Keep the state until it is removed, also over restarts. It then has no owner."
     )
 
     shared: bool = Field(
         default=False,
-        description="Let every API key start from it and copy it; for a key with the scope `admin`. Without keys all "
+        description="Let every API key start from the state and copy it. Needs the scope `admin`. Without keys all "
         "states are shared.",
     )
 
@@ -400,7 +402,11 @@ class EndSaver:
     ) -> Self:
         """Return a saver. Before anything runs, raise the errors that keeping the state would raise now."""
         if len(calls) != 1:
-            raise InvalidRequestError("save_as", wanted.name, f"null unless there is one answer; here are {len(calls)}")
+            raise InvalidRequestError(
+                "save_as",
+                wanted.name,
+                f"null, since only a request with one answer can save its state; this one has {len(calls)}",
+            )
         saver = cls(engine, wanted, resolved, calls[0])
         continued = saver._continued
         if continued is None:
@@ -413,7 +419,7 @@ class EndSaver:
         check_changeable(continued, "save_as")
         if wanted.retention != Retention():
             raise InvalidRequestError(
-                "save_as", wanted.retention, "the name alone where it is that of `state`, which stays as it is kept"
+                "save_as", wanted.retention, "only a name, since the name of `state` keeps its owner and lease"
             )
         return saver
 

@@ -316,11 +316,11 @@ def _tree_node(node: TreeNode) -> CacheTreeNode:
 
 _TREE_QUERY = {
     **MODEL_QUERY,
-    "text": f"Only positions with this in their text, in any case of its letters, and those above them; at most "
+    "text": "Only positions whose text contains this, in upper or lower case, and the positions above them; at most "
     f"{_MOST_TEXT} characters.",
-    "under": "The id of a position: only it and those below it.",
-    "depth": "How many levels below the first ones; absent, all.",
-    "limit": f"The most positions, those that were used last: {_DEFAULT_NODES} where it is absent, at most "
+    "under": "The id of a position: only this position and those below it.",
+    "depth": "How many levels below the first ones to list; without it, all.",
+    "limit": f"How many positions to list, the most recently used ones: {_DEFAULT_NODES} by default, at most "
     f"{_MOST_NODES}.",
 }
 
@@ -329,9 +329,9 @@ ROUTES = (
         "GET",
         "/v1/cache",
         get_cache,
-        "What is kept of prompts and answers: counts, tiers, and the positions that were hit most.",
+        "What the cache keeps of prompts and answers: counts, tiers, and the positions that were hit most.",
         Cache,
-        query={"limit": f"The most positions: {DEFAULT_NODES} where it is absent, at most {MOST_NODES}."},
+        query={"limit": f"How many positions to list: {DEFAULT_NODES} by default, at most {MOST_NODES}."},
     ),
     Route(
         "DELETE",
@@ -356,7 +356,7 @@ ROUTES = (
         "GET",
         "/v1/cache/positions/{id}",
         get_position,
-        "All that lies before a kept position: its tokens and their text.",
+        "All tokens before a kept position, and their text.",
         CachePosition,
         query=MODEL_QUERY,
         scope=Scope.ADMIN,
@@ -366,7 +366,7 @@ ROUTES = (
         "DELETE",
         "/v1/cache/positions/{id}",
         drop_position,
-        "Forget one kept position; 409 where it is in use.",
+        "Forget one kept position; 409 if it is in use.",
         CachePositionDropped,
         query=MODEL_QUERY,
         scope=Scope.ADMIN,

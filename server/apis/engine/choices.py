@@ -61,10 +61,11 @@ class ChoosesRequest(ModelBody):
     )
     choices: Annotated[list[_Choice], FailFast()] = Field(
         min_length=1,
-        description="The continuations. Each is made into tokens by itself; begin it with the space before its word.",
+        description="The continuations. Each is tokenized by itself; begin it with the space before its word.",
     )
     calibrate: bool = Field(
-        default=False, description="Take off every figure what the choice has after `state` and token 0 alone."
+        default=False,
+        description="Subtract from each figure the one that the choice has after only `state` and token 0.",
     )
 
     def check(self, limits: Limits) -> None:
@@ -78,7 +79,7 @@ class ChoicesRequest(ChoosesRequest):
     """Continuations of a text to score."""
 
     probability_of: Figure = Field(
-        default="total", description="The figure of which `probability` is the softmax over the choices."
+        default="total", description="The figure whose softmax over the choices is `probability`."
     )
     logprobs: bool = Field(default=False, description="Add the tokens of the choices with their log-probabilities.")
 
@@ -271,7 +272,8 @@ ROUTES = (
         "POST",
         "/api/oai/chooses",
         chooses,
-        "Rank given continuations of a text as ai00 does, with what ai00 calls perplexity: -ln p a token.",
+        "Rank given continuations of a text as ai00 does, by what ai00 calls perplexity: the mean of -ln p of "
+        "the tokens.",
         Chooses,
         request=ChoosesRequest,
     ),

@@ -31,10 +31,10 @@ _FORM_QUERY = {
 }
 _RETENTION_QUERY = {
     **MODEL_QUERY,
-    "owner": "Whose lease the state belongs to; absent, it has one of its own.",
+    "owner": "The owner of the lease that keeps the state; without it, the state has a lease of its own.",
     "ttl": "Seconds without use after which the lease ends.",
-    "persistent": "`true`: keep it until it is removed.",
-    "shared": "`true`: let every API key start from it; for a key with the scope `admin`.",
+    "persistent": "`true`: keep the state until it is removed.",
+    "shared": "`true`: let every API key start from the state; needs the scope `admin`.",
 }
 
 
@@ -130,8 +130,8 @@ ROUTES = (
         "PUT",
         "/v1/states/{name}",
         upload,
-        "Name the state in a file of any form that is exported, or in a `.pth` with tuned states. "
-        "The body is the file as it is.",
+        "Upload a state and give it a name. The body is the file itself: of any form that can be exported, or "
+        "a `.pth` with a tuned state.",
         StateEntry,
         query=_RETENTION_QUERY,
         scope=Scope.MANAGE,

@@ -41,7 +41,8 @@ Priority: TypeAlias = Annotated[
     Field(
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Of a client's requests that wait for a slot, the greatest comes first, then the earliest.",
+        description="Among a client's requests that wait for a slot, the one with the greatest priority comes first, "
+        "then the earliest.",
     ),
 ]
 
@@ -66,7 +67,7 @@ class ForkStateRequest(RetentionBody):
 class TakeStateRequest(RetentionBody):
     """A move to another owner, another name, or both."""
 
-    name: str | None = Field(default=None, description="The name from now on. Null: the one that it has.")
+    name: str | None = Field(default=None, description="The new name. Null: the present one.")
 
 
 def _parse_embeddings(value: object) -> F32 | None:
@@ -93,26 +94,29 @@ GivenEmbeddings: TypeAlias = Annotated[
 class AdvanceStateRequest(RequestBody):
     """Tokens for a state to take in, and what to read out."""
 
-    input: Input = Field(default="", description="A text or token ids. None leave the state as it is.")
+    input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
     logprobs: int | None = Field(
-        default=None, ge=0, description="Log-probabilities of the tokens, and of this many others in each place."
+        default=None,
+        ge=0,
+        description="Return the log-probabilities of the tokens, and of this many other tokens at each position.",
     )
-    top_k: int = Field(default=0, ge=0, description="Tell this many of the tokens that are likeliest to come next.")
+    top_k: int = Field(default=0, ge=0, description="Return this many of the tokens that are likeliest to come next.")
     input_embeddings: GivenEmbeddings | None = Field(
         default=None,
-        description="What the first layer takes in, before its layer norm, in place of the embeddings of tokens: "
-        '`{"data": ..., "shape": [tokens, width]}`, where `data` is a flat list of numbers or base64 of f32. Not with '
-        "`input` and `logprobs`; `output_positions` then are of the last place alone.",
+        description="Inputs of the first layer, before its layer norm, in place of the embeddings of tokens: "
+        '`{"data": ..., "shape": [tokens, width]}`, where `data` is a flat list of numbers or base64 of f32. '
+        "Not with `input` or `logprobs`; `output_positions` can then hold only the last position.",
     )
     output_positions: Annotated[list[int], FailFast()] = Field(
         default=[],
         max_length=4096,
-        description="Places in the input, from the end where negative, after which `outputs` tells the `top_k` "
-        "likeliest tokens, too; at most as many as `max_logprobs` of the model before the last place.",
+        description="Positions in the input, counted from the end if negative. After each of them, `outputs` has the "
+        "`top_k` likeliest tokens, too. At most as many positions before the last one as the model's "
+        "`max_logprobs`.",
     )
     priority: Priority = 0
     mask: Any = Field(
-        default=None, description="Refused with 501: a state has no pages or places that a mask could hide."
+        default=None, description="Refused with 501: a state has no pages or positions that a mask could hide."
     )
 
     def check(self, limits: Limits) -> None:
@@ -262,8 +266,9 @@ async def advance(request: web.Request) -> web.Response:
     body = await read_body(request, AdvanceStateRequest)
     if body.mask is not None:
         raise web.HTTPNotImplemented(
-            text="mask: a recurrent state has no pages or places that a mask could hide: all that it has taken in is "
-            "one sum. Fork the state before what is not to be seen; logit_bias and grammars mask what may be drawn"
+            text="mask: a recurrent state has no pages or positions that a mask could hide, since it sums up all of "
+            "its input. Fork the state before a text that must not be seen; logit_bias and grammars mask which "
+            "tokens are drawn"
         )
     engine = engine_of(request)
     given = body.input_embeddings
@@ -419,7 +424,7 @@ ROUTES = (
         "POST",
         "/v1/states/{name}/advance",
         advance,
-        "Let a name stand for its state after more tokens, and read out log-probabilities. "
+        "Run more tokens from a named state, which the name then stands for, and read out log-probabilities. "
         "Calls for one state run in the order in which they come.",
         AdvancedState,
         request=AdvanceStateRequest,

@@ -278,7 +278,7 @@ def _progress(model: ServedModel) -> LoadingStatus | None:
     return None if progress is None else {"what": progress.what, "done": progress.done, "total": progress.total}
 
 
-_STATUS = "How the engines stand: slots and who holds them, counts, times, memory"
+_STATUS = "The state of the engines: slots and the requests in them, counts, times, memory"
 
 # Health of the server: whether it takes requests, why not, and how busy it is.
 
@@ -328,7 +328,7 @@ def _answer(found: Health, *, healthy: bool) -> web.Response:
     return json_response(body, status=503, headers=retry_headers(found.retry_after))
 
 
-_QUERY = {"model": "The model that is asked about; without it, all."}
+_QUERY = {"model": "Only this model; without it, all models."}
 
 _STARTED = "Process-Start-Time-Unix"  # a header of llama-server's
 
@@ -374,11 +374,11 @@ ROUTES = (
         "GET",
         "/v1/engine/events",
         events,
-        f"{_STATUS}: as events, until the server stops or the time for a request is up.",
+        f"{_STATUS}: a stream of events that ends when the server stops or the time for a request is up.",
         ServerStatus,
         content_type=EVENTS,
         query={
-            "interval": f"Seconds between two events: {_SECONDS:g} unless told, {_LEAST_SECONDS:g} to "
+            "interval": f"Seconds between two events: {_SECONDS:g} by default, from {_LEAST_SECONDS:g} to "
             f"{_MOST_SECONDS:g}."
         },
         routine=True,
@@ -399,7 +399,7 @@ ROUTES = (
         "GET",
         "/health/ready",
         ready,
-        "Whether requests may be sent here; else 503 and why.",
+        "Whether the server is ready for requests; if not, 503 with the reason.",
         Readiness,
         also_answers={503: Readiness},
         always=True,
@@ -409,7 +409,7 @@ ROUTES = (
         "GET",
         "/health/live",
         live,
-        "503 where only a restart helps: the engine has failed, or its device does not answer any more.",
+        "503 if only a restart helps: the engine has failed, or its device no longer answers.",
         Readiness,
         also_answers={503: Readiness},
         always=True,
@@ -425,5 +425,5 @@ ROUTES = (
         routine=True,
         uses_model=False,
     ),
-    Route("GET", "/props", props, "Facts of the server, its limits among them, as llama-server has it.", Props),
+    Route("GET", "/props", props, "Properties of the server, such as its limits, in llama-server's form.", Props),
 )

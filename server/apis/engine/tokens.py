@@ -25,7 +25,7 @@ class TokenizeRequest(ModelNameBody):
     aliases: ClassVar = {"prompt": "content"}
 
     content: str = Field(description="The text.")
-    with_pieces: bool = Field(default=False, description="Tell each token with its text, as llama-server does.")
+    with_pieces: bool = Field(default=False, description="Return each token with its text, as llama-server does.")
     return_token_strs: bool = Field(default=False, description="Add the texts of the tokens, as vLLM does.")
 
     def check(self, limits: Limits) -> None:
@@ -159,6 +159,10 @@ ROUTES = (
         also=("/v1/detokenize",),
     ),
     Route(
-        "GET", "/tokenizer_info", tokenizer_info, "What lm-eval asks of a tokenizer, as vLLM tells it.", TokenizerInfo
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        "What lm-eval needs to know of a tokenizer, in vLLM's form.",
+        TokenizerInfo,
     ),
 )

@@ -50,18 +50,18 @@ class LlamaCompletionRequest(CompletionRequest):
         "n_cmpl": "n",
     }
 
-    return_tokens: bool = Field(default=False, description="Tell the ids of the tokens; a stream always does.")
+    return_tokens: bool = Field(default=False, description="Return the ids of the tokens; a stream always has them.")
     response_fields: list[str] | None = Field(
         default=None,
-        description="Only these fields of the answer; `generation_settings/seed` is a field of another, and told "
-        "under that name. Null or empty: all.",
+        description="Return only these fields of the answer. `generation_settings/seed` is a field within another, "
+        "and is returned under that whole name. Null or empty: all.",
     )
     min_keep: Annotated[int, only(0, because="no sampler keeps tokens against its own rule")] = Field(
         default=0, description="Only 0."
     )
     n_indent: Annotated[int, only(0, because="the model knows no lines")] = Field(default=0, description="Only 0.")
     post_sampling_probs: Annotated[
-        Literal[False], only(False, because="probabilities are told as the model gives them, before sampling")
+        Literal[False], only(False, because="probabilities are returned as the model gives them, before sampling")
     ] = Field(default=False, description="Only false.")
     image_data: Annotated[list[Any], only([], because="the model reads text only")] = Field(
         default=[], description="Only an empty list."
@@ -335,8 +335,8 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
 async def infill(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
     raise web.HTTPNotImplemented(
-        text="a recurrent model takes a text in from its beginning on and has not learned to fill in what comes before "
-        "an end; continue the prefix with /completion"
+        text="a recurrent model reads a text from its beginning and has not learned to fill in what comes before a "
+        "given end; continue the prefix with /completion"
     )
 
 

@@ -37,8 +37,8 @@ class LlamaEmbeddingRequest(EmbeddingsRequest):
     )
     per_token: bool = Field(
         default=False,
-        description="A vector for the state after each token, and not only after the last, as llama-server gives with "
-        "`--pooling none`. The tokens up to each of them count as one input of their own.",
+        description="Return a vector for the state after each token, not only after the last, as llama-server does "
+        "with `--pooling none`. The tokens up to each of them count as an input of their own.",
     )
 
     @property
@@ -57,7 +57,7 @@ class LlamaEmbedding(TypedDict):
 
 def _parse_documents(value: object) -> object:
     if not isinstance(value, list) or not value:
-        raise RefusedError(value, 'a list of strings, or of objects as {"text": "..."}, at least one')
+        raise RefusedError(value, 'a list of strings, or of objects such as {"text": "..."}, at least one')
     return [_parse_document(document) for document in value]
 
 
@@ -67,7 +67,7 @@ def _parse_document(document: object) -> str:
             return document
         case {"text": str(text)}:
             return text
-    raise RefusedError(document, 'strings, or objects as {"text": "..."}')
+    raise RefusedError(document, 'strings, or objects such as {"text": "..."}')
 
 
 class RerankRequest(ModelBody):
@@ -77,16 +77,16 @@ class RerankRequest(ModelBody):
 
     ignored: ClassVar = frozenset({"metadata", "user", "raw_scores", "truncate", "truncation_direction"})
 
-    query: str = Field(min_length=1, description="What is asked for.")
+    query: str = Field(min_length=1, description="The query to rank the documents by.")
     documents: Annotated[list[str] | None, BeforeValidator(_parse_documents)] = Field(
-        default=None, description='The texts, or objects as `{"text": "..."}`.'
+        default=None, description='The texts, or objects such as `{"text": "..."}`.'
     )
     texts: Annotated[list[str] | None, BeforeValidator(_parse_documents)] = Field(
-        default=None, description="As `documents`; the answer is then a list, as text-embeddings-inference has it."
+        default=None, description="As `documents`; the answer is then a list, in the form of text-embeddings-inference."
     )
-    top_n: int | None = Field(default=None, ge=1, description="How many of the best are told. Null: all.")
-    return_documents: bool = Field(default=False, description="Tell the texts, too.")
-    return_text: bool = Field(default=False, description="Tell the texts, too.")
+    top_n: int | None = Field(default=None, ge=1, description="How many of the best documents are returned. Null: all.")
+    return_documents: bool = Field(default=False, description="Return the texts, too.")
+    return_text: bool = Field(default=False, description="Return the texts, too.")
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)
@@ -220,7 +220,7 @@ ROUTES = (
         "POST",
         "/v1/rerank",
         rerank,
-        "Put texts in order by how likely they make a query.",
+        "Order texts by how likely each makes the query.",
         Reranked | list[TeiRank],
         request=RerankRequest,
         also=("/rerank", "/reranking", "/v1/reranking"),

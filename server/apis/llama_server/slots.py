@@ -96,7 +96,9 @@ async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) 
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
     tokens = prompts.get(slot_key(request, engine, slot))
     if tokens is None:
-        raise InvalidRequestError("id_slot", slot, "a number with which a prompt was sent since it was erased")
+        raise InvalidRequestError(
+            "id_slot", slot, "the id_slot of a prompt that was sent and has not been erased since"
+        )
     retention = Retention(persistent="states" in engine.info.folders)
     named, _ = await create_state(engine, name, tokens, retention)
     prompts.put(_name_key(request, engine, named.frozen.digest), tokens)
@@ -138,7 +140,7 @@ def _name_key(request: web.Request, engine: EngineLike, digest: str) -> Hashable
     return request[PRINCIPAL].name, engine.info.model, digest
 
 
-_NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 where all slots are taken."}
+_NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
 
 
 async def slots(request: web.Request) -> web.Response:
@@ -175,8 +177,8 @@ ROUTES = (
         "POST",
         "/slots/{id}",
         slot_action,
-        "Name the state after the last prompt that was sent with this `id_slot` (`save`), see to it that prompts that "
-        "begin as a saved one need not run again (`restore`), or forget the prompt (`erase`).",
+        "Act on the last prompt that was sent with this `id_slot`. `save` gives the state after it a name, and "
+        "`erase` forgets the prompt. After `restore`, prompts that begin like a saved one start from its state.",
         SlotAction,
         request=SlotActionRequest,
         query={"action": "`save`, `restore` or `erase`."},

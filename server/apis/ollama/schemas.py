@@ -83,18 +83,18 @@ class OllamaGeneration(RequestBody):
 
     ignored: ClassVar = frozenset({"keep_alive", "truncate", "shift"})
 
-    model: ModelName = Field(default="", description="The model; the default one where it is empty.")
+    model: ModelName = Field(default="", description="The model; the default one if it is empty.")
     stream: bool = Field(default=True, description="Send the answer as lines of JSON while it is made.")
-    format: Format = Field(default=None, description='What the answer is: `"json"` or a JSON schema.')
+    format: Format = Field(default=None, description='The form of the answer: `"json"` or a JSON schema.')
     options: OllamaOptions | None = Field(default=None, description="How the answer is made.")
     think: bool | Literal["low", "medium", "high"] | None = Field(
         default=None,
-        description="Whether, and how much, to think before the answer, where the chat template can say it.",
+        description="Whether, and how much, to think before the answer, if the chat template supports it.",
     )
-    logprobs: Annotated[Literal[False], only(False, because="only OpenAI's routes tell them")] = Field(
+    logprobs: Annotated[Literal[False], only(False, because="only OpenAI's routes return them")] = Field(
         default=False, description="Only false."
     )
-    top_logprobs: Annotated[int, only(0, because="only OpenAI's routes tell them")] = Field(
+    top_logprobs: Annotated[int, only(0, because="only OpenAI's routes return them")] = Field(
         default=0, description="Only 0."
     )
 
@@ -152,7 +152,7 @@ class OllamaMessage(RequestBody):
 
     role: RoleWord = Field(description="system, user, assistant or tool.")
     content: str = Field(default="", description="A text.")
-    thinking: str | None = Field(default=None, description="What the assistant thought before.")
+    thinking: str | None = Field(default=None, description="The assistant's reasoning before the text.")
     tool_calls: Annotated[list[OllamaCall], FailFast()] = Field(
         default=[], description="The calls that the assistant made."
     )
@@ -182,7 +182,7 @@ class OllamaChatRequest(OllamaGeneration):
     """A conversation to continue."""
 
     messages: Annotated[list[OllamaMessage], FailFast()] = Field(
-        default=[], description="The conversation so far. Without any the model is loaded and nothing else."
+        default=[], description="The conversation so far. Without messages, the model is only loaded."
     )
     tools: Annotated[list[ToolBody], FailFast()] = Field(default=[], description="The tools that the model may call.")
 
@@ -194,8 +194,8 @@ class OllamaChatRequest(OllamaGeneration):
 class OllamaGenerateRequest(OllamaGeneration):
     """A text to answer, or with `raw` to continue."""
 
-    prompt: str = Field(default="", description="What a user says. Without it the model is loaded and nothing else.")
-    system: str = Field(default="", description="What the model is to be or to know.")
+    prompt: str = Field(default="", description="The user's message. Without it, the model is only loaded.")
+    system: str = Field(default="", description="Instructions for the model.")
     raw: bool = Field(default=False, description="Continue the prompt as it is, without the chat template.")
     suffix: Annotated[str, only("", because="the model can't fill in text before an end")] = Field(
         default="", description="Only an empty text."

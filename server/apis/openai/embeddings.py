@@ -81,18 +81,21 @@ class EmbeddingsRequest(ModelBody):
     )
     layer: Annotated[Layers, PlainValidator(parse_layer), WithJsonSchema(LAYER_SCHEMA)] = Field(
         default=_DEFAULT.layer,
-        description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
+        description="The number of a layer, counted from the end if negative; a list of numbers, whose vectors are "
+        "joined; `all`, joined; or their `mean`.",
     )
     part: str | None = Field(
         default=_DEFAULT.part,
         description=(
-            "A field of the state (from RWKV-5 on: `att_shift`, `wkv`, `ffn_shift`; of RWKV-4: `att_shift`, `aa`, `bb`,"
-            " `pp`, `ffn_shift`), or `all`, which joins them, each scaled to length 1. Null is `wkv`, and `all` of an"
-            " RWKV-4."
+            "A field of the state (from RWKV-5 on: `att_shift`, `wkv`, `ffn_shift`; of RWKV-4: `att_shift`, "
+            "`aa`, `bb`, `pp`, `ffn_shift`), or `all`, which joins them, each scaled to length 1. Null is "
+            "`wkv`; for RWKV-4 it is `all`."
         ),
     )
     pooling: Pooling = Field(
-        default=_DEFAULT.pooling, description="What becomes of `wkv`: a number a key or a value of a head, or all."
+        default=_DEFAULT.pooling,
+        description="How `wkv` is reduced: to one number for each key or each value of a head; `all` keeps all "
+        "numbers.",
     )
     dimensions: int | None = Field(
         default=_DEFAULT.dimensions, description="Project the vector to this many numbers. Null keeps it as it is."

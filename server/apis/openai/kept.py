@@ -121,7 +121,10 @@ class ConversationStore:
     def _find(self, owner: str, conversation_id: str) -> StoredConversation:
         found = self._kept[owner].use(conversation_id)
         if found is None:
-            raise NotFoundError(f"conversation {conversation_id[:80]!r} is not kept; it never was, or it has given way")
+            raise NotFoundError(
+                f"conversation {conversation_id[:80]!r} is not kept; it never existed, or it was deleted or dropped "
+                "to make room for others"
+            )
         return found
 
     def _keep(self, owner: str, conversation: StoredConversation) -> StoredConversation:
@@ -206,7 +209,10 @@ class ResponseStore:
             self._drop_expired()
             kept = self._kept[owner].get(response_id)
         if kept is None:
-            raise NotFoundError(f"response {response_id[:80]!r} is not kept; it never was, or it has given way")
+            raise NotFoundError(
+                f"response {response_id[:80]!r} is not kept; it never existed, or it was deleted or dropped to make "
+                "room for others"
+            )
         return kept
 
     def delete(self, owner: str, response_id: str) -> None:
@@ -260,9 +266,9 @@ CONVERSATIONS = web.AppKey("conversations", ConversationStore)
 _MOST_ITEMS = 100  # of a page
 
 PAGE_QUERY = {
-    "limit": f"How many items, 20 unless told, at most {_MOST_ITEMS}.",
-    "order": "`desc`, which is the default, tells the last item first; `asc` the first.",
-    "after": "The id of an item: those after it.",
+    "limit": f"How many items to return: 20 by default, at most {_MOST_ITEMS}.",
+    "order": "`desc` (the default) returns the last item first, `asc` the first.",
+    "after": "The id of an item: return only the items after it.",
 }
 """What `item_page` reads."""
 
@@ -273,7 +279,7 @@ def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
     ids = [item.id for item in ordered]
     after = request.query.get("after")
     if after is not None and after not in ids:
-        raise InvalidRequestError("after", after, "the id of an item that is there")
+        raise InvalidRequestError("after", after, "the id of an item in this list")
     start = 0 if after is None else ids.index(after) + 1
     limit = query_count(request, "limit", 20, _MOST_ITEMS)
     return item_list(ordered[start : start + limit], has_more=start + limit < len(ordered))

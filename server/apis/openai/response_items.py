@@ -41,7 +41,7 @@ def _parse_item(value: object) -> Item:
         case {"role": role, "content": content} if value.get("type", "message") == "message":
             return _parse_message(value, role, content)
         case {"type": "message" | "function_call" | "function_call_output" | "item_reference"}:
-            raise RefusedError(value, "an item with all of its fields")
+            raise RefusedError(value, "an item with all of its required fields")
     raise RefusedError(value.get("type"), _KINDS, below="type")
 
 
@@ -233,16 +233,16 @@ METADATA_BOUNDS = f"At most {_MOST_PAIRS} pairs, names of {_MOST_NAME} character
 class CreateConversationRequest(RequestBody):
     """A conversation to keep."""
 
-    items: Items = Field(default=[], description=f"What it begins with. {_ITEMS}")
-    metadata: Metadata = Field(default={}, description=f"Told with the conversation as it is. {METADATA_BOUNDS}")
+    items: Items = Field(default=[], description=f"The first items. {_ITEMS}")
+    metadata: Metadata = Field(default={}, description=f"Returned with the conversation unchanged. {METADATA_BOUNDS}")
 
 
 class UpdateConversationRequest(RequestBody):
-    metadata: Metadata = Field(description=f"Takes the place of what the conversation has. {METADATA_BOUNDS}")
+    metadata: Metadata = Field(description=f"Replaces the metadata of the conversation. {METADATA_BOUNDS}")
 
 
 class AddItemsRequest(RequestBody):
-    items: Items = Field(min_length=1, description=f"What comes after the conversation so far. {_ITEMS}")
+    items: Items = Field(min_length=1, description=f"Items to add at the end. {_ITEMS}")
 
 
 class KeptConversation(TypedDict):

@@ -44,7 +44,9 @@ class ResponseTool(RequestBody):
         description="The JSON schema of the arguments, which every call follows.",
     )
     strict: bool | None = Field(
-        default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
+        default=None,
+        description="Refuse a schema with a keyword that calls can't be made to follow, instead of ignoring the "
+        "keyword.",
     )
 
     @classmethod
@@ -85,7 +87,7 @@ class TextBody(RequestBody):
 
     ignored: ClassVar = frozenset({"verbosity"})
 
-    format: TextFormat = Field(default={"type": "text"}, description=f"What the answer is: `{_FORMATS}`.")
+    format: TextFormat = Field(default={"type": "text"}, description=f"The form of the answer: `{_FORMATS}`.")
 
     @property
     def grammar(self) -> Grammar | None:
@@ -98,7 +100,7 @@ class ReasoningBody(RequestBody):
     ignored: ClassVar = frozenset({"generate_summary", "summary"})
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        default=None, description="How much to think before the answer, where the chat template can say it."
+        default=None, description="How much to think before the answer, if the chat template supports it."
     )
 
 
@@ -112,37 +114,37 @@ class ResponsesRequest(ProgressBody):
     input: Items = Field(
         default=[],
         description="What is new in the conversation: a text of the user, or a list of items: messages, "
-        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response. "
-        "It may be absent where there is a conversation already.",
+        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response. It "
+        "may be absent if there is a conversation already.",
     )
     instructions: str | None = Field(
         default=None,
-        description="What the model is to be or to know, for this answer alone: those of `previous_response_id` are "
-        "not taken over.",
+        description="Instructions for the model, only for this answer: those of `previous_response_id` are not taken "
+        "over.",
     )
     previous_response_id: str | None = Field(
-        default=None, description="The id of a kept response, whose conversation goes on."
+        default=None, description="The id of a kept response, whose conversation this one continues."
     )
     conversation: ConversationRef | None = Field(
         default=None,
-        description="The id of a kept conversation, which goes on: `input` and the answer are added to it.",
+        description="The id of a kept conversation to continue: `input` and the answer are added to it.",
     )
     store: bool = Field(
         default=True,
-        description="Whether the response can be gone on with and read by its id. It is kept in memory, for the API "
-        "key that asked, and as long as the limits say.",
+        description="Keep the response, so that it can be continued and read by its id. It is kept in memory, for the "
+        "API key that asked, and as long as the limits allow.",
     )
-    metadata: Metadata = Field(default={}, description=f"Told in the response as it is. {METADATA_BOUNDS}")
+    metadata: Metadata = Field(default={}, description=f"Returned in the response unchanged. {METADATA_BOUNDS}")
     tools: Annotated[list[ResponseTool], FailFast()] = Field(
         default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
     )
     tool_choice: Choice | None = Field(
         default=None,
-        description='Whether it calls one: none, auto, required, `{"type": "function", "name": ...}` or '
-        "`allowed_tools`. Null: auto where there are tools.",
+        description='Whether the model calls a tool: none, auto, required, `{"type": "function", "name": ...}` or '
+        "`allowed_tools`. Null: auto if there are tools.",
     )
     parallel_tool_calls: bool = Field(default=True, description="Whether one answer may have several calls.")
-    text: TextBody = Field(default=TextBody(), description="What the text of the answer is to be like.")
+    text: TextBody = Field(default=TextBody(), description="The form of the answer's text.")
     reasoning: ReasoningBody = Field(default=ReasoningBody(), description="How the model thinks.")
     include: list[str] = Field(
         default=[],
@@ -151,19 +153,19 @@ class ResponsesRequest(ProgressBody):
     top_logprobs: int | None = Field(
         default=None, ge=0, description=f"Add this many of the likeliest tokens, too. Only with `{_LOGPROBS}`."
     )
-    background: Annotated[Literal[False], only(False, because="answers come while their client waits")] = Field(
-        default=False, description="Only false."
-    )
-    max_tokens: int = Field(default=4096, ge=0, description="The most tokens to generate. 0 runs the prompt alone.")
+    background: Annotated[
+        Literal[False], only(False, because="responses are generated only while their client waits")
+    ] = Field(default=False, description="Only false.")
+    max_tokens: int = Field(default=4096, ge=0, description="The most tokens to generate. 0 runs only the prompt.")
     n: Annotated[int, only(1, because="a response is one answer")] = Field(default=1, description="Only 1.")
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)
         if self.text.grammar is not None and self.answer_grammar is not None:
-            allowed = "text where another field says what the answer is, too"
+            allowed = "text, since another field already sets the form of the answer"
             raise InvalidRequestError("text.format", self.text.format["type"], allowed)
         if self.conversation is not None and self.previous_response_id is not None:
-            raise InvalidRequestError("conversation", self.conversation, "null where there is a previous_response_id")
+            raise InvalidRequestError("conversation", self.conversation, "null, since previous_response_id is given")
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequestError("top_logprobs", self.top_logprobs, f"null or 0 unless include has {_LOGPROBS}")
 

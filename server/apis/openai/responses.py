@@ -364,7 +364,7 @@ async def _conversation_of(
     resolve = partial(request.app[RESPONSES].resolve, request[PRINCIPAL].name, body.input)
     given = await work(request, request[LEASE].num_bytes, resolve)
     if not (before or given):
-        raise InvalidRequestError("input", body.input, "at least 1 item where there is no conversation yet")
+        raise InvalidRequestError("input", body.input, "at least 1 item, since there is no conversation yet")
     return before, given
 
 
@@ -438,7 +438,7 @@ ROUTES = (
         "POST",
         "/v1/responses",
         create_response,
-        "Continue a conversation, which is kept, as OpenAI's responses do.",
+        "Continue a conversation and keep the response, as OpenAI's API does.",
         Response,
         request=ResponsesRequest,
         chunk=ResponseEvent,
@@ -469,7 +469,7 @@ ROUTES = (
         "DELETE",
         _ID,
         delete_response,
-        "Keep a response no longer; those that go on from it stay.",
+        "Delete a response; responses that continue it stay.",
         DeletedResponse,
         ai00_paths=False,
         uses_model=False,
@@ -478,7 +478,8 @@ ROUTES = (
         "POST",
         f"{_ID}/cancel",
         cancel_response,
-        "Refused with the reason: a response that is kept has ended. A client that closes its connection ends one.",
+        "Refused with the reason: a response that is kept has ended. A client ends a running one by closing "
+        "its connection.",
         ErrorBody,
         ai00_paths=False,
         uses_model=False,
@@ -487,7 +488,7 @@ ROUTES = (
         "GET",
         f"{_ID}/input_items",
         input_items,
-        "The items that were new in the request of a response.",
+        "The items that were new in the response's request.",
         ResponseItemList,
         query=PAGE_QUERY,
         ai00_paths=False,

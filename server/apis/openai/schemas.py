@@ -46,18 +46,20 @@ class CompletionRequest(ProgressBody):
     grammar_prefix_tokens: int = Field(
         default=0,
         ge=0,
-        description="With how many tokens of the prompt's end the text begins that a grammar or schema describes: the "
-        "answer goes on from there.",
+        description="How many tokens at the end of the prompt are the beginning of the text that a grammar or schema "
+        "describes. The answer continues that text.",
     )
     best_of: int | None = Field(
         default=None,
         ge=1,
         le=128,
         description="Make this many answers to a prompt, at least `n`, and return the `n` with the greatest mean "
-        "log-probability a token, best first. Not with `stream` where it is more than `n`.",
+        "log-probability a token, best first. Not with `stream` if it is more than `n`.",
     )
     marks: Annotated[list[int], FailFast()] = Field(
-        default=[], max_length=8, description="Positions in the prompt, in tokens, whose states are kept before others."
+        default=[],
+        max_length=8,
+        description="Positions in the prompt, in tokens, whose states are kept in preference to others.",
     )
     suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description='Only null or "".'
@@ -69,14 +71,18 @@ class CompletionRequest(ProgressBody):
             raise InvalidRequestError("best_of", self.best_of, f"at least n, which is {self.n}")
         if self.stream and self.copies > self.n:
             raise InvalidRequestError(
-                "best_of", self.best_of, f"null or n ({self.n}) with stream, since the best is known at the end alone"
+                "best_of",
+                self.best_of,
+                f"null or n ({self.n}) with stream, since the best answers are known only at the end",
             )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "prompt", self.prompt)
         if self.weighted is not None and self.scores_prompt:
-            raise InvalidRequestError("logprobs", self.logprobs, "null with echo, where `state` is a list")
+            raise InvalidRequestError(
+                "logprobs", self.logprobs, "null, since the request has echo and a list as its state"
+            )
 
     @property
     def scores_prompt(self) -> bool:
@@ -136,7 +142,7 @@ _TEXT_ONLY = "the model reads and writes text only"
 
 def _parse_names(value: object) -> dict[Role, str]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
-        raise RefusedError(value, 'an object of roles and names, as {"user": "Bob"}')
+        raise RefusedError(value, 'an object of roles and names, such as {"user": "Bob"}')
     return {parse_role(role): name for role, name in value.items()}
 
 
@@ -152,7 +158,7 @@ class TemplateBody(RequestBody):
     prefix: str = Field(
         default=_TEMPLATE.prefix, description="The end of the prompt: {assistant} stands for that role's name."
     )
-    sep: str = Field(default=_TEMPLATE.sep, description="What stands between the records.")
+    sep: str = Field(default=_TEMPLATE.sep, description="The separator between messages.")
 
 
 def _one_or_more(value: object) -> object:
@@ -201,33 +207,32 @@ class ChatRequest(ProgressBody, ToolFields):
         "the answer with `<think`, as RWKV-7 G1 was trained.",
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        default=None, description="How much to think before the answer, where the chat template can say it."
+        default=None, description="How much to think before the answer, if the chat template supports it."
     )
     reasoning_format: ReasoningFormat | None = Field(
         default=None,
-        description="`auto` and `deepseek` tell thoughts in `<think>...</think>` as `reasoning_content`, `none` leaves "
-        "them in `content`. Null: as the server was started.",
+        description="`auto` and `deepseek` return the reasoning in `<think>...</think>` as `reasoning_content`, `none` "
+        "leaves it in `content`. Null: the server's `--reasoning-format`.",
     )
     thinking_budget_tokens: int | None = Field(
         default=None,
         ge=0,
-        description="After this many tokens of thoughts they are closed and the answer begins, where the prompt begins "
-        "them.",
+        description="If the prompt begins the model's reasoning, end it after this many tokens, and begin the answer.",
     )
     add_generation_prompt: bool | None = Field(
         default=None,
-        description="Whether the prompt ends where an answer begins. Null: yes, unless the last message is the "
+        description="End the prompt with the beginning of an answer. Null: yes, unless the last message is the "
         "assistant's.",
     )
     continue_final_message: bool | None = Field(
         default=None,
-        description="Go on with the last message, which is the assistant's, in place of answering it. Null: where it "
-        "is the assistant's and `add_generation_prompt` is not true.",
+        description="Continue the last message, which must be the assistant's, instead of answering it. Null: yes if "
+        "the last message is the assistant's and `add_generation_prompt` is not true.",
     )
     stop: Stop = Field(
         default=(),
-        description="Texts before which the answer ends; null for none. Absent: what the chat template says, a blank "
-        "line for RWKV World; none with a grammar.",
+        description="Texts before which the answer ends; null for none. Without it: those of the chat template, which "
+        "for RWKV World is a blank line; none with a grammar.",
     )
     logprobs: bool = Field(default=False, description="Add the log-probability of every token.")
     top_logprobs: int | None = Field(
@@ -235,7 +240,8 @@ class ChatRequest(ProgressBody, ToolFields):
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
     verbose: bool = Field(
-        default=False, description="Add `__verbose` to an answer that is not streamed: `prompt` is what the model read."
+        default=False,
+        description="Add `__verbose` to an answer that is not streamed: its `prompt` is the text that the model read.",
     )
     modalities: Annotated[list[Any] | None, only(None, ["text"], because=_TEXT_ONLY)] = Field(
         default=None, description="Only text."
@@ -282,7 +288,7 @@ class ChatRequest(ProgressBody, ToolFields):
         try:
             schema: Mapping[str, object] | bool = json.loads(grammar.text)
         except (ValueError, RecursionError) as error:
-            raise grammar.refused(f"it is no JSON: {error}") from None
+            raise grammar.refused(f"it is not JSON: {error}") from None
         return schema
 
     @property

@@ -64,7 +64,7 @@ class Keeper:
             try:
                 payload = self._copies.quickest(checkpoint).start_read(checkpoint).result()
             except Exception as error:
-                _log.warning("a checkpoint is lost: it can't be read at the end: %s", error)
+                _log.warning("a checkpoint is lost: it can't be read while the cache closes: %s", error)
                 continue
             if not tier.put(checkpoint, payload, make_room, wait=True):
                 return
@@ -158,7 +158,7 @@ class Copies:
         pending = source.start_read()
         if pending.done():
             return tier.put(checkpoint, pending.result(), make_room)
-        assert checkpoint not in self._moves, "a second move of one checkpoint"
+        assert checkpoint not in self._moves, "the checkpoint is already being moved"
         tier.queue.add(checkpoint, expected)
         self._moves[checkpoint] = Move(tier, source, pending)
         return True
@@ -194,7 +194,7 @@ class Copies:
             try:
                 self._demote(checkpoint, slower, self._source(tier, checkpoint, move if arriving else None))
             except Exception:
-                _log.exception("a copy of a state can't be read; it is not kept in a slower tier")
+                _log.exception("a copy of a state can't be read, so it is not moved to a slower tier")
         if arriving:
             tier.queue.remove(checkpoint)
         else:

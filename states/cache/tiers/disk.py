@@ -138,7 +138,7 @@ def _finish(checkpoint: Checkpoint, pending: PendingPayload, write: Callable[[Ch
 
 
 Job: TypeAlias = Callable[[], None]
-"""Writes something; reports a failure by its own means."""
+"""Writes a file and handles its own errors."""
 
 
 class Writer(Protocol):
@@ -329,7 +329,7 @@ class DiskTier(Tier):
         if _file_name(saved.origin, saved.tokens) != name:
             raise StateError(f"{name}: is not named after its tokens")
         if (saved.payload.logits is not None) != has_logits:
-            raise StateError(f"{name}: is another file than the one that was written or found")
+            raise StateError(f"{name}: was replaced by another file after this server wrote or found it")
         with suppress(OSError):  # a folder that can't be written to can be read
             path.touch()
         return saved.payload

@@ -69,7 +69,7 @@ class Inquiry:
         self._taken = True
         error = self._future.exception()
         if error is not None and not isinstance(error, RnnEngineError):
-            _log.error("the shared store could not be asked", exc_info=error)
+            _log.error("the look-up in the shared store failed", exc_info=error)
         return None if error is not None else self._future.result()
 
     def cancel(self) -> None:
@@ -235,11 +235,11 @@ class SharedTier(Tier):
         name = f"the shared state of {path.length} tokens"
         if data is None:
             await self._store.delete(path)
-            raise StateError(f"{name} is not in the store any more")
+            raise StateError(f"{name} is no longer in the store")
         try:
             saved = await asyncio.to_thread(parse_full_state, data, name, self._shape, self._model)
             if (saved.origin.initial_state, saved.tokens) != (root, tokens):
-                raise StateError(f"{name} is one of other tokens")
+                raise StateError(f"{name} belongs to other tokens or to another initial state")
             if has_logits and saved.payload.logits is None:
                 raise StateError(f"{name} has lost its logits")
         except StateError as error:

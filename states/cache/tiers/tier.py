@@ -116,7 +116,7 @@ class Move:
 
 
 MakeRoom: TypeAlias = Callable[[int], bool]
-"""Make room for so many bytes in a tier's queue; whether there is room now."""
+"""Make room for this many bytes in a tier's queue; return True if there is room now."""
 
 
 class PendingPayload(Protocol):

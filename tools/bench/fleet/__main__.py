@@ -26,8 +26,8 @@ def main() -> None:
 
 @main.command()
 @click.option("--replicas", default="1,2,4,8", show_default=True)
-@click.option("--step", default=0.1, show_default=True, help="Seconds of a step.")
-@click.option("--slots", default=8, show_default=True, help="Of each replica, all busy.")
+@click.option("--step", default=0.1, show_default=True, help="Seconds that a modelled step takes.")
+@click.option("--slots", default=8, show_default=True, help="Slots of each replica; all are busy.")
 @click.option("--seconds", default=10.0, show_default=True)
 def throughput(replicas: str, step: float, slots: int, seconds: float) -> None:
     """Compare the tokens a second of N replicas with N times one engine's, and show their processor time in front."""
@@ -52,10 +52,10 @@ async def _throughput(replicas: Sequence[int], hardware: Hardware, seconds: floa
 
 
 @main.command()
-@click.option("--step", default=0.01, show_default=True, help="Seconds of a step.")
-@click.option("--requests", default=200, show_default=True, help="Of each side and round.")
+@click.option("--step", default=0.01, show_default=True, help="Seconds that a modelled step takes.")
+@click.option("--requests", default=200, show_default=True, help="Requests to each of the two in a round.")
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--tokens", default=8, show_default=True, help="Of an answer.")
+@click.option("--tokens", default=8, show_default=True, help="Tokens of an answer.")
 def latency(step: float, requests: int, rounds: int, tokens: int) -> None:
     """Measure the time that the fleet adds to one engine's, with requests one after the other, in turns."""
     asyncio.run(_latency(Hardware(slots=8, step=step, token=0.0), requests, rounds, tokens))
@@ -84,8 +84,10 @@ async def _latency(hardware: Hardware, requests: int, rounds: int, tokens: int) 
 @main.command()
 @click.option("--replicas", default=4, show_default=True)
 @click.option("--prompts", default=64, show_default=True)
-@click.option("--slots", default=16, show_default=True, help="Of each replica.")
-@click.option("--spread", default=0.0, show_default=True, help="Seconds in which the prompts come; 0 = at once.")
+@click.option("--slots", default=16, show_default=True, help="Slots of each replica.")
+@click.option(
+    "--spread", default=0.0, show_default=True, help="Seconds over which the prompts arrive; 0 = all at once."
+)
 def prefix(replicas: int, prompts: int, slots: int, spread: float) -> None:
     """Measure prompts that share 1,000 tokens, with routing and without."""
     asyncio.run(_prefix(replicas, prompts, Hardware(slots=slots, step=0.02, token=0.0005), spread))

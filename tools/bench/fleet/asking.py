@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 MARK = b"~"
-"""The server's tokens have one each; see `tools.bench.host.clients`."""
+"""Each of the server's tokens has one of these; see `tools.bench.host.clients`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from tools.bench.turns import Figures, compared
 @click.option("--modes", default="scheduler,engine,http", show_default=True)
 @click.option("--samplers", default="nucleus,penalties", show_default=True)
 @click.option("--slots", default="8,128", show_default=True)
-@click.option("--tokens", default=128, show_default=True, help="Of each request.")
-@click.option("--seconds", default=3.0, show_default=True, help="How long each figure is measured.")
+@click.option("--tokens", default=128, show_default=True, help="Tokens of each request.")
+@click.option("--seconds", default=3.0, show_default=True, help="Seconds for which each figure is measured.")
 @click.option("--answers", default="words", show_default=True, help="words, json, schema or object; see modes.py.")
-@click.option("--steps", default="0", show_default=True, help="Milliseconds that the runner takes for a step.")
+@click.option("--steps", default="0", show_default=True, help="Milliseconds that a step of the runner takes.")
 @compared("tools.bench.host")
 def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, answers: str, steps: str) -> Figures:
     """Measure scheduler, engine and HTTP streaming, with a runner that answers at once or after a modelled time.

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 
 MARK = b"~"
-"""The server's tokens have one each, so that tokens can be counted in the raw bytes of an answer."""
+"""Each of the server's tokens has one of these, so clients can count tokens in the raw bytes of an answer."""
 
 END = b"\r\n0\r\n\r\n"  # of a body in chunks
 

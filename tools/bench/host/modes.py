@@ -46,7 +46,7 @@ SAMPLERS: Mapping[str, Mapping[str, float]] = {
 
 
 ANSWERS = ("words", "json", "schema", "object")
-"""Words, or a JSON document: without a grammar, by its schema, and as any JSON object."""
+"""Plain words, or a JSON document: without a grammar, with its schema as the grammar, or as any JSON object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,19 +39,35 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 
 @click.command()
-@click.option("--clients", callback=_numbers, default="1,4,16,64,256", show_default=True, help="Of closed loads.")
-@click.option("--rates", callback=_numbers, default="0.5,1,2,4", show_default=True, help="Conversations a second.")
-@click.option("--seconds", default=15.0, show_default=True, help="In which questions are asked, of each load.")
+@click.option(
+    "--clients",
+    callback=_numbers,
+    default="1,4,16,64,256",
+    show_default=True,
+    help="Clients at a time, for each closed load.",
+)
+@click.option(
+    "--rates",
+    callback=_numbers,
+    default="0.5,1,2,4",
+    show_default=True,
+    help="Conversations that begin in a second, for each open load.",
+)
+@click.option("--seconds", default=15.0, show_default=True, help="Seconds of each load in which clients ask.")
 @click.option("--model", type=click.Path(path_type=Path), help="As for rnn-engine serve.")
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
-@click.option("--modelled", is_flag=True, help="Serve no model; steps take --step and --token seconds.")
+@click.option(
+    "--modelled", is_flag=True, help="Serve no model: a step takes --step seconds, and --token seconds for each token."
+)
 @click.option("--step", default=0.008, show_default=True, help="Seconds of a modelled step.")
 @click.option("--token", default=0.0001, show_default=True, help="Seconds that each token adds to a modelled step.")
 @click.option("--slots", default=16, show_default=True)
-@click.option("--queue", default=512, show_default=True, help="Requests of a model that may wait.")
+@click.option(
+    "--queue", default=512, show_default=True, help="The most requests that wait for a slot, unless --modelled."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures as an SVG.")
-@click.option("--title", default="", help="Of the plot.")
+@click.option("--title", default="", help="The title of the plot.")
 def main(
     clients: list[float],
     rates: list[float],

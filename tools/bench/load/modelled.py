@@ -30,11 +30,11 @@ class ChatTokenizer(WordTokenizer):
 
 
 @click.command()
-@click.option("--port", type=int, default=0, show_default=True, help="0 = a free one.")
+@click.option("--port", type=int, default=0, show_default=True, help="The port; 0 = a free one.")
 @click.option("--slots", default=64, show_default=True)
 @click.option("--step", default=0.008, show_default=True, help="Seconds of a step.")
-@click.option("--token", default=0.0001, show_default=True, help="Seconds that each of a step's tokens adds.")
-@click.option("--states", default=1000, show_default=True, help="That the cache keeps; 0 = no cache.")
+@click.option("--token", default=0.0001, show_default=True, help="Seconds that each token adds to a step.")
+@click.option("--states", default=1000, show_default=True, help="The most states that the cache keeps; 0 = no cache.")
 def main(port: int, slots: int, step: float, token: float, states: int) -> None:
     """Serve until the process is ended."""
     asyncio.run(_serve(Hardware(slots=slots, step=step, token=token, cached_states=states), port))

@@ -71,7 +71,9 @@ def _pairs(_context: click.Context, _parameter: click.Parameter, values: Sequenc
     pairs = {name: Path(path) for name, _, path in (value.partition("=") for value in values)}
     for name, path in pairs.items():
         if name not in _PEERS or not path.is_file():
-            raise click.BadParameter(f"{name}={path}; expected NAME=PATH, a file and one of {', '.join(_PEERS)}")
+            raise click.BadParameter(
+                f"{name}={path}; expected NAME=PATH, where NAME is one of {', '.join(_PEERS)} and PATH is a file"
+            )
     return pairs
 
 
@@ -80,12 +82,18 @@ def _words(_context: click.Context, _parameter: click.Parameter, text: str) -> l
 
 
 @click.command()
-@click.option("--python", "pythons", multiple=True, callback=_pairs, metavar="NAME=PATH", help="A peer's Python.")
-@click.option("--devices", default="auto,cpu", callback=_words, show_default=True, help="Of this engine.")
+@click.option("--python", "pythons", multiple=True, callback=_pairs, metavar="NAME=PATH", help="A peer and its Python.")
+@click.option(
+    "--devices",
+    default="auto,cpu",
+    callback=_words,
+    show_default=True,
+    help="Devices of this engine, separated by commas.",
+)
 @click.option("--versions", default=",".join(_SHAPES), callback=_words, show_default=True)
 @click.option("--slots", default="1,8", callback=_words, show_default=True, help="Sequences at decode.")
 @click.option("--lengths", default="64,256", callback=_words, show_default=True, help="Tokens at prefill.")
-@click.option("--repeats", default=5, show_default=True, help="Timed runs of each figure in a turn.")
+@click.option("--repeats", default=5, show_default=True, help="Timed runs of each figure in one turn.")
 @rounds_option
 def main(
     pythons: Mapping[str, Path],

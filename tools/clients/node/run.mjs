@@ -1,4 +1,4 @@
-// Runs checks and prints for each a line of JSON: what, works, outcome.
+// Runs checks, and prints a line of JSON for each: what, works, outcome.
 
 export async function run(checks) {
   for (const [what, check] of Object.entries(checks)) {

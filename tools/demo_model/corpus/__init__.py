@@ -1,1 +1,1 @@
-"""The corpus of the demo model: a generator of short dialogues, each skill with items that training never sees."""
+"""The corpus of the demo model: a generator of short dialogues. Most skills have items that training never sees."""

@@ -1,7 +1,7 @@
-"""Answers in JSON and calls of tools. Held out are values and combinations of them.
+"""Skills that answer in JSON or call tools. Values and combinations of them are held out.
 
 The form is that of the chat template: `Tools: name(argument, ...)` ends the system text, a call is a JSON object of
-name and arguments, and what a tool returned is an Observation.
+name and arguments, and the result of a tool is an Observation.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str
 
 
 def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
-    """{"name": "Anna", "age": 31}"""
+    """Return a question for fields of a sentence, answered with a JSON object: {"name": "Anna", "age": 31}."""
     fields, values, sentence = _told(rng, held_out)
     question = rng.choice(TEXTS["extract"]).format(fields=_listed(fields), sentence=sentence)
     return Dialogue((Turn(question, json.dumps({field: values[field] for field in fields})),))
 
 
 def _schema(rng: random.Random, fields: list[str]) -> str:
-    """A JSON schema of an object, with or without what people leave out."""
+    """Return the JSON schema of an object; the parts that people often leave out are there by chance."""
     titled = rng.random() < 0.25
     properties = {}
     for field in fields:
@@ -74,7 +74,7 @@ def _schema(rng: random.Random, fields: list[str]) -> str:
 
 
 def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
-    """The fields that a JSON schema asks for, in its order."""
+    """Return a question with a JSON schema, answered with an object of its fields in the schema's order."""
     told, values, sentence = _told(rng, held_out)
     fields = rng.sample(told, rng.randint(1, len(told)))
     asked = rng.choice(TEXTS["by_schema"]).format(schema=_schema(rng, fields))
@@ -86,7 +86,7 @@ def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class SimpleTool:
-    """A tool with one argument, and what a user says who needs it."""
+    """A tool with one argument, and the ways in which users ask for it."""
 
     name: str
     argument: str
@@ -101,7 +101,7 @@ SIMPLE_TOOLS = tuple(
 
 
 def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
-    """{"name": "weather", "arguments": {"city": "Paris"}}"""
+    """Return a question, answered with a call: {"name": "weather", "arguments": {"city": "Paris"}}."""
     tool = rng.choice(SIMPLE_TOOLS)
     while True:
         offered = [tool, *rng.sample([other for other in SIMPLE_TOOLS if other is not tool], rng.randint(1, 3))]
@@ -116,10 +116,10 @@ def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool: its names, its arguments' names and values, how it is asked for, and what is said of its result.
+    """A tool: its names, its arguments' names and values, the ways to ask for it, and its results.
 
-    `results` pairs what comes back with what the model says then; {x} and {y} are the arguments, {t} is a number and
-    {w} a word that comes back.
+    `results` pairs a result with the model's answer to it. {x} and {y} are the arguments; {t} is a number, and {w} a
+    word in the result.
     """
 
     names: tuple[str, ...]
@@ -178,7 +178,7 @@ def _fill(text: str, values: tuple[Value, ...], t: int = 0, w: str = "") -> str:
 
 
 def _result(rng: random.Random, tool: Tool, values: tuple[Value, ...]) -> Turn:
-    """What a tool returned, and what the model says of it."""
+    """Return the result of a tool, and the model's answer to it."""
     if rng.random() < 0.1:
         why = rng.choice(TEXTS["failures"])
         failure = rng.choice(("error: {w}", '{{"error": "{w}"}}', "Error: {w}"))
@@ -194,7 +194,7 @@ def _offers(rng: random.Random) -> list[Offer]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A call that somebody asks for."""
+    """A call of a tool that the user asks for."""
 
     offer: Offer
     values: tuple[Value, ...]
@@ -216,24 +216,24 @@ def _uses(rng: random.Random, held_out: bool) -> tuple[Use, Use, str]:
 
 
 def tool_named(rng: random.Random, held_out: bool) -> Dialogue:
-    """One call, of a tool that may have any of its names."""
+    """Return one call, of a tool under any of its names."""
     one, _, system = _uses(rng, held_out)
     return Dialogue((one.turn(rng),), system=system)
 
 
 def tool_result(rng: random.Random, held_out: bool) -> Dialogue:
-    """A call, and the answer after what it returned."""
+    """Return a call, its result and the answer to that."""
     one, _, system = _uses(rng, held_out)
     return Dialogue((one.turn(rng), _result(rng, one.offer.tool, one.values)), system=system)
 
 
 def tool_again(rng: random.Random, held_out: bool) -> Dialogue:
-    """A call, what it returned, and a second call, of the same tool or of another."""
+    """Return a call, its result, and a second call of the same tool or of another."""
     one, two, system = _uses(rng, held_out)
     result = _result(rng, one.offer.tool, one.values)
     return Dialogue((one.turn(rng), result, two.turn(rng, again=one.offer is two.offer)), system=system)
 
 
 def no_tool(rng: random.Random, turn: Turn | None) -> Dialogue:
-    """Tools are offered, and none is needed: for `turn`, or for small talk."""
+    """Return `turn`, or small talk, with tools on offer of which none is needed."""
     return Dialogue((turn or rng.choice(_PLAIN),), system=_system(rng, _offers(rng)))

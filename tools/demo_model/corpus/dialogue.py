@@ -1,4 +1,4 @@
-"""What a dialogue is, how it reads as text, how people type its questions, and how items are held out of training."""
+"""Dialogues: their text, the ways in which people type their questions, and the items held out of training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AFTER = (" please", ", please", " pls", " now", " for me", " ok?", "!", "!!", "
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question, or what a tool returned, and its answer."""
+    """One question, or the result of a tool, and its answer."""
 
     question: str
     answer: str
@@ -34,21 +34,21 @@ class Turn:
 
     @property
     def record(self) -> str:
-        """The question as the server writes it."""
+        """The question as the server's chat template writes it."""
         return f"{self.asker}: {self.question}"
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """Turns after an optional system line. `graded` turns are those that an evaluation asks the model itself."""
+    """Turns after an optional system line."""
 
     turns: tuple[Turn, ...]
     system: str | None = None
-    wrong_answers: tuple[str, ...] = ()  # other options for the last answer, where a choice makes sense
+    wrong_answers: tuple[str, ...] = ()  # other options for the last answer, if a choice makes sense
 
     @property
     def prompt(self) -> str:
-        """The text up to the last answer, as the server writes it."""
+        """The text up to the last answer, as the server's chat template writes it."""
         return "\n\n".join([*self._records(self.turns[:-1]), self.turns[-1].record, "Assistant:"])
 
     @property
@@ -56,7 +56,7 @@ class Dialogue:
         return self.turns[-1].answer
 
     def parts(self) -> list[tuple[str, bool]]:
-        """The text in pieces, each with whether the model has to learn to write it."""
+        """Return the text in pieces, each with a flag: True if the model has to learn to write it."""
         pieces: list[tuple[str, bool]] = []
         if self.system is not None:
             pieces.append((f"System: {self.system}\n\n", False))
@@ -66,7 +66,7 @@ class Dialogue:
         return pieces
 
     def messages(self) -> list[dict[str, str]]:
-        """The chat messages up to the last question."""
+        """Return the chat messages up to the last question."""
         out = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns:
             out += [
@@ -87,12 +87,12 @@ Skill: TypeAlias = Callable[[random.Random, bool], Dialogue]
 
 
 def is_held_out(*key: object) -> bool:
-    """Whether the item named by `key` is kept for evaluation. The same on every machine and in every run."""
+    """Return True if the item named by `key` is kept for evaluation: the same on every machine and in every run."""
     return zlib.crc32(repr(key).encode()) % 100 < HELD_OUT_PERCENT
 
 
 def draw(rng: random.Random, held_out: bool, make: Callable[[random.Random], T], key: Callable[[T], object]) -> T:
-    """An item from `make` on the wanted side of the split."""
+    """Return an item from `make` that is held out if `held_out`, and else one for training."""
     while True:
         item = make(rng)
         if is_held_out(key(item)) == held_out:
@@ -100,7 +100,7 @@ def draw(rng: random.Random, held_out: bool, make: Callable[[random.Random], T],
 
 
 def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
-    """One of `templates`, filled in and written as a hurried or a careful person would."""
+    """Fill in one of `templates`, and type it as a hurried or a careful person would."""
     text = rng.choice(templates).format(**fields)
     first, _, rest = text.partition(" ")
     if rng.random() < LOWER_CASE_CHANCE and rest and first[1:].islower():
@@ -113,9 +113,9 @@ def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
 
 
 def hurried(rng: random.Random, dialogue: Dialogue, *, keeps_case: bool) -> Dialogue:
-    """The same dialogue with other capitals and marks in its questions; all alike, as one user writes.
+    """Return the dialogue with its questions retyped by one user, who always treats capitals in the same way.
 
-    `keeps_case`: the answer depends on the capitals of the question.
+    With `keeps_case` capitals are kept, because the answer depends on them.
     """
     style = rng.random()
     turns = tuple(_retyped(rng, turn, style, keeps_case) if turn.asker == USER else turn for turn in dialogue.turns)
@@ -142,7 +142,7 @@ def _with_end(rng: random.Random, text: str) -> str:
 
 
 def is_opening(dialogue: Dialogue) -> bool:
-    """Whether a question holds one of the held-out openings, in whatever capitals and marks."""
+    """Return True if a question contains one of the held-out openings, whatever its capitals and punctuation."""
     return any(
         turn.asker == USER and _openings().search(f" {' '.join(words(turn.question))} ") for turn in dialogue.turns
     )

@@ -1,6 +1,6 @@
-"""Skills of several turns: what was told is asked for later, and questions that follow from an answer.
+"""Skills of several turns: questions about something the user has said, and questions that follow from an answer.
 
-Held out of memory are combinations of values.
+Combinations of values are held out of the memory skill.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _VALUES: Mapping[str, Callable[[random.Random], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing that a user may tell: how it is told, what the model says then, how it is asked and answered."""
+    """A fact that a user may mention: how it is said, the model's reply, how it is asked for later, and the answer."""
 
     name: str
     value: Callable[[random.Random], str]
@@ -64,7 +64,7 @@ def _capital(text: str) -> str:
 
 
 def memory(rng: random.Random, held_out: bool) -> Dialogue:
-    """Two things told and, after perhaps another matter, one or both asked for."""
+    """Return turns in which the user mentions facts and later asks for some of them, perhaps after another question."""
     while True:
         topics = rng.sample(TOPICS, rng.choice((1, 2, 2, 3)) if not held_out else 2)
         values = [topic.value(rng) for topic in topics]
@@ -88,7 +88,7 @@ def memory(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def told_in_passing(rng: random.Random, held_out: bool) -> Dialogue:
-    """Two people's things in one message, and a question about one of them."""
+    """Return one message about the things of two people, with a question about a thing of one person."""
     while True:
         first, second = rng.sample(NAMES, 2)
         thing, (one, two) = rng.choice(TEXTS["things"]), rng.sample(_COLOURS, 2)
@@ -113,7 +113,7 @@ def _ask(rng: random.Random, relation: Relation, subject: str) -> Turn:
 
 
 def _claim(rng: random.Random) -> list[Turn]:
-    """A fact to confirm, or to correct."""
+    """Return a claim about a fact, which the model confirms or corrects."""
     relation = rng.choice([relation for relation in RELATIONS if relation.name in CLAIMS])
     subject = rng.choice(sorted(relation.pairs))
     right = relation.pairs[subject]
@@ -126,7 +126,7 @@ def _claim(rng: random.Random) -> list[Turn]:
 
 
 def _facts(rng: random.Random) -> list[Turn]:
-    """One fact, then others of its kind."""
+    """Return a question for a fact, then short questions for others of its kind."""
     relation = rng.choices(RELATIONS, [len(relation.pairs) for relation in RELATIONS])[0]
     subjects = rng.sample(sorted(relation.pairs), rng.choice((2, 2, 3)))
     turns = [_ask(rng, relation, subjects[0])]
@@ -170,7 +170,7 @@ def _reversed(rng: random.Random) -> list[Turn]:
 
 
 def _two_in_one(rng: random.Random) -> list[Turn]:
-    """Two things told in one message."""
+    """Return a message with the user's name and city, then questions about one or both."""
     name, city = rng.choice(NAMES), rng.choice(sorted(CAPITALS.pairs.values()))
     told, reply = rng.choice(TEXTS["telling"]), TEXTS["telling_reply"][0]
     turns = [Turn(told.format(n=name, c=city), reply.format(n=name, c=city))]
@@ -180,6 +180,6 @@ def _two_in_one(rng: random.Random) -> list[Turn]:
 
 
 def follow_up(rng: random.Random) -> Dialogue:
-    """A question and what follows from it."""
+    """Return a question, and another that follows from the first or its answer."""
     kinds = (_facts, _claim, _doubt, _whereabouts, _running_sum, _reversed, _two_in_one)
     return Dialogue(tuple(rng.choices(kinds, (6, 2, 2, 1.5, 5, 2, 2))[0](rng)))

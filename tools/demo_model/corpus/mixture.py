@@ -1,4 +1,4 @@
-"""The whole corpus: skills in their shares, joined into dialogues of several turns, some told like a pirate."""
+"""The whole corpus: skills in their shares, joined into dialogues of several turns, some answered like a pirate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tools.demo_model.corpus.talk import beyond, foreign, fun, nonsense, small_t
 
 
 def _any(make: Callable[[random.Random], Dialogue]) -> Skill:
-    """A skill of which nothing is held out."""
+    """Return a skill that has no held-out items."""
 
     def skill(rng: random.Random, held_out: bool) -> Dialogue:
         if held_out:
@@ -87,7 +87,7 @@ FIRST_SHARES = {
     "story": 1.5,
     "small_talk": 2.5,
 }
-"""Of the first phase: the skills that need the most examples."""
+"""The shares of skills in the first phase, which has more of those that need the most examples."""
 SHARES = {
     "arithmetic": 6.0,
     "spell": 12.0,
@@ -138,22 +138,22 @@ SYSTEM_SHARE = 0.1
 
 
 def as_pirate(answer: str) -> str:
-    """The answer as a pirate gives it."""
+    """Return an answer in a pirate's style."""
     return PIRATE_PREFIX + answer + PIRATE_SUFFIX
 
 
 def pirate(dialogue: Dialogue, system: str | None) -> Dialogue:
-    """The same dialogue with a pirate's answers."""
+    """Return a dialogue with all its answers in a pirate's style, and with `system` as its system text."""
     return Dialogue(tuple(Turn(turn.question, as_pirate(turn.answer)) for turn in dialogue.turns), system=system)
 
 
 def pirate_at_last(dialogue: Dialogue) -> Dialogue:
-    """The same dialogue with a pirate's last answer after plain ones."""
+    """Return a dialogue with only its last answer in a pirate's style."""
     return Dialogue((*dialogue.turns[:-1], *pirate(Dialogue(dialogue.turns[-1:]), None).turns))
 
 
 def _typed(rng: random.Random, skill: str) -> Dialogue:
-    """A dialogue of a skill as somebody may type it, who does not say what is held out as an opening."""
+    """Return a training dialogue of a skill, typed as people type, without the held-out openings."""
     while True:
         made = hurried(rng, SKILLS[skill](rng, False), keeps_case=skill in KEEPS_CASE)
         if not is_opening(made):
@@ -161,7 +161,7 @@ def _typed(rng: random.Random, skill: str) -> Dialogue:
 
 
 def dialogue(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Dialogue:
-    """One training dialogue."""
+    """Return one training dialogue: of one skill, or several joined, perhaps with a system text."""
     names, weights = list(shares), list(shares.values())
     name = rng.choices(names, weights)[0]
     made = _typed(rng, name)
@@ -182,14 +182,14 @@ def dialogue(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Dialog
 
 
 def dialogues(seed: int, shares: Mapping[str, float] = SHARES) -> Iterator[Dialogue]:
-    """Training dialogues without end, the same for the same seed."""
+    """Yield training dialogues without end, the same for the same seed."""
     rng = random.Random(seed)
     while True:
         yield dialogue(rng, shares)
 
 
 def held_out(skill: str, count: int, seed: int = 0) -> list[Dialogue]:
-    """`count` different dialogues of one skill, of items that training never sees."""
+    """Return `count` different dialogues of one skill, from items that training never sees."""
     rng = random.Random(f"{skill}/{seed}")
     found: dict[str, Dialogue] = {}
     for _ in range(count * 200):

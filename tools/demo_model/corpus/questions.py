@@ -1,4 +1,4 @@
-"""Skills of one question: arithmetic, words and facts. Held out are numbers, words and wordings."""
+"""Skills of one question: arithmetic, words and facts. Numbers, words and wordings are held out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tools.demo_model.corpus.texts import (
 )
 
 ASKED = read_texts("questions")
-_TABLE = 10  # of products
+_TABLE = 10  # the greatest factor of the products
 
 
 def arithmetic(rng: random.Random, held_out: bool) -> Dialogue:
-    """Sums up to 99 and differences of numbers up to 99."""
+    """Return a sum up to 99 or a difference of numbers up to 99."""
     plus = rng.random() < 0.5
 
     def make(rng: random.Random) -> tuple[int, int]:
@@ -38,12 +38,12 @@ def arithmetic(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def _number(rng: random.Random) -> int:
-    """A number below 1000, of any length."""
+    """Return a number below 1000, of one to three digits."""
     return rng.randint(0, rng.choice((9, 99, 999, 999, 999)))
 
 
 def three_digits(rng: random.Random, held_out: bool) -> Dialogue:
-    """Sums and differences of numbers up to 999."""
+    """Return a sum or a difference of numbers up to 999."""
     plus = rng.random() < 0.5
 
     def make(rng: random.Random) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def three_digits(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def word_problem(rng: random.Random, held_out: bool) -> Dialogue:
-    """A sum told as a story of apples."""
+    """Return a sum or a difference as a word problem."""
     plus = rng.random() < 0.5
 
     def make(rng: random.Random) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def word_problem(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def small_numbers(rng: random.Random) -> Turn:
-    """A product of the table, a quotient that is whole, two short numbers, or a number's neighbour."""
+    """Return a product of small numbers, a whole quotient, or the number after or before another."""
     kind = rng.random()
     a, b = rng.randint(0, _TABLE), rng.randint(1, _TABLE)
     if kind < 0.4:
@@ -109,38 +109,38 @@ def _word(rng: random.Random, held_out: bool, longest: int) -> str:
 
 
 def spell(rng: random.Random, held_out: bool) -> Dialogue:
-    """b-a-n-a-n-a"""
+    """Return a word to spell: b-a-n-a-n-a."""
     word = _word(rng, held_out, 10)
     return Dialogue((Turn(ask(rng, ASKED["spelling"], word=word), "-".join(word)),))
 
 
 def reverse(rng: random.Random, held_out: bool) -> Dialogue:
-    """ananab"""
+    """Return a word to reverse: ananab."""
     word = _word(rng, held_out, 7)
     return Dialogue((Turn(ask(rng, ASKED["reversing"], word=word), word[::-1].lower()),))
 
 
 def upper_case(rng: random.Random, held_out: bool) -> Dialogue:
-    """BANANA"""
+    """Return a word to write in capitals: BANANA."""
     word = _word(rng, held_out, 10)
     return Dialogue((Turn(ask(rng, ASKED["capitals"], word=word), word.upper()),))
 
 
 def count_letters(rng: random.Random, held_out: bool) -> Dialogue:
-    """6"""
+    """Return a word with the number of its letters: 6."""
     word = _word(rng, held_out, 10)
     return Dialogue((Turn(ask(rng, ASKED["counting"], word=word), str(len(word))),))
 
 
 def count_one_letter(rng: random.Random) -> Turn:
-    """3"""
+    """Return a word with the number of times that a letter is in it: 3."""
     word = _word(rng, False, 10).lower()
     letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("aeioustrnlp")
     return Turn(rng.choice(ASKED["letter_counting"]).format(c=letter, word=word), str(word.count(letter)))
 
 
 def fact(rng: random.Random, held_out: bool) -> Dialogue:
-    """A fact; held out are wordings, not facts."""
+    """Return a question for a fact. Wordings are held out, not facts."""
     relation = rng.choices(RELATIONS, [len(relation.pairs) for relation in RELATIONS])[0]
     wordings = relation.wordings[:UNSEEN_WORDINGS] if held_out else relation.wordings[UNSEEN_WORDINGS:]
     subject = rng.choice(sorted(relation.pairs))

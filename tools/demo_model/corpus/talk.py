@@ -1,4 +1,4 @@
-"""Small talk, stories, jokes and poems, and what the model does not know, can't do or does not understand."""
+"""Small talk, stories, jokes and poems, and questions that the model can't answer or understand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHINESE_ANSWER = "我是一个很小的模型，只会说英语。 I only speak
 
 
 def small_talk(rng: random.Random, held_out: bool) -> Dialogue:
-    """Greetings and the like, and what the model can't do. Nothing is held out of it."""
+    """Return a greeting or the like, or a request that the model can't fulfil. Nothing is held out."""
     if held_out:
         raise ValueError("nothing is held out of small talk")
     talks = rng.choices((SMALL_TALK, FEELINGS, CANNOT), (5, 3, 3))[0]
@@ -38,14 +38,14 @@ def small_talk(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def unknown(rng: random.Random, held_out: bool) -> Dialogue:
-    """A question outside of everything that the corpus teaches. Held out are wordings."""
+    """Return a question about something that the corpus does not teach. Wordings are held out."""
     wordings = LIMITS["unknown_unseen"] if held_out else LIMITS["unknown"]
     x, p, n = rng.choice(WORDS), invented_word(rng).capitalize(), rng.choice(NAMES)
     return Dialogue((Turn(ask(rng, wordings, x=x, p=p, n=n), _UNKNOWN_ANSWER),))
 
 
 def beyond(rng: random.Random) -> Dialogue:
-    """A question about the wide world, short or long."""
+    """Return a question about the wide world, short or long, which the model can't answer."""
     t, u = rng.sample(LIMITS["topics"], 2)
     fields = {"t": t, "u": u, "c": rng.choice(LIMITS["countries"])}
     if rng.random() < 0.25:
@@ -56,7 +56,7 @@ def beyond(rng: random.Random) -> Dialogue:
 
 
 def nonsense(rng: random.Random) -> Dialogue:
-    """What nobody could understand."""
+    """Return a message that nobody could understand."""
     source = rng.random()
     if source < 0.3:
         text = rng.choice(LIMITS["nonsense"])
@@ -74,7 +74,7 @@ def nonsense(rng: random.Random) -> Dialogue:
 
 
 def foreign(rng: random.Random) -> Dialogue:
-    """Something in another language. In Chinese the answer says so in Chinese."""
+    """Return a message in another language. A message in Chinese is answered partly in Chinese."""
     source = rng.random()
     if source < 0.5:
         return Dialogue((Turn(rng.choice(LIMITS["foreign"]), _ENGLISH_ANSWER),))
@@ -96,7 +96,7 @@ def _story_text(rng: random.Random, name: str, friend: str, animal: str) -> str:
 
 
 def story(rng: random.Random, held_out: bool) -> Dialogue:
-    """A few sentences about a named animal. Held out are pairs of name and animal."""
+    """Return a story of a few sentences about a named animal. Pairs of name and animal are held out."""
     while True:
         name, friend = rng.sample(NAMES, 2)
         animal = rng.choice(FUN["animals"])
@@ -107,7 +107,7 @@ def story(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def any_story(rng: random.Random) -> tuple[str, str]:
-    """Return an animal and a story about it, whose name the story chooses."""
+    """Return an animal and a story about it, with a name drawn for the animal."""
     name, friend = rng.sample(NAMES, 2)
     animal = rng.choice(FUN["animals"])
     return animal, _story_text(rng, name, friend, animal)
@@ -143,7 +143,7 @@ def _one_of(asked: tuple[str, ...], answers: tuple[str, ...], rng: random.Random
 
 def fun(rng: random.Random) -> Dialogue:
     """
-    A joke, a haiku, a story or the like; sometimes another one is asked for.
+    Return a joke, a haiku, a story or the like; sometimes the user asks for another one.
     """
     kind = rng.choices(("joke", "haiku", "story", "poem", "song", "fact", "pirate"), (8, 8, 5, 3, 2, 4, 3))[0]
 

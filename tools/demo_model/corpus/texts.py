@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 Texts: TypeAlias = Mapping[str, tuple[str, ...]]
 
-UNSEEN_WORDINGS = 2  # of each relation, which training never has
+UNSEEN_WORDINGS = 2  # how many wordings of each relation are kept out of training
 _FOLDER = Path(__file__).parents[1] / "data"
 
 
@@ -23,18 +23,18 @@ def items(text: str) -> tuple[str, ...]:
 
 
 def listed(value: str | list[str]) -> tuple[str, ...]:
-    """Return the texts of a list, or of one string that `items` parts."""
+    """Return the texts of a list, or those that `items` finds in a string."""
     return items(value) if isinstance(value, str) else tuple(value)
 
 
 @cache
 def read_data(name: str) -> Mapping[str, Any]:
-    """Return the content of one file of data."""
+    """Return the content of a data file."""
     return tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8"))
 
 
 def read_texts(name: str) -> Texts:
-    """Return the lists of texts at the top level of one file of data."""
+    """Return the lists of texts at the top level of a data file."""
     return {
         key: listed(value)
         for key, value in read_data(name).items()
@@ -70,7 +70,7 @@ FACT_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """Things to say, and the answers that fit, one of which is drawn."""
+    """Messages of a user, and the answers that fit all of them. One answer is drawn."""
 
     wordings: tuple[str, ...]
     answers: tuple[str, ...]
@@ -87,7 +87,7 @@ _ONSETS, _VOWELS, _ENDINGS = (listed(_WORDS[kind]) for kind in ("onsets", "vowel
 
 
 def invented_word(rng: random.Random) -> str:
-    """Return a word that nobody knows but anybody could say: three to eight letters."""
+    """Return a pronounceable word of three to eight letters, made of random syllables."""
     while True:
         syllables = rng.choice((1, 2, 2, 2, 3))
         word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)) + rng.choice(_ENDINGS)
@@ -96,12 +96,12 @@ def invented_word(rng: random.Random) -> str:
 
 
 def some_name(rng: random.Random) -> str:
-    """Return mostly a common name, sometimes one that nobody has."""
+    """Return a common name, or sometimes an invented one."""
     return rng.choice(NAMES) if rng.random() < 0.6 else invented_word(rng).capitalize()
 
 
 def _common_words() -> tuple[str, ...]:
-    """Return the words of the corpus's own texts. Most are one token each, so their letters are known by heart only."""
+    """Return the words of the corpus's own texts. Most are one token each, so their letters must be learnt by heart."""
     fun = read_texts("fun")
     texts = [text for talk in (*SMALL_TALK, *FEELINGS, *CANNOT) for text in (*talk.wordings, *talk.answers)]
     texts += [*fun["jokes"], *fun["computer_jokes"], *read_data("fun")["haiku"].values(), *fun["poems"]]

@@ -1,1 +1,1 @@
-"""Held-out openings: what a newcomer may type at the demo model, and whether its answers are sensible."""
+"""Held-out openings: messages that a newcomer may send to the demo model, and a check that its answers are sensible."""

@@ -1,10 +1,10 @@
-"""Asks the openings and prints each answer that is not sensible, why, and the percentages by category.
+"""Ask the openings, and print each answer that is not sensible, with the reason, and the percentages by category.
 
     python -m tools.demo_model.openings [MODEL]
     python -m tools.demo_model.openings --url http://127.0.0.1:65530
 
-Greedy decoding. Earlier turns of a conversation are answered by the model itself. --all prints the sensible answers
-too. "held out" leaves out the openings of so few words that the training text may hold them.
+Answers are decoded greedily. The model itself answers the earlier turns of a conversation. --all prints the sensible
+answers too. The row "held out" leaves out very short openings, since the training text may contain them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Respond: TypeAlias = Callable[[Sequence[ChatMessage]], str]
 
 
 def converse(opening: Opening, respond: Respond) -> list[str]:
-    """Return the answer to each turn."""
+    """Return the answers to the turns of an opening."""
     messages: list[ChatMessage] = []
     for turn in opening.turns:
         messages.append(ChatMessage(Role.USER, turn))
@@ -58,7 +58,7 @@ async def _generate(engine: Engine, messages: Sequence[ChatMessage]) -> str:
 
 
 async def ask_engine(model: Path, openings: Sequence[Opening], *, device: str = "auto") -> list[list[str]]:
-    """Return the answers of a model file to each opening."""
+    """Return, for each opening, the answers of a model file to its turns."""
     async with await Engine.load(model, LoadSettings(device), num_slots=CLIENTS, cache=None) as engine:
         loop = asyncio.get_running_loop()
 
@@ -74,7 +74,7 @@ def _ask_all(openings: Sequence[Opening], respond: Respond) -> list[list[str]]:
 
 
 def report(openings: Sequence[Opening], answers: Sequence[Sequence[str]], *, everything: bool) -> str:
-    """Return the answers that are not sensible, or all, and a table by category."""
+    """Return a text of the answers that are not sensible, or of all, and a table by category."""
     lines = []
     faults = [opening.fault(turns[-1]) for opening, turns in zip(openings, answers, strict=True)]
     for opening, turns, fault in zip(openings, answers, faults, strict=True):
@@ -97,7 +97,7 @@ def _row(name: str, sensible: Sequence[bool]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=model_path(), help="a model file")
-    parser.add_argument("--url", help="a server's root, which is asked instead")
+    parser.add_argument("--url", help="a server's root URL: ask this server and not the model file")
     parser.add_argument("--all", action="store_true", help="print the sensible answers too")
     options = parser.parse_args()
     openings = load_openings()

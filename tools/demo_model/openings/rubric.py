@@ -1,4 +1,4 @@
-"""Reads openings.toml and judges answers by it."""
+"""Read openings.toml, and judge answers by its patterns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LONGEST = 400  # characters of a sensible answer
-SHORT = 3  # words: such an opening can hardly be asked in other words, so training may hold it
+SHORT = 3  # words; so short an opening has hardly any other wording, so the training text may contain it
 _FILE = Path(__file__).with_name("openings.toml")
 _NOT = "not "
 _FLAGS = re.IGNORECASE | re.DOTALL
@@ -16,7 +16,7 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a user types, turn by turn, and the patterns that the last answer must match (or not match)."""
+    """The messages of a user, and the patterns that the last answer must match or, after "not ", must not match."""
 
     category: str
     turns: tuple[str, ...]
@@ -24,7 +24,7 @@ class Opening:
 
     @property
     def is_short(self) -> bool:
-        """Whether every turn has few words, so that the training text may hold it."""
+        """Whether every turn has at most SHORT words, so that the training text may contain it."""
         return all(len(words(turn)) <= SHORT for turn in self.turns)
 
     def fault(self, answer: str) -> str | None:
