@@ -37,14 +37,17 @@ import numpy as np
 
 
 class RnnEngineError(Exception):
-    """Base of all exceptions raised on purpose. They can be pickled, whatever their constructors take."""
+    """Base of all exceptions that the project raises on purpose. All can be pickled.
+
+    That holds whatever their constructors take.
+    """
 
     def __reduce__(self) -> tuple[Callable[..., RnnEngineError], tuple[object, ...]]:
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequestError(RnnEngineError):
-    """A request field holds a value that is not allowed."""
+    """Raised if a request's `field` holds a `value` that is not allowed; `allowed` says in words what is expected."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
@@ -54,7 +57,7 @@ class InvalidRequestError(RnnEngineError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """A request's prompts have more tokens than are allowed."""
+    """Raised if a request's prompts have more tokens than are allowed."""
 
     def __init__(self, field: str, num_tokens: int, most: int, allowed: str) -> None:
         self.num_tokens = num_tokens
@@ -63,7 +66,10 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class InvalidGrammarError(InvalidRequestError):
-    """A grammar can't be used. `position` is the line and column of its text, from 1, where the reason is, if known."""
+    """Raised if a request's grammar is wrong, or takes too much to compile.
+
+    `position` is the line and column of the mistake in the grammar's text, both from 1; None if it is not known.
+    """
 
     def __init__(self, field: str, value: object, allowed: str, position: tuple[int, int] | None) -> None:
         self.position = position
@@ -71,43 +77,43 @@ class InvalidGrammarError(InvalidRequestError):
 
 
 class ForbiddenError(RnnEngineError):
-    """Whoever asks may not do that."""
+    """Raised if a client may not do what it asks for."""
 
 
 class NotFoundError(RnnEngineError):
-    """A named thing does not exist."""
+    """Raised if something that a request names does not exist."""
 
 
 class ModelNotFoundError(NotFoundError):
-    """No model has that name."""
+    """Raised if no model has the requested name."""
 
 
 class ModelError(RnnEngineError):
-    """A model file can't be read, or its tensors do not make a model that we know."""
+    """Raised if a model file can't be read, or if its tensors do not make a model that the engine knows."""
 
 
 class TokenizerError(RnnEngineError):
-    """A tokenizer can't be read, or does not fit the model."""
+    """Raised if a tokenizer can't be read, or does not fit the model."""
 
 
 class DeviceError(RnnEngineError):
-    """No such device, or it can't do what is asked of it."""
+    """Raised if the requested device does not exist, or can't do what is asked of it."""
 
 
 class DeviceMemoryError(DeviceError):
-    """The device has too little memory left."""
+    """Raised if the device has too little free memory."""
 
 
 class StateError(RnnEngineError):
-    """A state does not fit the model, or its file is damaged."""
+    """Raised if a state does not fit the model, or if its file is damaged."""
 
 
 class StorageError(RnnEngineError):
-    """A folder of the server's can't be written to: the disk is full, read-only or broken."""
+    """Raised if a folder of the server's can't be written to: the disk is full, read-only or broken."""
 
 
 class OverloadedError(RnnEngineError):
-    """The queue is full; the request was not accepted and may be sent again after `retry_after` seconds."""
+    """Raised if the queue is full. The request was not accepted and may be sent again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -115,7 +121,7 @@ class OverloadedError(RnnEngineError):
 
 
 class RateLimitError(OverloadedError):
-    """A client has spent what it may use in a minute: `what` is `requests` or `tokens`."""
+    """Raised if a client has used up what it may use in a minute: `what` is `requests` or `tokens`."""
 
     def __init__(self, message: str, retry_after: float, what: str) -> None:
         self.what = what
@@ -123,8 +129,10 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """The device does not answer or is being opened again, or something else that passes is in the way; a request may
-    be sent again after `retry_after` seconds."""
+    """Raised if the engine can't serve requests for a while: its device does not answer, or is being opened again.
+
+    Other causes that pass count too. A request may be sent again after `retry_after` seconds.
+    """
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -132,23 +140,26 @@ class UnavailableError(RnnEngineError):
 
 
 class TimeLimitError(RnnEngineError):
-    """A request's time is up before its first token, so that there is nothing to answer with."""
+    """Raised if a request reaches its time limit before its first token, so that there is no text to return."""
 
 
 class EngineClosedError(RnnEngineError):
-    """The engine is stopping or has stopped."""
+    """Raised if the engine is stopping or has stopped."""
 
 
 class StepError(RnnEngineError):
-    """The forward pass failed; only the requests of that step are lost."""
+    """Raised if the forward pass of a step failed; only the requests of that step are lost."""
 
 
 class MaskError(StepError):
-    """A request's grammar, or another mask of its tokens, can't be followed further; that request alone is lost."""
+    """Raised if a request's grammar, or another mask of its tokens, can't be followed further.
+
+    Only that request is lost.
+    """
 
 
 class ServerError(RnnEngineError):
-    """A server that was asked refuses, can't be reached, or broke off its answer."""
+    """Raised in a client if a server reports an error, can't be reached, or broke off its answer."""
 
 
 def _restore(kind: type[RnnEngineError], args: tuple[object, ...], fields: Mapping[str, object]) -> RnnEngineError:
@@ -167,24 +178,24 @@ def _shorten(value: object, limit: int = 80) -> str:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError unless `low` <= `value` <= `high`; NaN is refused."""
+    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`; NaN is rejected too."""
     if not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {low} to {high}")
 
 
 def check_finite(name: str, value: float | None) -> None:
-    """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
+    """Raise InvalidRequestError for the field `name` unless `value` is None or a finite number of at least 0."""
     if value is not None and not 0 <= value < math.inf:
         raise InvalidRequestError(name, value, "a finite number from 0 on")
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
-    """Whether `tokens` are ids of a vocabulary of `vocab_size` and no other integers than Python's own."""
+    """Return True if all `tokens` are ids from 0 to `vocab_size` - 1 and of the type `int`, not of numpy's types."""
     return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is no id of a vocabulary of `vocab_size`.
+    """Raise InvalidRequestError for the first of `tokens` that is not an id from 0 to `vocab_size` - 1.
 
     The error names it by `name` and its position: "prompt token 3".
     """
@@ -196,7 +207,7 @@ def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def is_inner_path(text: str) -> bool:
-    """Return True if `text` is a relative path that stays in the folder it is applied to, whatever the system.
+    """Return True if `text` is a relative path that stays in the folder it is applied to, on any operating system.
 
     False for an absolute path, a drive of Windows, `..`, and what has control characters or is no Unicode. Links in the
     folder are not looked at.
@@ -208,5 +219,5 @@ def is_inner_path(text: str) -> bool:
 
 
 def has_control_characters(text: str) -> bool:
-    """Return True if `text` has what no file name should have: control characters, or parts of a surrogate pair."""
+    """Return True if `text` has characters that no file name should have: control characters, or lone surrogates."""
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
