@@ -66,7 +66,7 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class InvalidGrammarError(InvalidRequestError):
-    """Raised if a request's grammar is wrong, or takes too much to compile.
+    """Raised if a request's grammar is wrong, or costs too much to compile.
 
     `position` is the line and column of the mistake in the grammar's text, both from 1; None if it is not known.
     """

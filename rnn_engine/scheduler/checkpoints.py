@@ -144,7 +144,7 @@ class Waypoints:
 
 
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
-    """Return the last position from `earliest` to `latest` at which a line ends, or else a sentence.
+    """Return the last position from `earliest` to `latest` at which a line ends, or else a sentence ends.
 
     Return None if the text has neither, or if there is no tokenizer. `token_bytes` returns the bytes of a token.
     """
@@ -293,20 +293,20 @@ class CheckpointPlan:
         self._points[position] = CheckpointPoint(position, kind, logits or (planned is not None and planned.logits))
 
     def close(self) -> None:
-        """Stop other prompts from waiting for this one, because it has been run or never will be. Idempotent."""
+        """Stop other prompts from waiting for this one, because it was run or will be run no further. Idempotent."""
         self.open = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """What a prompt waits for: that the running prompt of `plan` passes `position`."""
+    """One prompt's wait for another: until the running prompt, whose plan is `plan`, has passed `position`."""
 
     plan: CheckpointPlan
     position: int
     logits: bool  # whether the waiting prompt ends at the position, and so needs the logits there to go on
 
     def claim(self) -> None:
-        """Make the running prompt save its state at the position."""
+        """Make the running prompt save its state at the position that is waited for."""
         self.plan.claim(self.position, logits=self.logits)
 
     @property

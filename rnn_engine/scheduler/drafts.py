@@ -173,7 +173,7 @@ class Drafts:
         self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Add the duration of a step to the means if all of its sequences decode.
+        """Add the duration of a step to the mean times of steps, if all of its sequences decode.
 
         `now` is the time at which the step's outcome has been processed.
         """
@@ -195,7 +195,7 @@ class Drafts:
         return len(self._spare) > 0
 
     def may_pay(self, num_runs: int) -> bool:
-        """Return True if a draft, if all correct, would speed up a step in which `num_runs` sequences decode."""
+        """Return True if a draft that is fully correct would speed up a step in which `num_runs` sequences decode."""
         if not self.is_on:
             return False
         if num_runs not in self._pays:
@@ -204,7 +204,7 @@ class Drafts:
         return self._pays[num_runs]
 
     def plan(self, num_runs: int, num_tokens: int, num_others: int) -> DraftPlan:
-        """Return a plan, still without drafts, for a step in which `num_runs` sequences decode.
+        """Return a `DraftPlan`, still without drafts, for a step in which `num_runs` sequences decode.
 
         `may_pay` must be True for `num_runs`. Without drafts, these sequences run `num_tokens`: one each, and those
         that must be run again. `num_others` further sequences run prompts. A draft delays these too, so it must gain as
@@ -319,7 +319,7 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def may_draft(self) -> bool:
-        """True if the next run may have a draft after its certain tokens."""
+        """True if the next run may have a draft, after the tokens that were drawn and not run yet."""
         if self.drafter.is_off or self.answer.ending is not None:
             return False
         return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
@@ -343,7 +343,7 @@ class DraftingSequence(SamplingSequence):
         return self.drafter.look(self.generated)
 
     def propose(self, most: int) -> list[int]:
-        """Return a draft of at most `most` tokens. Call it only if `foretells` is True."""
+        """Return a draft of at most `most` next tokens. Call it only if `foretells` is True."""
         return self.drafter.propose(len(self.generated), most)
 
     def prepare(self, draft: Sequence[int]) -> None:
@@ -363,12 +363,12 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def draft_demand(self) -> DraftDemand:
-        """The tokens and rows that the next run needs for its certain tokens and the draft."""
+        """How many tokens and rows the next run needs for the tokens that were drawn and the draft after them."""
         num_drafted = len(self.drafter.draft)
         return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
 
     def run_draft(self, count: int) -> TokenRun | None:
-        """Return a run of at most `count` tokens: the certain ones and a part or all of the draft; None if impossible.
+        """Return a run of at most `count` tokens: the ones drawn already, and as much of the draft as fits; else None.
 
         The draft is used up in either case. The result is None if there is no draft, if `count` leaves no room for any
         of it, or if the device does not copy the state.

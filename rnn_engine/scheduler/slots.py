@@ -443,7 +443,7 @@ class SlotAllocator:
         return live
 
     def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> SamplingSequence:
-        """Write the states from which a request runs to `slots`, and return its first sequence, which is ready to run.
+        """Write a request's cached or initial states to `slots`, and return its first sequence, which is ready to run.
 
         The start of each sequence is appended to `starts`, even if a later one fails.
         """
