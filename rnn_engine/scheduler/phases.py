@@ -99,8 +99,7 @@ class PromptScores:
             self.take_row(rows.row(index), rows.target_logit(index))
 
     def take_row(self, row: LogitRow, logit: float) -> None:
-        """Score the next prompt token, if any: `row` is the logit row before it, `logit` the token's logit in that row.
-        """
+        """Score the next prompt token, if any: `row` is the logit row before it, `logit` the token's logit there."""
         token = next(self._unscored, None)
         if token is not None:
             top = top_logprobs(row, self._alternatives)
