@@ -1,4 +1,4 @@
-"""The engine: runs requests on the parts that `loading` has put together, and is the project's Python API.
+"""The engine, which is the project's Python API: runs requests on a model that `rnn_engine.loading` has loaded.
 
 Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from that
 thread into the request's own inbox. A request whose reader falls far behind is paused, and delays no other.
@@ -53,19 +53,22 @@ from states.tokens import unpack
 
 
 class RequestMasks:
-    """Compiles the grammars of requests, on its own threads. For one event loop."""
+    """Compiles the grammars of requests to token masks, on its own threads. For one event loop."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, seconds: float, note_seconds: Callable[[float], None]
     ) -> None:
-        """Compiling a grammar may take `seconds` of processor time; `note_seconds` is called with the time of each."""
+        """Prepare to compile grammars for `tokenizer`. Compiling one may take `seconds` of processor time.
+
+        `note_seconds` is called with the time that each one took.
+        """
         self._token_bytes = tokenizer.decode_bytes
         self._vocab_size = vocab_size
         vocabulary = partial(Vocabulary.of, tokenizer, vocab_size)
         self._grammars = GrammarCompiler(vocabulary, seconds, note_seconds=note_seconds)
 
     async def make(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with a mask in place of its grammar and its thoughts.
+        """Return `request` with a token mask in place of its grammar and its settings for thoughts.
 
         Raises InvalidRequestError if the grammar is wrong, UnavailableError if it could not be compiled for another
         reason, EngineClosedError if this was closed.
@@ -99,7 +102,7 @@ class RequestMasks:
         return replace(request, grammar=None, token_mask=begun.copy)
 
     def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with a mask that allows its thoughts before the text of its own mask."""
+        """Return `request` with a mask that lets the model think first, and then applies the request's own mask."""
         if request.thinking is None:
             return request
         thoughts, answer, ends = request.thinking, request.token_mask, request.stop_tokens
@@ -134,7 +137,7 @@ class Engine:
         policy: BatchingPolicy = EAGER,
         grammar_seconds: float = 2.0,
     ) -> None:
-        """All of `parts` are closed with the engine."""
+        """Start an engine on `parts`, which it owns and closes. For the other arguments see `load`."""
         self._tokenizer = parts.tokenizer
         self._info = parts.info
         self._loop = asyncio.get_running_loop()
@@ -191,7 +194,7 @@ class Engine:
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
     ) -> Self:
-        """Open a model and put it on a device; the event loop goes on meanwhile.
+        """Load a model to a device and return its engine. The event loop goes on meanwhile.
 
         `model_path` is a file, a Hugging Face folder, or the name of a model that was pulled. `name` is what clients
         call the model, else the file's name without its ending. `max_queued` requests may wait for a slot, each for
@@ -284,11 +287,11 @@ class Engine:
         return 0 if self._cache is None else await self._ask(self._cache.drop_all)
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the summary of the cache since a version of it; None if there is none yet."""
+        """Return how the summary of the state cache has changed since version `since`; None if there is none yet."""
         return None if self._upkeep is None else self._upkeep.changes(since)
 
     def forget_root(self, root: str) -> None:
-        """Drop what is kept of sequences that start from the state with this root. For any thread."""
+        """Drop the cached states of sequences that started from the state with this root. For any thread."""
         if self._upkeep is not None:
             self._upkeep.forget_root(root)
 
@@ -308,12 +311,12 @@ class Engine:
             raise
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """See `EngineLike.generate`. The request is queued when the iteration begins."""
+        """Run `request` and return its events; see `EngineLike.generate`. It is queued when the iteration begins."""
         request.check(self._info.shape, self._info.max_logprobs, self._scheduler.capacity)
         return self._generate(request, wait_for_room)
 
     async def close(self) -> None:
-        """Stop taking requests, end the running ones with EngineClosedError, free the device. Idempotent.
+        """Stop taking requests, end the running ones with EngineClosedError, and free the device. Idempotent.
 
         Returns after a minute at the latest: a worker that waits for its device all that time is left behind.
         """
@@ -371,7 +374,10 @@ class Engine:
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
-        """Set timers that end a request at its deadline, and after too long a wait unless its call `was_begun`."""
+        """Set timers that end a request at its deadline and if it waits for a slot for too long; return them.
+
+        With `was_begun`, earlier requests of the same call have run, and the wait is not limited.
+        """
         timers: list[asyncio.TimerHandle] = []
         if request.deadline is not None:
             late = TimeLimitError("the request reached its time limit before its first token; see `timeout`")
@@ -389,7 +395,7 @@ class Engine:
         self._worker.call(lambda: self._inboxes.post(end(key, error)))
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        """Return what `question` gives on the worker's thread, between two steps."""
+        """Run `question` on the worker's thread, between two steps, and return its result."""
         self._refuse_if_unable()
         return await self._questions.ask(question)
 
@@ -399,14 +405,14 @@ class Engine:
         self._worker.health.check()
 
     def _wake_worker(self) -> None:
-        """Have the worker look for work. Called on any thread."""
+        """Make the worker check if there is work. May be called on any thread."""
         self._worker.call(lambda: None)
 
     def _pause(self, key: int, paused: bool) -> None:
         self._worker.call(partial(self._scheduler.pause, key, paused))
 
     def _note_end(self) -> None:
-        """End everything that waits for the worker, which runs no more."""
+        """End all requests and questions that wait for the worker, because the worker has ended."""
         self._ended.set()
         self._stop_upkeep()
         self._admission.close()
@@ -417,7 +423,7 @@ class Engine:
             self._upkeep.stop()
 
     def _note_stall(self) -> None:
-        """End everything that waits for the worker, which waits for the device."""
+        """End all requests and questions that wait for the worker, because the device does not answer."""
         health = self._worker.health
         if health.status == "stalled":  # else it has just gone on
             self._end_waiting(partial(UnavailableError, str(health.reason), health.retry_after))
@@ -430,7 +436,7 @@ class Engine:
 def _end(
     scheduler: Scheduler, parts: EngineParts, loop: asyncio.AbstractEventLoop, note_end: Callable[[], None]
 ) -> None:
-    """Close the scheduler and the parts. Called on the worker's thread, as the last thing that it does."""
+    """Close the scheduler and the engine's parts. Called on the worker's thread, as the last thing that it does."""
     try:
         scheduler.close()
         parts.close()
@@ -440,7 +446,7 @@ def _end(
 
 
 def _weakly(method: Callable[P, None]) -> Callable[P, None]:
-    """Return a function that calls a bound method as long as its object lives, and does not keep the object alive.
+    """Return a function that calls a bound method while its object is alive, without keeping the object alive.
 
     An engine's parts call it through such functions: a closed engine is then freed at once, and not by a garbage
     collection.

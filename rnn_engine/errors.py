@@ -1,26 +1,26 @@
-"""The project's exceptions, and checks of single values that several layers make.
+"""Every exception that the project raises on purpose, and checks of single values that several layers make.
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
-    │   ├── PromptTooLongError a prompt has more tokens than are allowed              (HTTP 400)
-    │   └── InvalidGrammarError a grammar is wrong, or takes too much to compile      (HTTP 400)
-    ├── ForbiddenError         the client may not do what it asks                     (HTTP 403)
+    │   ├── PromptTooLongError it has more tokens than are allowed                    (HTTP 400)
+    │   └── InvalidGrammarError a grammar is wrong, or takes too much                 (HTTP 400)
+    ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
     ├── NotFoundError          a named thing does not exist                           (HTTP 404)
     │   └── ModelNotFoundError no model has that name                                 (HTTP 404)
     ├── ModelError             a model file can't be read or does not fit             (at load)
     ├── TokenizerError         a tokenizer can't be read or does not fit the model    (at load)
-    ├── DeviceError            there is no such device, or it can't do what is needed (at load)
+    ├── DeviceError            no such device, or it can't do what is asked           (at load)
     │   └── DeviceMemoryError  the device has too little memory left                  (at load)
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
-    ├── StorageError           a folder of the server can't be written to             (HTTP 507)
-    ├── OverloadedError        the queue, or another limited resource, is full        (HTTP 429)
-    │   └── RateLimitError     a client has used up its limit for a minute            (HTTP 429)
-    ├── TimeLimitError         a request's time is up before its first token          (HTTP 504)
+    ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
+    ├── OverloadedError        the queue is full                                      (HTTP 429)
+    │   └── RateLimitError     a client has spent what it may use in a minute         (HTTP 429)
+    ├── TimeLimitError         a request's time is up, and it has no text yet         (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     ├── StepError              the forward pass failed for the requests of one step   (HTTP 500)
     │   └── MaskError          a request's grammar can't be followed further          (HTTP 400)
-    └── ServerError            another server refuses or can't be reached             (as a client)
+    └── ServerError            a server that was asked refuses or can't be reached    (as a client)
 
 A message names what is wrong, shows the bad value and says what is allowed.
 """
@@ -37,14 +37,17 @@ import numpy as np
 
 
 class RnnEngineError(Exception):
-    """Base class of the project's exceptions. They can be pickled, whatever their constructors take."""
+    """Base of all exceptions that the project raises on purpose. All can be pickled.
+
+    That holds whatever their constructors take.
+    """
 
     def __reduce__(self) -> tuple[Callable[..., RnnEngineError], tuple[object, ...]]:
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequestError(RnnEngineError):
-    """A request field holds a value that is not allowed."""
+    """Raised if a request's `field` holds a `value` that is not allowed; `allowed` says in words what is expected."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
@@ -54,7 +57,7 @@ class InvalidRequestError(RnnEngineError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """A request's prompts have more tokens than are allowed."""
+    """Raised if a request's prompts have more tokens than are allowed."""
 
     def __init__(self, field: str, num_tokens: int, most: int, allowed: str) -> None:
         self.num_tokens = num_tokens
@@ -63,7 +66,10 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class InvalidGrammarError(InvalidRequestError):
-    """A grammar can't be used. `position` is the line and column of the fault in its text, from 1, if known."""
+    """Raised if a request's grammar is wrong, or costs too much to compile.
+
+    `position` is the line and column of the mistake in the grammar's text, both from 1; None if it is not known.
+    """
 
     def __init__(self, field: str, value: object, allowed: str, position: tuple[int, int] | None) -> None:
         self.position = position
@@ -71,46 +77,43 @@ class InvalidGrammarError(InvalidRequestError):
 
 
 class ForbiddenError(RnnEngineError):
-    """The client may not do what it asks."""
+    """Raised if a client may not do what it asks for."""
 
 
 class NotFoundError(RnnEngineError):
-    """A named thing does not exist."""
+    """Raised if something that a request names does not exist."""
 
 
 class ModelNotFoundError(NotFoundError):
-    """No model has that name."""
+    """Raised if no model has the requested name."""
 
 
 class ModelError(RnnEngineError):
-    """A model file can't be read, or its tensors are not those of a supported model."""
+    """Raised if a model file can't be read, or if its tensors do not make a model that the engine knows."""
 
 
 class TokenizerError(RnnEngineError):
-    """A tokenizer can't be read, or does not fit the model."""
+    """Raised if a tokenizer can't be read, or does not fit the model."""
 
 
 class DeviceError(RnnEngineError):
-    """There is no such device, or it can't do what is needed."""
+    """Raised if the requested device does not exist, or can't do what is asked of it."""
 
 
 class DeviceMemoryError(DeviceError):
-    """The device has too little memory left."""
+    """Raised if the device has too little free memory."""
 
 
 class StateError(RnnEngineError):
-    """A state does not fit the model, or its file is damaged."""
+    """Raised if a state does not fit the model, or if its file is damaged."""
 
 
 class StorageError(RnnEngineError):
-    """A folder of the server can't be written to: the disk is full, read-only or broken."""
+    """Raised if a folder of the server's can't be written to: the disk is full, read-only or broken."""
 
 
 class OverloadedError(RnnEngineError):
-    """The queue, or another limited resource, is full.
-
-    The request was not accepted and may be sent again after `retry_after` seconds.
-    """
+    """Raised if the queue is full. The request was not accepted and may be sent again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -118,7 +121,7 @@ class OverloadedError(RnnEngineError):
 
 
 class RateLimitError(OverloadedError):
-    """A client has used up its limit for a minute. `what` is what the limit counts: `requests` or `tokens`."""
+    """Raised if a client has used up what it may use in a minute: `what` is `requests` or `tokens`."""
 
     def __init__(self, message: str, retry_after: float, what: str) -> None:
         self.what = what
@@ -126,9 +129,9 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """The device does not answer, is being opened again, or there is another temporary obstacle.
+    """Raised if the engine can't serve requests for a while: its device does not answer, or is being opened again.
 
-    A request may be sent again after `retry_after` seconds.
+    Other causes that pass count too. A request may be sent again after `retry_after` seconds.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -137,23 +140,26 @@ class UnavailableError(RnnEngineError):
 
 
 class TimeLimitError(RnnEngineError):
-    """A request's time is up before its first token, so there is no text to answer with."""
+    """Raised if a request reaches its time limit before its first token, so that there is no text to return."""
 
 
 class EngineClosedError(RnnEngineError):
-    """The engine is stopping or has stopped."""
+    """Raised if the engine is stopping or has stopped."""
 
 
 class StepError(RnnEngineError):
-    """The forward pass failed for one step. Only the requests of that step are lost."""
+    """Raised if the forward pass of a step failed; only the requests of that step are lost."""
 
 
 class MaskError(StepError):
-    """A request's grammar, or another mask of its tokens, can't be followed further. Only that request is lost."""
+    """Raised if a request's grammar, or another mask of its tokens, can't be followed further.
+
+    Only that request is lost.
+    """
 
 
 class ServerError(RnnEngineError):
-    """Another server refuses a request, can't be reached, or broke off its answer."""
+    """Raised in a client if a server reports an error, can't be reached, or broke off its answer."""
 
 
 def _restore(kind: type[RnnEngineError], args: tuple[object, ...], fields: Mapping[str, object]) -> RnnEngineError:
@@ -172,39 +178,39 @@ def _shorten(value: object, limit: int = 80) -> str:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError unless `low` <= `value` <= `high`. NaN is refused."""
+    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`; NaN is rejected too."""
     if not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {low} to {high}")
 
 
 def check_finite(name: str, value: float | None) -> None:
-    """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
+    """Raise InvalidRequestError for the field `name` unless `value` is None or a finite number of at least 0."""
     if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequestError(name, value, "a finite number of at least 0")
+        raise InvalidRequestError(name, value, "a finite number from 0 on")
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
-    """Return True if all `tokens` are of Python's own type int and ids of a vocabulary of `vocab_size`."""
+    """Return True if all `tokens` are ids from 0 to `vocab_size` - 1 and of the type `int`, not of numpy's types."""
     return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is not an id of a vocabulary of `vocab_size`.
+    """Raise InvalidRequestError for the first of `tokens` that is not an id from 0 to `vocab_size` - 1.
 
-    The error names the token by `name` and its position: "prompt token 3".
+    The error names it by `name` and its position: "prompt token 3".
     """
     if are_token_ids(tokens, vocab_size):
-        return  # takes a fifth of the time of the loop below
+        return  # a fifth of the time that looking for the first takes
     for position, token in enumerate(tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")
 
 
 def is_inner_path(text: str) -> bool:
-    """Return True if `text` is a relative path that stays in the folder it is applied to, on every system.
+    """Return True if `text` is a relative path that stays in the folder it is applied to, on any operating system.
 
-    Return False for an absolute path, a Windows drive, `..`, control characters and text that is not valid Unicode.
-    Links in the folder are not followed.
+    False for an absolute path, a drive of Windows, `..`, and what has control characters or is no Unicode. Links in the
+    folder are not looked at.
     """
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     parts = (*posix.parts, *windows.parts)
@@ -213,5 +219,5 @@ def is_inner_path(text: str) -> bool:
 
 
 def has_control_characters(text: str) -> bool:
-    """Return True if `text` has control characters or parts of a surrogate pair, which no file name should have."""
+    """Return True if `text` has characters that no file name should have: control characters, or lone surrogates."""
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)

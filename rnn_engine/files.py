@@ -1,7 +1,7 @@
 """Write files and folders so that readers find the old content or the new one; keep small records in the user's cache.
 
-A folder that is written so has a list of what was written in it, `.rnn-engine.json`. A folder with any content that
-differs from its list is the user's, and is never replaced.
+A folder that is written so has a list of its contents, `.rnn-engine.json`. A folder with any content that differs from
+its list is the user's, and is never replaced.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def _create(path: Path) -> IO[bytes]:
 def atomic_folder(path: Path, field: str) -> Iterator[Path]:
     """Make a folder beside `path`; it takes the place of `path` when the block ends, and is deleted if the block fails.
 
-    What is at `path` is replaced if it is an empty folder, or one that was written so and is unchanged since. Raises
-    InvalidRequestError, which names `field`, for anything else, before the block and again after it. Raises OSError if
-    the folder can't be written.
+    An existing `path` is replaced if it is an empty folder, or one that this function wrote and nobody has changed
+    since. Raises InvalidRequestError, which names `field`, for anything else, before the block and again after it.
+    Raises OSError if the folder can't be written.
     """
     _check_replaceable(path, field)
     unfinished = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
@@ -77,7 +77,7 @@ def atomic_folder(path: Path, field: str) -> Iterator[Path]:
 
 
 def _check_replaceable(path: Path, field: str) -> None:
-    """Raise InvalidRequestError if anything of the user's would be lost by replacing what is at `path`."""
+    """Raise InvalidRequestError, which names `field`, if replacing `path` would lose any content of the user's."""
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():
@@ -112,7 +112,7 @@ def _contents(folder: Path) -> _Contents:
 
 
 def _read_list(folder: Path) -> _Contents:
-    """Return what a folder's list says; empty if the folder has no list, or a damaged one."""
+    """Return the contents that a folder's list records; empty if the folder has no list, or a damaged one."""
     try:
         content = json.loads((folder / _LIST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -122,7 +122,7 @@ def _read_list(folder: Path) -> _Contents:
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename a folder to `path`. An earlier folder at `path` is replaced, and comes back if that fails."""
+    """Rename the folder `unfinished` to `path`. An earlier folder at `path` is replaced, or restored if that fails."""
     if not path.exists():
         unfinished.rename(path)
         _sync_folder(path.parent)
@@ -150,7 +150,7 @@ def delete_file(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a rename in `folder` to the disk."""
+    """Flush a rename or deletion in `folder` to the disk."""
     if os.name != "posix":  # elsewhere a folder can't be opened, and a rename needs no sync
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -164,7 +164,7 @@ _SHOWN_DIGITS: Final = 16  # of a record's digest
 
 
 def cache_folder() -> Path:
-    """Return the system's folder for what can be computed anew; it may not exist."""
+    """Return the folder of the user's cache for this project's files; it may not exist."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -175,12 +175,12 @@ def cache_folder() -> Path:
 
 
 def short_digest(text: str, digits: int = 32) -> str:
-    """Return the first digits of the SHA-256 of `text`."""
+    """Return the first `digits` hexadecimal digits of the SHA-256 of `text`."""
     return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return what `write_record` wrote; None if it is damaged, missing, or another program's."""
+    """Return the content of a record that `write_record` wrote; None if it is missing, damaged or something else."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -192,7 +192,10 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Write what JSON can hold, with a digest by which damage is noticed. Raises OSError."""
+    """Write `content`, which must be JSON-like, as a record with a digest that reveals damage.
+
+    Raises OSError if it can't be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(json.dumps({**content, "digest": _digest(content)}).encode())

@@ -1,4 +1,4 @@
-"""What the server, the command line and the operations need of an engine, in this process or elsewhere."""
+"""The interface through which the server, the command line and the operations use a local or remote engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from states.named.store import StateStore
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The facts of a loaded engine that clients may see; they never change."""
+    """Facts about a loaded engine that clients may see; they never change."""
 
     model: str  # the name that clients use
     shape: ModelShape
@@ -40,21 +40,21 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How busy an engine is at one moment."""
+    """How busy an engine is at one moment: the numbers of active and queued requests."""
 
     active: int  # requests that hold a slot
     queued: int
 
 
 class EngineLike(Protocol):
-    """The few methods through which the server and the CLI reach a local or a remote engine."""
+    """The interface of an engine, local or remote, that the server and the command line use."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
     def states(self) -> StateStore:
-        """The states that have names: requests may start from them, and the states at their ends may be kept there."""
+        """The named states: requests may start from them, and the state at a request's end may be stored there."""
         ...
 
     @property
@@ -65,56 +65,67 @@ class EngineLike(Protocol):
     def stats(self) -> EngineStats: ...
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """Return what each held slot is used for, the oldest request first. For any thread; does not wait."""
+        """Return what each held slot is used for, the oldest request first. Does not wait. For any thread."""
         ...
 
     def counters(self) -> EngineCounters:
-        """Return what was run since the start, and how long it took."""
+        """Return the engine's counters and times since its start."""
         ...
 
     def health(self) -> Health:
-        """Return whether the engine serves requests and, if not, why."""
+        """Return the engine's health: if it serves requests and, if not, why."""
         ...
 
     def cache_stats(self) -> CacheStats | None:
-        """Return what is kept of prompts and answers; None if nothing ever is."""
+        """Return figures about the cache of prompts' and answers' states; None if the engine has no cache."""
         ...
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return the `limit` kept positions with the most hits, of all or of a scope, as a tree.
+        """Return the `limit` cached positions with the most hits, of all scopes or of `scope`, as a tree.
 
         See `states.cache.browse`.
         """
         ...
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return the kept positions that `query` asks for, with their texts. Raises NotFoundError for an unknown id."""
+        """Return the cached positions that `query` selects, with their texts.
+
+        Raises NotFoundError for an unknown id.
+        """
         ...
 
     async def cache_tokens(self, position: str) -> list[int]:
-        """Return the tokens from the root to the kept position with this id. Raises NotFoundError."""
+        """Return the tokens from the root to the cached position with the id `position`.
+
+        Raises NotFoundError if there is no such position.
+        """
         ...
 
     async def drop_cache_position(self, position: str) -> bool:
-        """Forget one kept position; return False if it is in use. Raises NotFoundError."""
+        """Remove the position with the id `position` from the cache; return False if it is in use.
+
+        Raises NotFoundError if there is no such position.
+        """
         ...
 
     async def drop_cache(self) -> int:
-        """Forget every kept position that is not in use; return how many these were."""
+        """Remove every position that is not in use from the cache; return how many were removed."""
         ...
 
     def tokenize(self, text: str) -> list[int]: ...
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of `tokens`. Raises InvalidRequestError for the first that is no token id."""
+        """Return the bytes of `tokens`. Raises InvalidRequestError for the first that is not a token id."""
         ...
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:
-        """Raise OverloadedError, UnavailableError or EngineClosedError if one of `client` would be refused now."""
+        """Raise OverloadedError, UnavailableError or EngineClosedError if `client` can send no request now."""
         ...
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """Run `request`: perhaps `PromptProgress`, then `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
+        """Run `request` and yield its events: `Started`, the text in `TextDelta`s, and at last `Finished`.
+
+        `PromptProgress` comes before `Started`, and `PromptScored` after it, if the request asks for them.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
 

@@ -31,7 +31,7 @@ BEGINNING = (0,)  # the token that ends a text also begins one
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of requests.
+    """A sender of requests, such as the holder of an API key.
 
     Clients share the queue, the slots and the tokens of steps in proportion to their weights.
     """
@@ -46,7 +46,7 @@ ANONYMOUS = Client()
 
 @dataclass(frozen=True, slots=True)
 class MixedState:
-    """One more state from which a request's tokens are run, in a slot of its own, and its weight in the mix."""
+    """A further state of a mix, from which a request's tokens are run in a slot of its own, and its weight."""
 
     weight: float
     initial_state: InitialState | None = None  # None = the fill values
@@ -57,7 +57,7 @@ class MixedState:
 
 @dataclass(frozen=True, slots=True)
 class StateMix:
-    """The states whose next-token distributions are mixed for each token: a request's own, and `others`.
+    """The states of a mix, whose next-token distributions are combined for each token: a request's own, and `others`.
 
     See `rnn_engine.sampling.rows` for what `kind` and the weights mean.
     """
@@ -73,7 +73,7 @@ class StateMix:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to run and to continue."""
+    """A request to run a prompt and generate tokens after it: one sequence, or several whose states are mixed."""
 
     prompt: Sequence[int]  # token ids; may be empty if `initial_state` has logits to go on from
     initial_state: InitialState | None = None  # None = the fill values
@@ -105,20 +105,20 @@ class GenerateRequest:
 
     @property
     def stop_bytes(self) -> tuple[bytes, ...]:
-        """The stop strings as bytes."""
+        """The stop strings, encoded as bytes."""
         stops = (self.stop,) if isinstance(self.stop, str | bytes) else self.stop
         return tuple(stop.encode() if isinstance(stop, str) else stop for stop in stops)
 
     @property
     def members(self) -> tuple[GenerateRequest, ...]:
-        """The request itself and, for each further state of its mix, the request that runs from it."""
+        """The requests that run from each state of the mix, this one first; this one alone if there is no mix."""
         others = () if self.mix is None else self.mix.others
         return (self, *(self._from(other) for other in others))
 
     def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
-        """Raise InvalidRequestError for the first field with a value that is not allowed.
+        """Raise InvalidRequestError for the first field with a value that is not allowed for a model of this `shape`.
 
-        `num_slots` is the most states of a mix.
+        `num_slots` is the most states of a mix, `max_logprobs` the most alternatives a token.
         """
         if self.mix is not None:
             self._check_mix(self.mix, shape, max_logprobs, num_slots)
@@ -171,7 +171,7 @@ class GenerateRequest:
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
 
     def sampling_context(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> SequenceContext:
-        """Return what the request's sampler needs to know about it."""
+        """Return the facts about this request that its sampler needs, such as its stop tokens and earlier tokens."""
         return SequenceContext(
             self.penalised_prompt, self.prompt, self.stop_tokens, self.min_tokens, vocab_size, token_bytes
         )
@@ -199,7 +199,7 @@ class GenerateRequest:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenInfo:
-    """One token with its natural-log probability under the model, before penalties and bias."""
+    """A token with its bytes and its natural-log probability under the model, before penalties and bias."""
 
     token: int
     data: bytes  # the bytes that the token stands for
@@ -209,9 +209,10 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """Reports how many tokens of the prompt have been run. Comes before `Started` if `report_progress` was set.
+    """An event that reports how many tokens of the prompt have been run, sent if `report_progress` was set.
 
-    The first one comes when the request has a slot, and counts the tokens that need not run; each later one has more.
+    It comes before `Started`. The first one comes when the request has a slot, and counts the tokens that need not run;
+    each later one has more.
     """
 
     prompt_tokens: int
@@ -221,7 +222,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event except `PromptProgress`: the request has a slot and its prompt has been run."""
+    """The event that the request has a slot and its prompt has been run. Only `PromptProgress` comes before it."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -230,7 +231,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Follows `Started` if `score_from` was given: one entry for each prompt token from that position on.
+    """The event with the prompt's scored tokens, from `score_from` on. It follows `Started` if `score_from` was set.
 
     The first token of a sequence that starts from no known logits has no log-probability.
     """
@@ -240,7 +241,10 @@ class PromptScored:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TextDelta:
-    """More text, in whole characters, and the tokens that were drawn since the last delta; text may lag behind them."""
+    """An event with more text, in whole characters, and the tokens drawn since the last one.
+
+    The text may lag behind the tokens.
+    """
 
     text: str
     tokens: tuple[TokenInfo, ...]
@@ -248,7 +252,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EndState:
-    """The state at the end of a sequence. The arrays belong to the receiver.
+    """The state at the end of a sequence, its tokens, and the logits after them. The arrays belong to the receiver.
 
     It has taken in the prompt and every generated token, except one that ended the text: a stop token, or the last
     token of a stop string.
@@ -261,7 +265,7 @@ class EndState:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event."""
+    """The last event of a request: why its text ended, its number of tokens and, if asked for, the state at its end."""
 
     reason: FinishReason
     completion_tokens: int  # all that were drawn, a stop token included
@@ -277,5 +281,5 @@ Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finishe
 
 
 def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:
-    """Return the prompt for a text without tokens: none if `initial_state` has logits to go on from, else token 0."""
+    """Return the prompt for an empty text: no tokens if `initial_state` has logits to continue from, else token 0."""
     return () if initial_state is not None and initial_state.logits is not None else BEGINNING

@@ -19,7 +19,7 @@ HealthStatus: TypeAlias = Literal["ok", "checking", "recovering", "stalled", "cl
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of an engine at one moment.
+    """The health of an engine at one moment: its status, the reason and how long it has lasted.
 
     `checking`: something failed, and one token is run to see whether the device answers. `recovering`: the device is
     opened again. `stalled`: the device has not answered for a long time. `closing`: the engine is being closed.
@@ -32,7 +32,7 @@ class Health:
     retry_after: float = 1.0  # seconds after which a refused request may be sent again
 
     def check(self) -> None:
-        """Raise UnavailableError if a new request would have to wait for the device to come back."""
+        """Raise UnavailableError if a new request would have to wait until the device works again."""
         if self.status in ("recovering", "stalled"):
             raise UnavailableError(self.reason or self.status, self.retry_after)
 
@@ -46,24 +46,24 @@ REQUEST_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 class Histogram:
-    """Counts values by buckets. One thread adds; another may read, and may miss the latest value."""
+    """Counts values in buckets. One thread adds values; another may read, and may miss the latest value."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` ascend. A bucket holds the values up to its bound; one more holds those above the last."""
+        """Start empty. `bounds` ascend; each bucket counts the values up to its bound, one more those above all."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count `value` as often as `times` says."""
+        """Count `value` as many times as `times` says."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """The number of values that were counted."""
         return sum(self.counts)
 
 
@@ -83,7 +83,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """A slot that a request holds, at one moment. Of a mix, each state has a slot."""
+    """What one slot is used for at one moment: the request that holds it, and how far the request has come.
+
+    Of a mix, each state has a slot.
+    """
 
     slot: int
     request: int  # a number that no other request of the engine has
@@ -97,7 +100,10 @@ class SlotUse:
 
 
 class EngineCounters:
-    """Counts since the start. May be read on any thread; single numbers may be from neighbouring moments."""
+    """The counters and histograms of an engine since its start.
+
+    They may be read on any thread; single numbers may be from neighbouring moments.
+    """
 
     def __init__(self) -> None:
         # Written by the scheduler's thread.
@@ -133,7 +139,7 @@ class EngineCounters:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a request passed from one phase to the next, in seconds of `time.monotonic`."""
+    """The times at which a request passed from one phase to the next, in seconds of `time.monotonic`."""
 
     arrived: float
     started: float  # it got a slot
@@ -142,7 +148,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
-    """The outcome, times and tokens of one request to an engine."""
+    """A report of one request that has ended: its outcome, times and numbers of tokens."""
 
     outcome: Outcome
     arrived: float  # seconds of `time.monotonic`, like `ended`
@@ -158,7 +164,10 @@ _listener: ContextVar[Callable[[RequestReport], None] | None] = ContextVar("list
 
 @contextmanager
 def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
-    """Have `listener` called with a report of each request that begins in the block, or in tasks started there."""
+    """Have `listener` called with a `RequestReport` at the end of each request that begins in the block.
+
+    Requests that begin in tasks started in the block count too.
+    """
     token = _listener.set(listener)
     try:
         yield
@@ -167,7 +176,7 @@ def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
 
 
 class RequestAccount:
-    """Follows one request while its block runs, then counts it and reports it to the listener of its context.
+    """A context manager for one request that counts it at the end and reports it to the listener of `reports_to`.
 
     For an engine's event loop. It is not a generator, because a loop that shuts down closes all generators at once.
     """
@@ -183,18 +192,18 @@ class RequestAccount:
         self._listener = _listener.get()
 
     def started(self, prompt_tokens: int, cached_tokens: int, timing: Timing | None) -> None:
-        """Note that the prompt has been run."""
+        """Record that the request's prompt has been run, with its token counts and times."""
         self._prompt_tokens, self._cached_tokens, self._timing = prompt_tokens, cached_tokens, timing
         self._counters.prompt_tokens.add(prompt_tokens)
         self._counters.cached_tokens += cached_tokens
 
     def generated(self, completion_tokens: int) -> None:
-        """Note how many tokens have been generated, if the request has not come to its end."""
+        """Record how many tokens have been generated so far. Ignored after `finished`."""
         if self._outcome is None:
             self._completion_tokens = completion_tokens
 
     def finished(self, reason: str, completion_tokens: int) -> None:
-        """Note that the request came to its end."""
+        """Record that the request came to its end for `reason`, with `completion_tokens` generated tokens."""
         self._outcome, self._completion_tokens = Outcome(reason), completion_tokens
         self._counters.completion_tokens.add(completion_tokens)
         self._counters.request_seconds.add(time.monotonic() - self.arrived)

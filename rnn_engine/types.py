@@ -53,7 +53,7 @@ MOST_DRAW_BIASES: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawBiases:
-    """Biases that a device adds to the logits of n tokens."""
+    """Biases that a device adds to the logits of some tokens, n in number."""
 
     tokens: NDArray[np.int32]  # [n] all different, at most `MOST_DRAW_BIASES`
     values: NDArray[np.float32]  # [n]
@@ -97,7 +97,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one for each run
 class Drawn:
-    """The tokens that the device has drawn after a run.
+    """The tokens that the device has drawn after one run, and how the drawing ended.
 
     If it `is_settled`, all of them except the last one were run. Else all were run, and the host must draw from the
     row.
@@ -113,7 +113,7 @@ class Drawn:
 
     @property
     def num_run(self) -> int:
-        """How many tokens were run, including that of the run itself."""
+        """The number of tokens that were run; those of the run itself count as one."""
         return 1 + len(self.tokens) - self.is_settled
 
 
@@ -128,7 +128,7 @@ State: TypeAlias = Mapping[str, F32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitialState:
-    """A state that a sequence starts from instead of the fill values.
+    """A state that a sequence starts from, in place of the fill values of `StateField`.
 
     Its arrays are read-only, since sequences share them.
     """
@@ -139,7 +139,7 @@ class InitialState:
 
 
 class FieldKind(Enum):
-    """The kind of a layer's recurrent tensor."""
+    """The kind of a recurrent tensor in a layer's state: a token shift, another vector, or a matrix for each head."""
 
     SHIFT = "shift"  # [D], what the next token is mixed with; a step reads the old one while it writes the new one
     VECTOR = "vector"  # [n], any other vector
@@ -158,7 +158,7 @@ class StateField:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """The names of the tensors before a model's first layer and after its last one, and how those of layers begin."""
+    """The names of a model's tensors outside its layers, and the beginning of the names of those in layers."""
 
     embedding: str  # [V, D]
     embedding_norm: str  # of a layer norm after the look-up: what stands before `.weight` and `.bias` [D]
@@ -169,7 +169,7 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlace:
-    """Where a matrix stands in a model."""
+    """The place of a matrix in a model: its part and its layer."""
 
     part: str  # "emb", "head", or in a layer "att", "ffn", or "adapters" for a low-rank matrix of either
     layer: int | None  # None outside the layers
@@ -177,7 +177,7 @@ class MatrixPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(ABC):
-    """The sizes of a model, all read from its tensors; each version has a subclass with sizes of its own."""
+    """The sizes of a model, all read from its tensors. Each RWKV version has a subclass with further sizes."""
 
     version: str  # such as "v7"
     num_layers: int  # L
@@ -187,20 +187,20 @@ class ModelShape(ABC):
     @property
     @abstractmethod
     def tensor_names(self) -> TensorNames:
-        """The names of the embedding, the head and their norms."""
+        """The names of the embedding, the head and their norms, and the beginning of the names in layers."""
 
     @abstractmethod
     def place_of(self, name: str) -> MatrixPlace:
-        """Return where the matrix of this name stands."""
+        """Return the place in the model of the matrix with this name."""
 
     @property
     @abstractmethod
     def layer_weights(self) -> int:
-        """How many numbers the large matrices of one layer have; a token takes a multiplication for each."""
+        """The number of weights in the large matrices of one layer; each token takes a multiplication for each."""
 
     @property
     def takes_embeddings(self) -> bool:
-        """Return True if a vector may stand for a token, which the layers then need not know."""
+        """True if a vector may stand for a token; False if layers also need the token's id."""
         return True
 
     @property
@@ -211,27 +211,30 @@ class ModelShape(ABC):
     @property
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """All sizes that users are shown, by name and in order."""
+        """The sizes that users are shown, by name, in the order to show them."""
 
     @property
     def settings(self) -> str:
-        """Settings that change the results and are in no tensor. States made with other settings are not continued."""
+        """Settings, as a text, that change the results and are in no tensor.
+
+        States made with other settings are not continued.
+        """
         return ""
 
     @property
     def state_bytes(self) -> int:
-        """The size of one state in f32."""
+        """The number of bytes of one state in f32."""
         return 4 * self.num_layers * sum(prod(field.shape) for field in self.state_fields)
 
     def initial_state(self) -> dict[str, F32]:
-        """Return the state before the first token."""
+        """Return the state before the first token: each field's name, and its fill value in an array for all layers."""
         return {
             field.name: np.full((self.num_layers, *field.shape), field.fill, np.float32) for field in self.state_fields
         }
 
 
 class Model(Protocol):
-    """A model's tensors: an open file, or anything else that has them."""
+    """The interface to the tensors of a model, such as an open model file."""
 
     @property
     def shape(self) -> ModelShape: ...
@@ -242,18 +245,18 @@ class Model(Protocol):
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return a tensor in BlinkDL's naming and orientation, of the type as stored.
+        """Return the tensor called `name`, in BlinkDL's naming and orientation, with the type that it is stored in.
 
         It stays valid when the file is closed.
         """
         ...
 
     def block_type(self, name: str, /) -> str | None:
-        """Return the name of the blocks in which a tensor's rows are stored; None if they are plain numbers."""
+        """Return the name of the quantised blocks that a tensor's rows are stored in; None for plain numbers."""
         ...
 
     def blocks(self, name: str, /) -> Blocks | None:
-        """Return a matrix in its stored blocks; None for plain numbers, and for blocks of no known format."""
+        """Return a matrix in its stored quantised blocks; None for plain numbers or blocks of an unknown format."""
         ...
 
 
@@ -292,12 +295,12 @@ class TokenRun:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Return the number of words in one row's mask."""
+    """Return how many 32-bit words the mask of one row takes."""
     return -(-vocab_size // 32)
 
 
 def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
-    """Return which tokens the masks [..., ceil(V / 32)] allow, as [..., V]."""
+    """Return the bit masks [..., ceil(V / 32)] as booleans [..., V], True for each token that is allowed."""
     little_endian = np.ascontiguousarray(masks, "<u4").view(np.uint8)
     return np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
 
@@ -308,7 +311,7 @@ Batch: TypeAlias = Sequence[TokenRun]
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """The results of a step for its logit rows, ordered as the batch's runs and, inside a run, by position.
+    """The results of a step, one for each logit row, ordered as the batch's runs and, inside a run, by position.
 
     B runs, R rows, K candidates, taken from the tokens that a row's mask allows. If it allows fewer than K, the rest
     have the logit -inf and stand for no token. `full_row` reads a whole row back, after all steps that were submitted;
@@ -328,20 +331,20 @@ class Readout:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A step that was submitted, and whose read-out has not been collected."""
+    """The handle of a step that was submitted, with which its read-out is collected."""
 
     number: int
 
 
 class PendingState(Protocol):
-    """A state on its way from a slot to the host, with the values at the start of the read."""
+    """A state that is being read from a slot to the host, with the values that it had when the read started."""
 
     def done(self) -> bool:
         """Return True if the state has arrived. Does not block. For the thread that owns the runner."""
         ...
 
     def result(self) -> dict[str, F32]:
-        """Return the state in arrays that are the caller's own; wait until it has arrived.
+        """Wait until the state has arrived, and return it in arrays that belong to the caller.
 
         For the thread that owns the runner until `done` has returned True, then for any thread. Raises DeviceError if
         it could not be read, or had not been read when the runner was closed.
@@ -363,7 +366,7 @@ class Runner(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that one step takes over all its runs; bounds the work of one submit."""
+        """The most tokens that one step takes over all its runs; it bounds the work of one submit."""
         ...
 
     @property
@@ -378,7 +381,7 @@ class Runner(Protocol):
 
     @property
     def max_draw_logprobs(self) -> int:
-        """The most of the likeliest tokens that a draw can return with each token."""
+        """The most alternatives (the likeliest tokens) that a draw can return with each token."""
         ...
 
     @property
@@ -409,11 +412,11 @@ class Runner(Protocol):
         ...
 
     def write_state(self, slot: int, state: State | None) -> None:
-        """Put `state` into `slot`; None is the state before the first token."""
+        """Write `state` to `slot`; None is the state before the first token."""
         ...
 
     def start_read(self, slot: int) -> PendingState:
-        """Start to read the state that `slot` holds. `slot` may be written, or run, right after the call.
+        """Start to read the state in `slot` to the host. The slot may be written, or run, right after the call.
 
         Does not wait for the device, unless it has no room for a further read. Then it waits for the oldest, which can
         still be had by its result.
@@ -421,11 +424,11 @@ class Runner(Protocol):
         ...
 
     def read_state(self, slot: int) -> dict[str, F32]:
-        """Return a copy of the state that `slot` holds; wait for it."""
+        """Wait for the state in `slot`, and return a copy of it on the host."""
         ...
 
     def copy_state(self, source: int, target: int) -> None:
-        """Make `target` a copy of `source`, on the device."""
+        """Copy the state in the slot `source` to the slot `target`, on the device."""
         ...
 
     def close(self) -> None:
@@ -434,7 +437,7 @@ class Runner(Protocol):
 
 
 class ReadyState:
-    """A `PendingState` that is on the host from the start. It takes over `state`."""
+    """A `PendingState` that is on the host from the start. The caller must not change `state` any more."""
 
     def __init__(self, state: dict[str, F32]) -> None:
         self._state = state

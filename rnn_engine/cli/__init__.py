@@ -1,4 +1,4 @@
-"""The command `rnn-engine`: finds the module of each subcommand, and shows an error as one line."""
+"""The command `rnn-engine`: imports the module of each subcommand when it is used, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_THREAD = "can't start new thread"  # Python's own message
 
 
 class Commands(click.Group):
-    """The group of commands. Imports a command's module only when it is used, since some take a while to load."""
+    """The click group of all subcommands. It imports a subcommand's module only on use, since some load slowly."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_MODULE_OF)
@@ -46,7 +46,10 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a command line. From here on, a signal ends a server with code 0, as it does later."""
+        """Find the subcommand of a command line. From then on, a signal to stop ends a server with code 0.
+
+        While the server runs, it handles such signals itself, and ends with code 0 too.
+        """
         if args[0] in _SERVERS:
             from server.core.process import end_at_signals
 
@@ -54,7 +57,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
-        """Run a command. Prints an error as one line and exits with 2 for a wrong value and with 1 for any other."""
+        """Run a command; print an error as one line, and exit with code 2 for a wrong value, 1 for any other error."""
         if ctx.params["debug"]:
             return super().invoke(ctx)
         try:

@@ -1,4 +1,4 @@
-"""`python -m rnn_engine.cli` is the command `rnn-engine`."""
+"""Let `python -m rnn_engine.cli` run the command `rnn-engine`."""
 
 from rnn_engine.cli import main
 

@@ -1,6 +1,6 @@
-"""Measure how long whole steps take, from the tokens to the candidates on the host.
+"""Measure the speed of a runner's steps for `rnn-engine bench`, and show it as tables, JSON or a page of HTML.
 
-Sampling, text and HTTP are not measured.
+A step is measured from the token ids to the candidates on the host. Sampling, text and HTTP are not measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was measured, and under which conditions; a figure means nothing without them."""
+    """The conditions of a benchmark: model, device, weights and repetitions. A figure means nothing without them."""
 
     model: str
     shape: ModelShape
@@ -41,7 +41,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the result."""
+    """The measured speed of decode with some number of slots, or of the prefill of one prompt: a line of the result."""
 
     phase: str  # decode or prefill
     slots: int  # sequences that run at the same time
@@ -51,7 +51,7 @@ class Measurement:
 
 
 def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure steps in which each of `slots` sequences advances by one token."""
+    """Measure decode steps, in which each of `slots` sequences advances by one token. `clock` returns seconds."""
     for slot in range(slots):
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
@@ -60,7 +60,7 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
 
 
 def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure one prompt of `length` tokens, in steps as large as the runner takes."""
+    """Measure the prefill of `length` tokens, in steps as large as the runner takes. `clock` returns seconds."""
     prompt = [_token(runner.shape, position) for position in range(length)]
     parts = [prompt[start : start + runner.max_tokens] for start in range(0, length, runner.max_tokens)]
     runs = [TokenRun(0, part) for part in parts[:-1]] + [TokenRun(0, parts[-1], rows=1)]
@@ -75,12 +75,12 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
 
 
 def _token(shape: ModelShape, position: int) -> int:
-    """Return some token id; the speed does not depend on which."""
+    """Return any valid token id for `position`; the speed does not depend on the token."""
     return (position * 31 + 1) % shape.vocab_size
 
 
 def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
-    """Return the median time of `work`, in seconds, after a warm-up."""
+    """Return the median duration of `repeats` calls of `work`, in seconds by `clock`, after some calls as warm-up."""
     for _ in range(_WARM_UP):
         work()
     seconds = []
@@ -96,9 +96,9 @@ def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[],
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A part of a step, such as "key" or "head", over all layers.
+    """The time, bytes and operations of one part of a step, such as "key" or "head", summed over all layers.
 
-    `moved_bytes` are those of matrices and states, `operations` the products and sums of matrices.
+    `moved_bytes` are those of matrices and states, `operations` the multiplications and additions of matrices.
     """
 
     part: str
@@ -119,7 +119,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """The median times of one kind of step, in seconds."""
+    """The median times of one kind of step, in seconds: on the device by kernel, and on the host by part."""
 
     step: str
     kernels: tuple[KernelTime, ...]  # in the order in which they run first
@@ -128,17 +128,17 @@ class StepProfile:
 
     @property
     def device(self) -> float:
-        """The time of all kernels, one after another."""
+        """The sum of all kernels' times, in seconds."""
         return sum(kernel.seconds for kernel in self.kernels)
 
 
 def profile_decode(runner: GpuRunner, slots: int, repeats: int) -> StepProfile:
-    """Profile a step in which each of `slots` sequences advances by one token."""
+    """Profile a decode step, in which each of `slots` sequences advances by one token."""
     return _profile(runner, f"decode, {slots} slot(s)", [TokenRun(slot, [1], rows=1) for slot in range(slots)], repeats)
 
 
 def profile_prefill(runner: GpuRunner, length: int, repeats: int) -> StepProfile:
-    """Profile a step with as much of a prompt of `length` tokens as it takes."""
+    """Profile one step of prefill, with as many tokens of a prompt of `length` as a step takes."""
     count = min(length, runner.max_tokens)
     return _profile(runner, f"prefill, {count} tokens", [TokenRun(0, [1] * count, rows=1)], repeats)
 
@@ -180,7 +180,7 @@ def _by_part(dispatches: Sequence[Dispatch], seconds: Sequence[float]) -> tuple[
 
 
 def _part(dispatch: Dispatch) -> str:
-    """Return what a dispatch computes, without its layer."""
+    """Return the part of the model that a dispatch computes: its label without the layer."""
     words = dispatch.label.split()
     return " ".join(words[2:] if words[0] == "layer" else words)
 
@@ -210,7 +210,7 @@ class Benchmark:
 
 
 def share(reached: float, limit: float) -> str:
-    """Return `reached` as a percentage of `limit`, or an empty text if it is 0."""
+    """Return `reached` as a percentage of `limit`, such as "75%"; an empty text if `reached` is 0."""
     return f"{reached / limit:.0%}" if reached else ""
 
 
@@ -261,7 +261,7 @@ def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
 
 
 def write_report(benchmark: Benchmark, path: Path) -> None:
-    """Write one page of HTML that needs no other file. Raises OSError if it can't be written."""
+    """Write a benchmark to `path` as one page of HTML that needs no other file. Raises OSError if that fails."""
     template = (files("rnn_engine.cli") / "report.html").read_text("utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["share"] = share

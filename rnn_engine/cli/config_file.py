@@ -1,4 +1,4 @@
-"""Read the settings of `rnn-engine serve` from a TOML file, by the options' names or as ai00's Config.toml has them."""
+"""Read the settings of `rnn-engine serve` from a TOML file: one with the options' names, or ai00's Config.toml."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_config(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
-    """Take options that are not on the command line from a file. An eager click callback."""
+    """Make the settings in the TOML file `path` the defaults of the command's options. An eager click callback."""
     if path is None:
         return
     try:
@@ -64,7 +64,7 @@ def read_config(context: click.Context, _parameter: click.Parameter, path: Path 
 
 
 def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
-    """Return the settings of a file with the options' names, with `-` or `_`. Raises ValueError for an unknown name."""
+    """Return the settings of a file that uses the options' names, with `-` or `_`. Raises ValueError for any other."""
     known: dict[str, click.Parameter] = {
         name.removeprefix("--").replace("-", "_"): parameter
         for parameter in command.params
@@ -85,7 +85,7 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
 
 
 def _value(key: str, parameter: click.Parameter, value: object) -> object:
-    """Return a parameter's value from a file in the form that click takes. Raises ValueError for a wrong type."""
+    """Return a file's value for `parameter` in the form that click takes. Raises ValueError for a wrong type."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if isinstance(value, bool):
             return value
@@ -97,7 +97,10 @@ def _value(key: str, parameter: click.Parameter, value: object) -> object:
 
 
 def _text(key: str, value: object, allowed: str) -> str:
-    """Return a value as it would be written on the command line. Raises ValueError for a wrong type."""
+    """Return a value of a file as it would be written on the command line. Raises ValueError for a wrong type.
+
+    `allowed` names the types that may be there, for the message.
+    """
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
     raise _not_allowed(key, value, allowed)
@@ -108,7 +111,7 @@ def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
-    """Return the settings of ai00's Config.toml. Raises ValueError for a setting that can't be applied here."""
+    """Return the settings that ai00's Config.toml contains. Raises ValueError for one that can't be applied here."""
     _check("the file", content, _TABLES, _UNUSED)
     model, listen, embed = content["model"], _table(content, "listen"), _table(content, "embed")
     all_states, app_keys = _tables(content, "state"), _tables(listen, "app_keys")
@@ -143,7 +146,7 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a table, or an empty one if it is missing. Raises ValueError if the value is no table."""
+    """Return the table `name` of a file, empty if it is missing. Raises ValueError if the value is no table."""
     table = content.get(name, {})
     if not isinstance(table, dict):
         raise _not_allowed(name, table, "a table")
@@ -151,7 +154,7 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tables(content: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    """Return a list of tables, empty if it is missing. Raises ValueError if the value is anything else."""
+    """Return the list of tables `name` of a file, empty if it is missing. Raises ValueError if it is anything else."""
     tables = content.get(name, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _not_allowed(name, tables, "a list of tables")
@@ -184,7 +187,7 @@ def _weights(model: Mapping[str, Any]) -> Settings:
 
 
 def _device(adapter: object) -> Settings:
-    """Return the device for `Auto`, `Economical`, `{ Manual = 0 }` and the like."""
+    """Return the setting of the device for ai00's `adapter`, such as `Auto`, `Economical` or `{ Manual = 0 }`."""
     if not isinstance(adapter, str | dict):
         raise _not_allowed("adapter", adapter, "Auto, Economical or a table with Manual")
     if "Economical" in adapter:
@@ -194,7 +197,7 @@ def _device(adapter: object) -> Settings:
 
 
 def _embed_model(embed: Mapping[str, Any]) -> Settings:
-    """Return the folder of the embedding model. ai00 downloads the model by its name instead."""
+    """Return the setting of the embedding model's folder. ai00 itself downloads the model by its name instead."""
     if embed and "path" not in embed:
         _log.warning("[embed] has no effect without path, a folder with a model.onnx and its tokenizer.json")
     return _renamed(embed, {"path": "embed_model"})
@@ -219,13 +222,13 @@ def _state(folder: Path, state: Mapping[str, Any]) -> StateFile:
 
 
 def _place(folder: Path, file: object) -> Path:
-    """Return the path of a file that ai00 looks for in its folder of models."""
+    """Return the path of a file that ai00's settings name; ai00 looks for it in its folder of models, `folder`."""
     path = Path(str(file))
     return path if path.is_relative_to(folder) else folder / path  # an absolute one stays as it is
 
 
 def configured_models(context: click.Context) -> Sequence[str]:
-    """Return the models that a config file names, for a command line that names none."""
+    """Return the models that the config file names; a command line without models uses them."""
     models: Sequence[str] = (context.default_map or {}).get(MODELS, ())
     return models
 

@@ -117,9 +117,10 @@ def generate_command(
 
 
 def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None]:
-    """Return the model and the prompt among the arguments. With `has_prompt`, an option gives the prompt.
+    """Divide the arguments `words` into the model's path and the prompt, which is None if it is missing.
 
-    Raises UsageError for too many arguments, or for a model that can't be found.
+    With `has_prompt`, an option gives the prompt. Raises UsageError for too many arguments, or for a model that can't
+    be found.
     """
     if len(words) > (1 if has_prompt else 2):
         allowed = "only MODEL with --prompt or --tokens" if has_prompt else "MODEL and PROMPT; put PROMPT in quotes"
@@ -135,7 +136,7 @@ def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None
 
 
 def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
-    """Return True if the model has its own chat template, and `prompt` lacks the text that begins a user's turn."""
+    """Return True if the model has its own chat template, and `prompt` has no text that begins a user's turn."""
     if template == WorldTemplate():  # for models that bring none
         return False
     content = "\ue000"  # of private use, so that no template has it
@@ -148,7 +149,7 @@ def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The tokens to continue, and what ends the answer in addition to the user's own stop strings."""
+    """The tokens to continue, and the stop strings and stop tokens to use in addition to the user's."""
 
     tokens: Sequence[int]
     stop: Sequence[str] = ()
@@ -172,7 +173,7 @@ def _read_prompt() -> str:
 
 
 class _TextPrinter:
-    """Prints text as it comes, and notes whether any of it is visible."""
+    """Prints text as it comes, and records if all of it was white space."""
 
     only_blanks = True
 
@@ -256,9 +257,9 @@ def _check(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report, initial: State | None) -> F32:
-    """Return the logits [T, V] after every token of a sequence that starts from `initial`.
+    """Return the logits [T, V] after each token of a sequence that starts from the state `initial`.
 
-    A step runs `chunk` tokens.
+    A step runs `chunk` tokens. `report` is called with the progress.
     """
     logits = np.empty((len(tokens), runner.shape.vocab_size), np.float32)
     runner.write_state(_SLOT, initial)
@@ -272,7 +273,7 @@ def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report
 
 
 def _read_state(runner: Runner) -> dict[str, F32]:
-    """Return the state of the sequence as arrays by layer and field."""
+    """Return the sequence's state as one array for each layer and field, named "state.LAYER.FIELD"."""
     return {
         f"state.{layer}.{name}": values
         for name, layers in runner.read_state(_SLOT).items()

@@ -1,4 +1,4 @@
-"""Options for generation: how tokens are drawn, what the answer must match, and which states it starts from."""
+"""Options for generation: how tokens are sampled, what the answer must match, and which states it starts from."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _make_option(parameter: Parameter) -> AddOption:
 
 
 def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int | str, float]:
-    """Parse ID=NUMBER, TEXT=NUMBER or ID=false, given several times. A click callback."""
+    """Parse token biases, each as ID=NUMBER, TEXT=NUMBER or ID=false, which bans the token. A click callback."""
     bias: dict[int | str, float] = {}
     for text in texts:
         token, _, number = text.rpartition("=")
@@ -70,13 +70,13 @@ def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tup
 
 
 def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts, or the default if there are none. A click callback."""
+    """Return the texts that an option was given, or the option's default if there are none. A click callback."""
     [default] = [one.default for one in PARAMETERS if one.name == parameter.name]
     return texts or tuple(default)
 
 
 def _parse_steps(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """Parse names separated by commas, or letters. A click callback."""
+    """Parse the order of sampling steps: their names separated by commas, or their letters. A click callback."""
     if text is None:
         return None
     try:
@@ -86,7 +86,7 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, text: str
 
 
 def _parse_sampler(_context: click.Context, _parameter: click.Parameter, text: str | None) -> SamplerChoice:
-    """Parse a JSON object. A click callback."""
+    """Parse ai00's choice of a sampler, a JSON object. A click callback."""
     if text is None:
         return None
     try:
@@ -110,7 +110,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None) -> Grammar | None:
-    """Return the grammar that was given, or None for any text. Raises UsageError if several were given."""
+    """Return the grammar that the options give; None if they give none. Raises UsageError for several."""
     given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
     chosen = [one for one in given if one is not None]
     if len(chosen) > 1:
@@ -150,7 +150,7 @@ def _make_regex(pattern: str | None) -> Grammar | None:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The states that one text starts from: none (the model file's own counts then), one, or several in a mix."""
+    """The states from which one text starts: none (then the model file's own applies), one, or several in a mix."""
 
     files: Sequence[Path | None] = ()  # None is a state of fill values
     weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
@@ -158,14 +158,14 @@ class Starts:
 
     @property
     def settings(self) -> StateSettings:
-        """The settings of an engine that has the states; the first of them is the default."""
+        """The settings for an engine that loads these states and has the first of them as its default."""
         if not self.files:
             return StateSettings()
         named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
         return StateSettings(named, default=NO_INITIAL_STATE if self.files[0] is None else _name(0))
 
     def mix(self, session: Session) -> StateMix | None:
-        """Return the mix of the engine's default state with the further ones; None if there is no mix."""
+        """Return the mix of the engine's default state with the other states; None if there is no mix."""
         if not self.weights:
             return None
         others = [
@@ -195,7 +195,7 @@ def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
 
 
 def _divide(text: str) -> tuple[str, float | None]:
-    """Return the file and the weight, if there is one. A file's name may have colons too."""
+    """Split FILE:WEIGHT into the file and the weight, None if there is none. A file's name may have colons too."""
     file, colon, weight = text.rpartition(":")
     try:
         return (file, float(weight)) if colon and file else (text, None)

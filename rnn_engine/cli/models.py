@@ -1,4 +1,4 @@
-"""`rnn-engine models`, `inspect` and `convert`: list, describe and convert models."""
+"""`rnn-engine models`, `inspect` and `convert`: list models, describe one, and convert one to another file format."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def models_command() -> None:
 
 
 def _version(path: Path) -> str:
-    """Return the version of a model, or - if the file is no model that can be served."""
+    """Return the RWKV version of the model in the file `path`, or "-" if it is no model that can be served."""
     try:
         with open_model(path) as model:
             return model.shape.version

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share."""
+"""The command-line arguments and options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class FiniteRange(click.FloatRange):
-    """A range without infinity and NaN; click's own range lets NaN through."""
+    """A click type for numbers in a range, without infinity and NaN; click's own type lets NaN through."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
@@ -78,7 +78,7 @@ class FiniteRange(click.FloatRange):
 
 
 def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Parse a number of bytes, with K, M, G or T for powers of 1024. A click callback."""
+    """Parse a number of bytes such as 4096 or 256M; K, M, G and T stand for powers of 1024. A click callback."""
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
@@ -95,7 +95,10 @@ def size_in_words(num_bytes: int) -> str:
 
 
 def find_model(value: str | None) -> Path:
-    """Return the path of a model that is given as a path or as `pull` takes it; None is the model of the project."""
+    """Return the path of a model, given as a path or as a name that `pull` knows; None is the demo model.
+
+    Raises UsageError if the model can't be found.
+    """
     if value is not None:
         try:
             return locate_model(value)
@@ -108,7 +111,7 @@ def find_model(value: str | None) -> Path:
 
 
 def names_model(word: str) -> bool:
-    """Return True if an argument is a path, or has the form or the ending of a model's name."""
+    """Return True if `word` names a model: it is an existing path, or has the form or ending of a model's name."""
     if len(word.split()) == 1 and could_be_wanted(word):
         return True
     return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # `os.path.exists`, unlike Path, takes any text
@@ -306,7 +309,10 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Report]:
-    """Show a progress bar; yield a function that takes the present task, the parts that are done, and all parts."""
+    """Show a progress bar while the block runs; yield a function that updates it.
+
+    The function takes the current task, the number of parts that are done, and that of all parts.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -319,6 +325,6 @@ def progress_bar(title: str) -> Iterator[Report]:
 
 
 def describe_shape(shape: ModelShape) -> str:
-    """Return a model's version and all its sizes on one line."""
+    """Return one line with a model's RWKV version and its sizes, such as the number of layers."""
     sizes = ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {size}" for name, size in shape.sizes.items())
     return f"RWKV {shape.version}, {sizes}"

@@ -1,4 +1,4 @@
-"""Load the replicas of `rnn-engine fleet`: its own, or those that a config file of Ray Serve describes.
+"""Start or load the replicas of `rnn-engine fleet`: its own, or those that a config file of Ray Serve describes.
 
 Such a file is deploy/serve.yaml, for `rnn-engine fleet --application`.
 """
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
-    """Start the replicas of one model, and open this process's part of the model."""
+    """Start the replicas of one model; return the engine that passes requests on to them.
+
+    This also opens the part of the model that this process needs, see `front_opener`.
+    """
     from rnn_engine.fleet.cluster import open_fleet
 
     progress("starting replicas", 0, settings.replicas)
@@ -40,7 +43,7 @@ async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: P
 
 
 def front_opener(choice: EngineChoice) -> Callable[[], Front]:
-    """Return a function that opens this process's part of a model."""
+    """Return a function that opens what this process needs of a model: tokenizer, chat template and named states."""
     from rnn_engine.fleet.remote import open_front
 
     return partial(
@@ -53,7 +56,7 @@ def front_opener(choice: EngineChoice) -> Callable[[], Front]:
 
 
 async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
-    """Load the engine of a replica, in its process.
+    """Load and return the engine of one replica, in the replica's own process.
 
     Each replica has a device, and its own folder within that of the cache. It accepts more requests than the front,
     which enforces the bound: a place that is free in the front may not be free in the replica yet.
@@ -67,7 +70,7 @@ async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
 
 
 class ReplicaArgs(BaseModel):
-    """The settings of a replica that the file may have: options of `rnn-engine fleet`, with the same defaults."""
+    """The settings of a replica in a Ray Serve config file: options of `rnn-engine fleet`, with the same defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,7 +84,10 @@ class ReplicaArgs(BaseModel):
 
 
 def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application of Ray Serve's
-    """Return the application of a model's replicas. Their number and resources are set beside `args`."""
+    """Return the Ray Serve application with a model's replicas, for the settings `args` of a config file.
+
+    The replicas' number and resources are set beside `args`.
+    """
     from rnn_engine.fleet.deployment import make_application
 
     given = ReplicaArgs.model_validate(args)

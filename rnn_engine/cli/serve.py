@@ -46,14 +46,14 @@ _MOST_NAME = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model's file, and the name by which requests choose it."""
+    """The path of a model's file, and the name by which requests choose the model."""
 
     name: str
     path: Path
 
     @classmethod
     def parse(cls, text: str | None) -> NamedModel:
-        """Parse `FILE` or `NAME=FILE`; None is the model that comes with the project."""
+        """Parse `FILE` or `NAME=FILE`; None is the demo model, which comes with the project."""
         name, equals, file = (text or "").partition("=")
         if not equals or (text is not None and Path(text).exists()):
             path = find_model(text)
@@ -78,7 +78,7 @@ models_argument = click.argument("models", nargs=-1, callback=_parse_models, met
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """The models of a server, how requests choose one, and what admins may change."""
+    """The options for the models of a server: which there are, how requests choose one, and what admins may change."""
 
     models: tuple[NamedModel, ...]
     default_model: str | None
@@ -147,9 +147,10 @@ models_options = option_group(
 async def load_models(
     choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
 ) -> ModelRegistry:
-    """Load all models, each by `load`. The LoRAs and states of `choice` are for the first model.
+    """Load all models, each by calling `load`. The LoRAs and states of `choice` are for the first model.
 
-    Raises InvalidRequestError if there is no model called `default`.
+    `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
+    is no model called `default`.
     """
     names = [model.name for model in models]
     if default is not None and default not in names:
@@ -168,7 +169,10 @@ def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOr
 
 
 def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
-    """Return the choice to load a model with. All except the first use their own folders within those of `choice`."""
+    """Return `choice` changed for the model of `order`: the settings with which to load it.
+
+    All models except the one called `first` use their own folders within those of `choice`.
+    """
     cache, folder = choice.cache, choice.states.folder
     if order.name != first:
         own = _folder_name(order.name)
@@ -193,7 +197,7 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
 
 
 def _folder_name(name: str) -> str:
-    """Return a folder name for a model, in characters that every file system takes."""
+    """Return a folder's name for the model called `name`, in characters that every file system takes."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
     return f"model-{safe}"
 
@@ -204,7 +208,7 @@ _DEFAULT = ServerSettings()
 
 
 def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
-    """Parse permissions such as 660. A click callback."""
+    """Parse a file's permissions in octal digits, such as 660. A click callback."""
     if not re.fullmatch("[0-7]{3,4}", text):
         raise click.BadParameter(f"{text!r} is not allowed; expected three or four octal digits, such as 660")
     return int(text, 8)
@@ -212,7 +216,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How requests are run and read."""
+    """The options for how requests are read and run."""
 
     slots: int
     batching: str
@@ -222,7 +226,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """The address of the server, and how its process ends."""
+    """The options for the address of the server, and for how its process ends."""
 
     host: str
     port: int
@@ -250,7 +254,7 @@ class ServeOptions:
 
     @property
     def choice(self) -> EngineChoice:
-        """What the first model is loaded with."""
+        """The settings with which the first model is loaded."""
         model = self.served.models[0].path
         return EngineChoice(
             model,
@@ -369,7 +373,7 @@ _process_options = option_group(
 
 
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
-    """Add the options of a server to `serve_command`, which takes them as its first argument."""
+    """Add the options of a server to `serve_command`, which takes them as a `ServeOptions`, its first argument."""
 
     @models_argument
     @loading_options
@@ -405,7 +409,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
 
 
 def serve(load: LoadChoice, options: ServeOptions) -> None:
-    """Load models, each by `load`, and serve them over HTTP until a signal to stop."""
+    """Load the models of `options`, each by calling `load`, and serve them over HTTP until a signal to stop."""
     freeze_modules()
     with log_on_stderr(options.logs):
         served = options.served

@@ -1,4 +1,4 @@
-"""Options of a server: who may come in, the limits of requests and connections, and the log."""
+"""Options of a server: who may send requests, the limits of requests and connections, and the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from server.telemetry.logs import LogFormat, LogLevel, LogSettings, RequestIdFil
 
 
 def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the origins of web pages. A click callback."""
+    """Check the origins of web pages that may call the server. A click callback."""
     try:
         return tuple(map(check_origin, texts))
     except InvalidRequestError as error:
@@ -32,7 +32,7 @@ def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: 
 
 
 def _parse_rate(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Rate:
-    """Parse what a key may use in a minute. A click callback."""
+    """Parse the rate limit of an API key, such as `requests=60,tokens=100000`; None is no limit. A click callback."""
     try:
         return UNBOUNDED if text is None else parse_rate(text)
     except InvalidRequestError as error:
@@ -175,7 +175,7 @@ _CONNECTIONS = ConnectionSettings()
 
 
 def seconds_option(name: str, default: float, meaning: str) -> AddOption:
-    """Return an option that takes a time in seconds, greater than 0."""
+    """Return a click option called `name` that takes a number of seconds greater than 0; `meaning` is its help text."""
     return click.option(
         name,
         type=FiniteRange(min=0, min_open=True),
@@ -259,7 +259,7 @@ _DROPPED = "%d log lines were dropped, since standard error was not read"
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes log lines to a file descriptor on a thread of its own.
+    """A log handler that writes lines to a file descriptor, such as standard error, on a thread of its own.
 
     Lines that come while `capacity` others wait are dropped; their number is logged once lines are read again.
     """
@@ -273,7 +273,7 @@ class BackgroundHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line. Does not block."""
+        """Queue a log record to be written. Does not block; if the queue is full, the record is dropped and counted."""
         try:
             self._lines.put_nowait(self._encode(record))
         except queue.Full:
@@ -282,7 +282,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Wait until all lines are written, or for at most two seconds if they are not read."""
+        """Wait until all lines are written and end the thread; wait at most two seconds if nothing reads the lines."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=_CLOSING_SECONDS)
             self._thread.join(_CLOSING_SECONDS)
@@ -295,7 +295,10 @@ class BackgroundHandler(logging.Handler):
                 self._write(self._encode(_dropped(dropped)))
 
     def _write(self, line: bytes) -> None:
-        """Write with `os.write`: a thread that hangs in `sys.stderr` would keep the interpreter from ending."""
+        """Write an encoded line to the file descriptor; ignore an OSError.
+
+        It uses `os.write`, since a thread that hangs in `sys.stderr` would keep the interpreter from ending.
+        """
         rest = memoryview(line)
         with suppress(OSError):  # nothing reads any more
             while rest:
@@ -319,7 +322,7 @@ def _dropped(count: int) -> logging.LogRecord:
 
 @contextmanager
 def log_on_stderr(settings: LogSettings) -> Iterator[None]:
-    """Log to standard error while the block runs."""
+    """Write the log to standard error while the block runs; `settings` has its format and level."""
     handler = BackgroundHandler(_STANDARD_ERROR)
     handler.setFormatter(make_formatter(settings.format))
     handler.addFilter(RequestIdFilter())

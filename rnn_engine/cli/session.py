@@ -1,4 +1,4 @@
-"""An engine for the duration of one command; its event loop runs only while the command waits for something."""
+"""Load an engine for the duration of one command; its event loop runs only while the command waits for a result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The model to load, and the settings of its engine."""
+    """The model to load, and the settings with which its engine is loaded."""
 
     model: Path
     loading: LoadSettings
@@ -42,7 +42,7 @@ class EngineChoice:
 
 
 async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None) -> Engine:
-    """Load an engine, and show the progress.
+    """Load and return the engine that `choice` describes, and show a progress bar meanwhile.
 
     `progress` is called with the progress too, on any thread. If this is cancelled, the loading thread ends as well.
     """
@@ -76,14 +76,17 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An engine and its loop. On Ctrl-C, `run` cancels what it runs and then raises KeyboardInterrupt."""
+    """An engine and the event loop that it runs on.
+
+    On Ctrl-C, `run` cancels what it runs and then raises KeyboardInterrupt.
+    """
 
     engine: EngineLike
     loop: asyncio.Runner
 
     @property
     def initial(self) -> FrozenState | None:
-        """The state that texts start from; None is the fill values."""
+        """The engine's default state, from which texts start; None if they start from the model's fill values."""
         default = self.run(self.engine.states.default())
         return None if default is None else default.frozen
 
@@ -96,13 +99,16 @@ class Session:
         on_delta: Callable[[TextDelta], None],
         on_start: Callable[[Started], None] = lambda _: None,
     ) -> Finished:
-        """Run `request`; call `on_start` when its prompt has been run, and `on_delta` with its text as it comes."""
+        """Run `request` and return its last event.
+
+        `on_start` is called when its prompt has been run, and `on_delta` with its text as it comes.
+        """
         return self.run(_generate(self.engine, request, on_delta, on_start))
 
 
 @contextmanager
 def engine_session(choice: EngineChoice) -> Iterator[Session]:
-    """Load an engine, and close it at the end of the block."""
+    """Load the engine that `choice` describes, yield a session with it, and close the engine after the block."""
     with asyncio.Runner() as loop:
         engine = loop.run(load_engine(choice))
         try:
@@ -135,7 +141,10 @@ _MAX_CHARACTERS: Final = 2**24
 def prompt_of(
     engine: EngineLike, initial: FrozenState | None, messages: Sequence[ChatMessage], *, answers: bool = True
 ) -> ChatPrompt:
-    """Return the prompt of a conversation that begins at a state; with `answers`, an answer can follow the prompt."""
+    """Return the prompt of a conversation that begins from the state `initial`.
+
+    With `answers`, the prompt ends so that the model's answer can follow.
+    """
     template = engine.info.chat_template
     before = text_before_chat(engine, initial, template)
     return make_chat_prompt(engine, template, Conversation(messages, answers=answers), _MAX_CHARACTERS, before=before)

@@ -1,4 +1,4 @@
-"""Options for the states that a server keeps: of prompts and answers, and with names."""
+"""Options for the states that a server stores: cached ones of prompts and answers, and named ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STORE = StoreConfig(StoreUrl.parse("valkey://localhost"))
 
 
 def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str | None) -> StoreUrl | None:
-    """Check the address of a store. A click callback."""
+    """Parse the URL of a store that servers share, in Valkey or Redis. A click callback."""
     try:
         return None if text is None else StoreUrl.parse(text)
     except InvalidRequestError as error:
@@ -31,7 +31,7 @@ def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str
 
 
 def _parse_objects(_context: click.Context, _parameter: click.Parameter, text: str | None) -> ObjectsConfig | None:
-    """Check the address of an object store. A click callback."""
+    """Check the URL of an object store for states, such as `s3://BUCKET/PREFIX`. A click callback."""
     try:
         return None if text is None else ObjectsConfig(text)
     except InvalidRequestError as error:
@@ -189,7 +189,7 @@ _QUOTA = Quota()
 
 
 class _NamedFile(click.ParamType[StateFile]):
-    """The type of NAME=FILE. A value from a config file may be a `StateFile` already."""
+    """The click type of NAME=FILE, a state's name and file. A value from a config file may be a `StateFile` already."""
 
     name = "NAME=FILE"
 
@@ -294,9 +294,9 @@ state_option = click.option(
 
 
 def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
-    """Add the demo model's own state to `states` if `model` is that model, unless a state there has the same name.
+    """Return `states` with the demo model's own state added, if `model` is the demo model.
 
-    It does not become the default.
+    It is not added if a state there has the same name, and it does not become the default.
     """
     demo = StateFile(pirate_state_path(), "pirate")
     if model != model_path() or any(file.name == demo.name for file in states.files):

@@ -1,4 +1,4 @@
-"""Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings and text."""
+"""Schedule requests on the slots of one runner: queueing, batching, checkpoints, drafts, and the text of answers."""
 
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.scheduler.inboxes import Delivery, Inbox, Inboxes

@@ -1,16 +1,17 @@
-"""Plan at which positions of a prompt its state is kept, and which prompts wait for another one.
+"""Plan at which positions of a prompt its state is saved, and which prompts wait for another with the same beginning.
 
-A recurrent state can't be cut back to an earlier position, so a run must end wherever a checkpoint is wanted. Later
-prompts are likely to go on from some positions; prompts that arrive meanwhile need others. Such a prompt waits until
-the running one has passed the position, then looks the cache up again and goes on from there (single flight). If the
-running prompt ends early, the first waiter that asks again runs from what the cache has by then.
+A recurrent state can't be cut back to an earlier position, so a run must end wherever a checkpoint is wanted. Some of
+these positions are likely starts of later prompts. Others are needed by prompts that arrive while this one runs. Such a
+prompt waits until the running one has passed the position, then looks in the cache again and continues from there
+(single flight). If the running prompt ends early, the first waiter that looks again runs from what the cache has by
+then.
 
     wait = flights.find(prefix, saved)                   # `saved` is what the cache would save now
     if wait is not None: wait.claim(); hold the request back until wait.ready, then ask again
     plan = flights.lead(prefix, saved, plan_checkpoints(...), waypoints)    # `Waypoints` of the same prompt
     while the prompt runs:
         submit a run that ends at plan.next() at the latest; plan.submit(its end)
-        when it is done: if plan.at(its end): keep a checkpoint; plan.advance(its end)
+        when it is done: if plan.at(its end): save a checkpoint; plan.advance(its end)
     plan.close()                                         # at the prompt's end, or at once on any failure
 
 All of this is bookkeeping on the scheduler's one thread: it uses no locks, no clock and no cache.
@@ -56,19 +57,26 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The next waypoint is the first end of a run from `earliest` on; a run ends at `cut` at the latest."""
+    """The positions at which a prompt's next waypoint may lie: from `earliest` to `cut`. See `Waypoints`.
+
+    The first run that ends at or after `earliest` makes the waypoint. No run may pass `cut`.
+    """
 
     earliest: int
     cut: int | None  # None = no run is cut for it
 
 
 class Waypoints:
-    """The waypoints of one prompt. They are chosen as the prompt's runs are submitted."""
+    """Chooses the waypoints of one prompt: states saved along a long prompt, for later prompts that share a part of it.
+
+    They are chosen while the prompt's runs are submitted.
+    """
 
     def __init__(self, length: int, saved: int, points: Iterable[int], step_tokens: int, find_break: FindBreak) -> None:
-        """The first `saved` of `length` tokens come from the cache. States are kept at the positions `points` anyway.
+        """Choose waypoints for a prompt of `length` tokens, of which the first `saved` come from the cache.
 
-        A step runs at most `step_tokens`.
+        States are saved at the positions `points` anyway. A step runs at most `step_tokens`. `find_break` returns the
+        best position to end a run; see `FindBreak`.
         """
         self._length = length
         self._points = sorted(point for point in points if saved < point < length)
@@ -84,9 +92,9 @@ class Waypoints:
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
-        """Note that a run up to `end` was submitted; return True if its state becomes a waypoint.
+        """Record that a run up to position `end` was submitted; return True if the state there becomes a waypoint.
 
-        `is_point` says that the state is kept anyway.
+        It does not if `is_point`, which says that the state is saved anyway.
         """
         is_waypoint = not is_point and self._window is not None and self._window.earliest <= end
         if is_point or is_waypoint:
@@ -107,11 +115,11 @@ class Waypoints:
         return None
 
     def _is_early(self, position: int) -> bool:
-        """Return True if a state at `position` is of too little use to a prompt that shares half of this one."""
+        """Return True if `position` is too early to be of use to a prompt that shares half of this one."""
         return 20 * position < 9 * self._length
 
     def _latest(self) -> int:
-        """Return the last position at which the next state may be."""
+        """Return the greatest position of the next waypoint: just before the middle, or a ninth beyond the last one."""
         return (self._length - 1) // 2 if self._is_early(self._kept) else 10 * self._kept // 9
 
     def _window_up_to(self, latest: int) -> _Window:
@@ -120,7 +128,10 @@ class Waypoints:
         return _Window(max(earliest, cut - self._step + 1), cut)
 
     def _window_of_short(self) -> _Window | None:
-        """Return the window of a prompt that is cut once at most, at nine tenths of its length or a little later."""
+        """Return the positions for the only waypoint of a prompt of few steps; None if it needs none.
+
+        Such a prompt is cut once at most, at nine tenths of its length or a little later.
+        """
         earliest_cut, latest = -(-9 * self._length // 10), 19 * self._length // 20
         if self._kept >= earliest_cut or any(earliest_cut <= point <= latest for point in self._points):
             return None
@@ -133,9 +144,9 @@ class Waypoints:
 
 
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
-    """Return the last end of a line from `earliest` to `latest`, or else the last end of a sentence.
+    """Return the last position from `earliest` to `latest` at which a line ends, or else a sentence ends.
 
-    Return None if the text has neither, or if there is no tokenizer.
+    Return None if the text has neither, or if there is no tokenizer. `token_bytes` returns the bytes of a token.
     """
     sentence = None
     for position in range(latest, earliest - 1, -1):
@@ -154,7 +165,7 @@ MIN_SHARED = 32  # tokens that a prompt must gain by waiting
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPoint:
-    """A position at which a run ends and the state is kept; `position` tokens lie before it."""
+    """A position of a prompt, with `position` tokens before it, at which a run ends and the state is saved."""
 
     position: int
     kind: CheckpointKind
@@ -169,14 +180,14 @@ def plan_checkpoints(
     checkpoint_positions: Iterable[int] = (),
     max_checkpoints: int = MAX_CHECKPOINTS,
 ) -> tuple[CheckpointPoint, ...]:
-    """Return the checkpoint points of a prompt of `length` tokens, ascending, all of them after `saved`.
+    """Return the positions at which to save the states of a prompt of `length` tokens, ascending, all after `saved`.
 
     The first `saved` tokens come from the cache, and the first `known` follow a path that the cache knows; the look-up
     gives both. The turns of a chat end at `turn_positions`, and the client set `checkpoint_positions`.
 
     The prompt's end is always a point, with its logits, unless all of the prompt is saved. Then come the client's
     positions, the branch point (`known`) and the ends of turns, later ones first, until there are `max_checkpoints`.
-    The branch point is kept however near the end it is: other prompts leave this one there, and the checkpoints after
+    The branch point is chosen however near the end it is: other prompts leave this one there, and the checkpoints after
     it are of no use to them.
     """
     if saved >= length:
@@ -211,19 +222,19 @@ def _is_worth_it(position: int, kind: CheckpointKind, others: set[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """The first part of a prompt, which other prompts may share, and the root of the state that it starts from."""
+    """The part of a prompt that other prompts may share: its packed tokens, and the cache root of its initial state."""
 
     root: str
     packed: bytes
 
     @property
     def length(self) -> int:
-        """The number of tokens."""
+        """The number of tokens in the prefix."""
         return len(self.packed) // TOKEN_BYTES
 
 
 class CheckpointPlan:
-    """The checkpoint points of one running prompt that have not been passed; waiting prompts may add some."""
+    """The checkpoint points that one running prompt has not passed yet; waiting prompts may add some."""
 
     def __init__(
         self,
@@ -232,7 +243,7 @@ class CheckpointPlan:
         points: Iterable[CheckpointPoint] = (),
         waypoints: Waypoints | None = None,
     ) -> None:
-        """`saved` tokens of the prompt need not be run. Without a `prefix`, no other prompt may wait for this one."""
+        """Plan for a prompt whose first `saved` tokens need not be run. Others may wait for it if it has a `prefix`."""
         self.prefix = prefix
         self.position = saved  # tokens that have been run, and whose checkpoints have been kept
         self.submitted = saved  # tokens that have been run or are in flight
@@ -241,18 +252,18 @@ class CheckpointPlan:
         self._waypoints = waypoints
 
     def next(self) -> CheckpointPoint | None:
-        """Return the nearest point that lies after all submitted runs, or None."""
+        """Return the nearest checkpoint point after all submitted runs; None if there is none."""
         ahead = [point for position, point in self._points.items() if position > self.submitted]
         if self._waypoints is not None and (cut := self._waypoints.cut) is not None:
             ahead.append(_waypoint(cut))
         return min(ahead, key=attrgetter("position"), default=None)
 
     def at(self, position: int) -> CheckpointPoint | None:
-        """Return the point at `position`, or None if there is none or it was passed."""
+        """Return the checkpoint point at `position`; None if there is none, or if the prompt has passed it."""
         return self._points.get(position)
 
     def submit(self, end: int) -> None:
-        """Note that a run up to `end` was submitted, so that no point up to there can be claimed any more.
+        """Record that a run up to position `end` was submitted; waiting prompts can no longer claim points up to there.
 
         The end itself may become a waypoint.
         """
@@ -261,7 +272,10 @@ class CheckpointPlan:
             self._points[end] = _waypoint(end)
 
     def advance(self, position: int) -> None:
-        """Note that the prompt has been run up to `position`, and that the checkpoints up to there were kept."""
+        """Record that the prompt was run up to `position` and that its checkpoints up to there were saved.
+
+        At the end of the prefix this closes the plan.
+        """
         self.position = position
         self.submitted = max(self.submitted, position)
         self._points = {at: point for at, point in self._points.items() if at > position}
@@ -269,45 +283,51 @@ class CheckpointPlan:
             self.close()
 
     def claim(self, position: int, *, logits: bool) -> None:
-        """Add a point for a prompt that waits; `position` must lie after all submitted runs."""
+        """Add a checkpoint point for a waiting prompt; `position` must lie after all submitted runs.
+
+        With `logits`, the logits there are saved too.
+        """
         assert self.submitted < position, f"a claim at {position} of what was submitted up to {self.submitted}"
         planned = self._points.get(position)
         kind = CheckpointKind.BRANCH if planned is None else planned.kind
         self._points[position] = CheckpointPoint(position, kind, logits or (planned is not None and planned.logits))
 
     def close(self) -> None:
-        """Stop others from waiting for this prompt, because it is done or never will be. Idempotent."""
+        """Stop other prompts from waiting for this one, because it was run or will be run no further. Idempotent."""
         self.open = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """What a prompt waits for: that the prompt of `plan` passes `position`."""
+    """One prompt's wait for another: until the running prompt, whose plan is `plan`, has passed `position`."""
 
     plan: CheckpointPlan
     position: int
     logits: bool  # whether the waiting prompt ends at the position, and so needs the logits there to go on
 
     def claim(self) -> None:
-        """Have the running prompt keep its state at the position."""
+        """Make the running prompt save its state at the position that is waited for."""
         self.plan.claim(self.position, logits=self.logits)
 
     @property
     def ready(self) -> bool:
-        """Whether the waiting prompt should look the cache up again: the state was reached, or never will be."""
+        """True if the waiting prompt should look in the cache again: the position was passed, or never will be."""
         return self.passed or not self.plan.open
 
     @property
     def passed(self) -> bool:
-        """Whether the position was reached. The cache may have had no room for the state."""
+        """True if the running prompt has passed the position. The cache may have had no room for the state."""
         return self.plan.position >= self.position
 
 
 class SingleFlight:
-    """The running prompts that others may wait for. Waiters hold no resources, so a cancelled one needs no clean-up."""
+    """The plans of running prompts, for which prompts with the same beginning may wait.
+
+    Waiters hold no resources, so a cancelled one needs no clean-up.
+    """
 
     def __init__(self, min_shared: int = MIN_SHARED) -> None:
-        """A prompt waits only for a gain of at least `min_shared` tokens."""
+        """Start without running prompts. A prompt waits for one only if that saves at least `min_shared` tokens."""
         self._min_shared = min_shared
         self._plans: list[CheckpointPlan] = []
 
@@ -316,11 +336,12 @@ class SingleFlight:
         return len(self._plans)
 
     def find(self, prefix: PromptPrefix, saved: int, plans: Iterable[CheckpointPlan] | None = None) -> Wait | None:
-        """Return what a prompt should wait for if the cache has `saved` tokens of it; None if it should run now.
+        """Return which running prompt the prompt of `prefix` should wait for; None if it should run now.
 
-        A running prompt is worth waiting for if at least `saved` of its tokens were submitted, and more will be, up to
-        the end of the common prefix. That must be at least `min_shared` tokens longer than `saved`. The prompt with the
-        longest common prefix is chosen. `plans` are the running prompts to consider; None is all.
+        The cache has the first `saved` of its tokens. A running prompt is worth waiting for if at least `saved` of its
+        tokens were submitted, and more will be, up to the end of the common prefix. That must be at least `min_shared`
+        tokens longer than `saved`. The prompt with the longest common prefix is chosen. `plans` are the running prompts
+        to consider; None is all.
         """
         best: CheckpointPlan | None = None
         best_shared = saved + self._min_shared - 1
@@ -339,7 +360,7 @@ class SingleFlight:
         points: Iterable[CheckpointPoint] = (),
         waypoints: Waypoints | None = None,
     ) -> CheckpointPlan:
-        """Return the plan of a prompt that runs from `saved` on; others may wait for it from now on."""
+        """Register and return the plan of a prompt that runs from position `saved` on; others may then wait for it."""
         plan = CheckpointPlan(prefix, saved, points, waypoints)
         if plan.open:
             self._plans = [other for other in self._plans if other.open]

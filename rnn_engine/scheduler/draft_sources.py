@@ -1,7 +1,8 @@
-"""Predict the next tokens of a text, for drafts: from its own repetitions, or from an equal text in the cache.
+"""Predict the next tokens of a text, for drafts: from its own repetitions, or from an equal earlier text in the cache.
 
 The first is prompt look-up decoding. As in LZ77, all places at which the last few tokens occurred before are chained.
-The place that agrees with the end of the text over the most tokens is followed as long as the text goes on as it did.
+The place that agrees with the end of the text over the most tokens is followed for as long as its continuation predicts
+the text correctly.
 """
 
 from __future__ import annotations
@@ -28,17 +29,20 @@ _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """How often matches of each length have predicted the next token rightly, in one text or in all."""
+    """Counts how often matches of each length have predicted the next token correctly, in one text or in all texts."""
 
     def __init__(self, of_all: Experience | None = None) -> None:
-        """`of_all` gives the first expectations, and learns from this one too; None expects little of short matches."""
+        """Start without counts. `of_all` has the counts of all texts: it gives the first estimates and is updated too.
+
+        If it is None, little is expected of short matches.
+        """
         self._of_all = of_all
         self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
         self._seen = [0.0] * len(_CLASSES)  # tokens that were predicted
         self._right = [0.0] * len(_CLASSES)  # those of them that came
 
     def note(self, length: int, *, is_right: bool) -> None:
-        """Count a match of `length` tokens that has predicted the next token, rightly if `is_right`."""
+        """Count one prediction by a match of `length` tokens, which was correct if `is_right`."""
         which = _class_of(length)
         if self._seen[which] >= self._memory:
             self._seen[which] /= 2.0
@@ -49,23 +53,22 @@ class Experience:
             self._of_all.note(length, is_right=is_right)
 
     def chance(self, length: int) -> float:
-        """Return the share of tokens that matches of `length` predicted rightly, mixed with the expected share."""
+        """Return the share of correct predictions by matches of `length` tokens, blended with the expected share."""
         which = _class_of(length)
         expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
         return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
 
 
 class Lookup:
-    """One text, and the earlier place in it that its end is thought to repeat.
+    """Predicts the next tokens of one text from an earlier place in it that its last tokens repeat.
 
-    Each new token is compared with the one that the place predicts, so the quality of drafts is known without running
-    any.
+    Each new token is compared with the predicted one, so the quality of drafts is known without running any.
     """
 
     is_over = False  # a text may repeat itself at any time
 
     def __init__(self, prompt: Sequence[int], of_all: Experience | None = None) -> None:
-        """`of_all` is the experience with other texts."""
+        """Start with the last tokens of `prompt`; `of_all` is the experience with all texts, see `Experience`."""
         self._text = array("I", prompt[-_WINDOW:])
         self._num_known = 0  # tokens of the text that can be found
         self._num_given = len(self._text)  # tokens of the prompt
@@ -77,7 +80,7 @@ class Lookup:
         self._experience = Experience(of_all)
 
     def extend(self, generated: Sequence[int], first: int = 0) -> None:
-        """Take in the generated tokens from number `first` on."""
+        """Add the tokens `generated[first:]` to the text. Also makes a further part of a long prompt searchable."""
         self._text.extend(generated[first:])
         if self._num_known < self._num_given:
             self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
@@ -87,11 +90,11 @@ class Lookup:
 
     @property
     def foretells(self) -> bool:
-        """Whether all of the text is known and its end repeats an earlier place."""
+        """True if there is a prediction: all of the text is searchable, and its end repeats an earlier place."""
         return self._place is not None and self._num_known == len(self._text)
 
     def draft(self, count: int) -> list[int]:
-        """Return the next `count` tokens as predicted; an empty list if nothing is predicted."""
+        """Return a prediction of the next `count` tokens; an empty list if there is none."""
         text, place = self._text, self._place
         if place is None or not self.foretells:
             return []
@@ -102,14 +105,17 @@ class Lookup:
 
     @property
     def chance(self) -> float:
-        """The share of tokens that matches like the present one predicted rightly, mixed with the expected share."""
+        """The probability that the next predicted token is correct.
+
+        It is the share of correct predictions by matches like the current one, blended with the expected share.
+        """
         return self._experience.chance(self._length)
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens are likely enough to be drafted, and their mean chance.
+        """Return how many of the next `count` tokens are likely enough to draft, and their mean chance to be correct.
 
-        The chance of a token holds if those before it are right. The chances differ: a longer match may be more likely
-        to go on, or less, as in a table with lines that begin alike. The mean is the geometric one.
+        The chance of a token holds if those before it are correct. The chances differ: a longer match may be more
+        likely to continue, or less, as in a table with lines that begin alike. The mean is the geometric one.
         """
         length, product, likely = self._length, 1.0, 0
         while likely < count:
@@ -122,7 +128,7 @@ class Lookup:
         return likely, product ** (1.0 / max(likely, 1))
 
     def _take_in_prompt(self, end: int) -> None:
-        """Make the tokens of the prompt up to `end` known."""
+        """Make the prompt's tokens up to position `end` searchable."""
         start = self._num_known
         tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with up to `MIN_MATCH - 1` tokens before `start`
         known = min(start, MIN_MATCH - 1)
@@ -141,7 +147,7 @@ class Lookup:
             self._find(before.item(-1))
 
     def _take_in(self, token: int) -> None:
-        """Make the next token of the text known."""
+        """Make the next token of the text searchable, and compare it with the predicted one."""
         if self._place is not None:
             self._judge(is_right=self._text[self._place] == token)
         self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
@@ -161,7 +167,7 @@ class Lookup:
             self._place, self._length = None, 0
 
     def _find(self, place: int) -> None:
-        """Follow the place that agrees with the known text over the most tokens: `place`, or an earlier one."""
+        """Predict from the place that agrees with the text's end over the most tokens: `place`, or an earlier one."""
         text, end = self._text, self._num_known
         for _ in range(_MOST_PLACES):
             longest = self._length
@@ -191,14 +197,17 @@ _EXPECTED = 0.8  # share of an earlier text's tokens that come again
 
 
 class EarlierText:
-    """One text, and what followed it in an earlier request that began with all of it.
+    """Predicts the next tokens of one text from an earlier request whose text began with all of it.
 
-    It is looked up whenever nothing is known of what comes next: at first, at the end of the earlier text, and when
-    this text departs from the earlier one. If a look-up finds nothing, nothing more will be predicted.
+    The earlier text is looked up whenever there is no prediction: at first, at the end of the earlier text, and when
+    this text departs from it. If a look-up finds nothing, nothing more will be predicted.
     """
 
     def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """`find` takes all generated tokens, and returns what followed them, perhaps nothing."""
+        """Start without a prediction. `find` takes all generated tokens and returns those that once followed them.
+
+        It returns an empty sequence if it knows none.
+        """
         self._find = find
         self._ahead: Sequence[int] = ()
         self._place = 0  # in `_ahead`: the token there is thought to come next
@@ -207,7 +216,7 @@ class EarlierText:
         self._right = 0  # those of them that came
 
     def extend(self, generated: Sequence[int], first: int) -> None:
-        """Take in the generated tokens from number `first` on."""
+        """Compare the tokens `generated[first:]` with the prediction; look up another if it is used up or wrong."""
         if self.is_over:
             return
         for token in generated[first:]:
@@ -225,18 +234,18 @@ class EarlierText:
 
     @property
     def foretells(self) -> bool:
-        """Whether anything is known of what comes next."""
+        """True if there is a prediction of the next token."""
         return self._place < len(self._ahead)
 
     def draft(self, count: int) -> list[int]:
-        """Return at most `count` of the tokens that are thought to come next; none if nothing is known."""
+        """Return a prediction of at most `count` next tokens; an empty list if there is none."""
         return list(self._ahead[self._place : self._place + count])
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens are likely enough to be drafted, and their mean chance."""
+        """Return how many of the next `count` tokens to draft, which is all, and their mean chance to be correct."""
         return count, self.chance
 
     @property
     def chance(self) -> float:
-        """The share of tokens that were predicted rightly, mixed with the expected share."""
+        """The share of predicted tokens that were correct, blended with the expected share."""
         return (self._right + _EARLIER_PRIOR * _EXPECTED) / (self._seen + _EARLIER_PRIOR)

@@ -1,9 +1,9 @@
-"""Choose which sequences run a draft in a step and how long it is; and the sequence that runs one.
+"""Speculative decoding: choose which sequences run a draft of their next tokens in a step, and how long it is.
 
-The run of a draft gives a row for each of its tokens. The drawn tokens count up to and including the first that differs
-from the draft. What was run after the token before that one does not count: a recurrent state can't be cut back. So it
-is copied to a spare slot before the run. If the draft was wrong, the tokens that count are run again from the copy, in
-the next step and together with what follows them.
+Also the sequence that runs a draft. The run of a draft yields a logit row for each of its tokens. The tokens drawn from
+these rows count up to and including the first that differs from the draft. What was run after the token before that one
+does not count: a recurrent state can't be cut back. So the state is copied to a spare slot before the run. If the draft
+was wrong, the tokens that count are run again from the copy, in the next step and together with what follows them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """How many tokens a draft has at most, and the slots of a runner in which no sequence runs and nothing is kept."""
+    """Settings for drafts: the most tokens of one draft, and the runner's spare slots, which nothing else uses."""
 
     max_tokens: int = _OFF
     spare_slots: Sequence[int] = ()
@@ -52,7 +52,7 @@ NO_DRAFTS = DraftSettings()
 
 
 class Drafter:
-    """The drafts of one sequence."""
+    """Proposes the drafts of one sequence, and holds a copy of its state while one is run."""
 
     def __init__(self, drafts: Drafts, request: GenerateRequest, find_earlier: FindEarlier) -> None:
         self.draft: Sequence[int] = ()  # for the next step, after the tokens that are certain
@@ -75,7 +75,7 @@ class Drafter:
         self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Take in what was generated since the last call; return True if there is anything to propose.
+        """Pass what was generated since the last call to the sources of drafts; return True if a draft can be proposed.
 
         The longer nothing was predicted, the more tokens pass between two look-ups.
         """
@@ -95,7 +95,7 @@ class Drafter:
         return False
 
     def propose(self, num_generated: int, most: int) -> list[int]:
-        """Return a draft of at most `most` tokens that follow all that was generated. Only after `look` returned True.
+        """Return a draft of at most `most` tokens to follow the generated ones. Only after `look` returned True.
 
         The draft leaves out at least the last token that the text may have, and everything from the first stop token
         on.
@@ -109,24 +109,24 @@ class Drafter:
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
 
     def branch(self, slot: int) -> None:
-        """Copy the state of `slot` to a spare slot, because the draft is about to be run in `slot`."""
+        """Copy the state of `slot` to a spare slot, because a draft is about to be run in `slot`."""
         self.spare = self._drafts.copy_from(slot)
 
     def join(self) -> None:
-        """Drop the copy, because all of the draft counts or the sequence has ended. Idempotent."""
+        """Free the spare slot, because all of the draft was accepted or the sequence has ended. Idempotent."""
         if self.spare is not None:
             self._drafts.give_back(self.spare)
             self.spare = None
 
     def go_back(self, slot: int) -> None:
-        """Put the state from before the run back into `slot`."""
+        """Restore the state from before the draft's run in `slot`, and free the spare slot."""
         assert self.spare is not None, "no draft was run"
         self._drafts.copy_back(self.spare, slot)
         self.join()
 
 
 class Drafts:
-    """What the sequences of one scheduler share for their drafts: spare slots, and the measured times of steps."""
+    """What the sequences of one scheduler share for their drafts: spare slots, and measured times of steps."""
 
     def __init__(self, runner: Runner, settings: DraftSettings) -> None:
         self.max_tokens = settings.max_tokens if settings.spare_slots else _OFF
@@ -140,12 +140,15 @@ class Drafts:
         self._find_longest = lru_cache(_KEPT)(partial(_find_longest, self._plain, self._longer))  # likewise
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model, which may have fewer spare slots; all of them are free."""
+        """Use another runner of the same model, which may have fewer spare slots. No spare slot may be in use."""
         self._runner = runner
         self._spare = [slot for slot in self._spare if slot < runner.num_slots]
 
     def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
-        """Return the drafter of the answer to `request`; None if nothing may be drafted for it."""
+        """Return a new drafter for the sequence of `request`; None if the settings or the request allow no drafts.
+
+        `find_earlier` finds what followed an equal earlier text.
+        """
         if _OFF in (self.max_tokens, request.speculate) or request.mix is not None:
             return None
         if request.token_mask is not None and request.logprobs is not None:
@@ -153,7 +156,7 @@ class Drafts:
         return Drafter(self, request, find_earlier)
 
     def copy_from(self, slot: int) -> int:
-        """Copy the state of `slot` to a spare slot; return the spare one."""
+        """Copy the state of `slot` to a spare slot; return the number of the spare slot."""
         spare = self._spare.pop()
         try:
             self._runner.copy_state(slot, spare)
@@ -170,7 +173,10 @@ class Drafts:
         self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Count the time of a step with an outcome taken in at `now`, if all of its sequences decode."""
+        """Add the duration of a step to the mean times of steps, if all of its sequences decode.
+
+        `now` is the time at which the step's outcome has been processed.
+        """
         if self.max_tokens == _OFF:
             return
         seconds = times.seconds if times.was_ahead else now - times.begun
@@ -185,11 +191,11 @@ class Drafts:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything can be drafted now."""
+        """True if a spare slot is free, so that a draft can be run."""
         return len(self._spare) > 0
 
     def may_pay(self, num_runs: int) -> bool:
-        """Return True if a draft that is all right pays in a step in which `num_runs` sequences decode."""
+        """Return True if a draft that is fully correct would speed up a step in which `num_runs` sequences decode."""
         if not self.is_on:
             return False
         if num_runs not in self._pays:
@@ -198,17 +204,18 @@ class Drafts:
         return self._pays[num_runs]
 
     def plan(self, num_runs: int, num_tokens: int, num_others: int) -> DraftPlan:
-        """Return how to fill a step in which `num_runs` sequences decode. `may_pay` must be True for that number.
+        """Return a `DraftPlan`, still without drafts, for a step in which `num_runs` sequences decode.
 
-        Without drafts, these sequences run `num_tokens`: one each, and those that must be run again. `num_others` run
-        prompts. A draft delays these too, so it must gain as much as if they decoded.
+        `may_pay` must be True for `num_runs`. Without drafts, these sequences run `num_tokens`: one each, and those
+        that must be run again. `num_others` further sequences run prompts. A draft delays these too, so it must gain as
+        much as if they decoded.
         """
         room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens - num_others
         return DraftPlan(self._find_longest, num_runs, num_tokens, num_runs + num_others, room, len(self._spare))
 
 
 class DraftPlan:
-    """The tokens of one step while drafts are added to it."""
+    """Adds drafts to one step, each of the length that pays best, while there is room and a spare slot for another."""
 
     def __init__(
         self,
@@ -219,7 +226,11 @@ class DraftPlan:
         room: int,
         num_spare: int,
     ) -> None:
-        """`find_longest` is that of `Drafts`; `num_spare` drafts can be added, and `room` tokens."""
+        """Plan a step of `num_tokens` tokens in which `num_runs` sequences decode, before any draft is added.
+
+        `find_longest` is that of `Drafts`. The step is expected to draw `gained` tokens. At most `num_spare` drafts
+        with `room` tokens together can be added.
+        """
         self.room = room
         self._find_longest = find_longest
         self._num_runs = num_runs
@@ -229,11 +240,11 @@ class DraftPlan:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further draft can be added."""
+        """True if no further draft can be added."""
         return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
-        """Add a draft of at most `longest` tokens, each right with probability `chance`; return its length, or 0."""
+        """Add a draft of at most `longest` tokens, each correct with probability `chance`; return its length, or 0."""
         longest, chance = min(longest, self.room), round(chance * _CHANCES) / _CHANCES
         if longest <= 0:
             return 0
@@ -247,23 +258,29 @@ class DraftPlan:
 
 
 def _expected(count: int, chance: float) -> float:
-    """Return how many tokens of a draft are expected to be right, up to the first wrong one."""
+    """Return the expected number of correct tokens before the first wrong one in a draft of `count` tokens.
+
+    Each is correct with probability `chance`.
+    """
     return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
 
 
 def _expected_again(count: int, chance: float) -> float:
-    """Return the expected number of tokens run again because of a wrong one: the right ones and the one before them."""
+    """Return the expected number of tokens that are run again because a token of the draft is wrong.
+
+    They are the correct tokens and the one before the draft.
+    """
     return 0.0 if chance >= 1.0 else (1.0 - chance**count) / (1.0 - chance) - count * chance**count
 
 
 def _find_longest(
     plain: StepCosts, longer: StepCosts, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float
 ) -> int:
-    """Return the length of a draft with which most tokens are drawn a second; 0 if none pays.
+    """Return the length of draft with which the most tokens are drawn a second; 0 if no draft pays.
 
-    The lengths tried are `longest`, half of it, and so on. Each token of the draft is right with probability `chance`.
-    The draft is added to a step of `num_tokens` that is expected to draw `gained` tokens. `plain` are the costs of
-    steps without drafts, `longer` those of steps with drafts.
+    The lengths tried are `longest`, half of it, and so on. Each token of the draft is correct with probability
+    `chance`. The draft is added to a step of `num_tokens` that is expected to draw `gained` tokens. `plain` are the
+    costs of steps without drafts, `longer` those of steps with drafts.
     """
     seconds = plain.of(num_runs)
     assert seconds is not None, "nothing is known that may pay"
@@ -283,11 +300,11 @@ def _find_longest(
 
 
 class DraftingSequence(SamplingSequence):
-    """A sequence that runs drafts, and draws each token from the same row and random number as without them.
+    """A sequence that runs drafts. It draws each token from the same row and random number as it would without them.
 
-    A run begins with its certain tokens, which were drawn and have not been run; the draft follows them. If a token was
-    drafted wrongly, the tokens that were drawn become certain ones of the next run, which goes on from the state before
-    this one.
+    A run begins with its certain tokens, which were drawn and have not been run; the draft follows them. If a token of
+    the draft was wrong, the tokens that were drawn become certain ones of the next run, which starts from the state
+    before this one.
     """
 
     drafter: Drafter  # must be set before anything is run
@@ -302,14 +319,14 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def may_draft(self) -> bool:
-        """Whether the next run may have a draft after the certain tokens."""
+        """True if the next run may have a draft, after the tokens that were drawn and not run yet."""
         if self.drafter.is_off or self.answer.ending is not None:
             return False
         return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
 
     @property
     def num_certain(self) -> int:
-        """How many tokens that were drawn must still be run."""
+        """The number of known tokens that have not been submitted, with which the next run begins."""
         return self.end - self.submitted
 
     @property
@@ -322,15 +339,18 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def foretells(self) -> bool:
-        """Whether anything is predicted to follow the generated tokens."""
+        """True if a draft of the next tokens can be proposed. Reading it passes new tokens to the drafter."""
         return self.drafter.look(self.generated)
 
     def propose(self, most: int) -> list[int]:
-        """Return a draft of at most `most` tokens. Only if the sequence `foretells` any."""
+        """Return a draft of at most `most` next tokens. Call it only if `foretells` is True."""
         return self.drafter.propose(len(self.generated), most)
 
     def prepare(self, draft: Sequence[int]) -> None:
-        """Have the next run go on with as much of `draft` as the grammar allows."""
+        """Set the draft of the next run: as much of `draft` as the grammar allows.
+
+        If the grammar takes too long to check it, the sequence makes no more drafts.
+        """
         if draft and self._mask is not None:
             begun = time.perf_counter()
             admitted = self._mask_threads.admit(self._mask, draft)
@@ -343,12 +363,12 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def draft_demand(self) -> DraftDemand:
-        """The certain tokens, and the draft behind them."""
+        """How many tokens and rows the next run needs for the tokens that were drawn and the draft after them."""
         num_drafted = len(self.drafter.draft)
         return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
 
     def run_draft(self, count: int) -> TokenRun | None:
-        """Return a run of `count` tokens that has at least a part of the draft, or None if that can't be had.
+        """Return a run of at most `count` tokens: the ones drawn already, and as much of the draft as fits; else None.
 
         The draft is used up in either case. The result is None if there is no draft, if `count` leaves no room for any
         of it, or if the device does not copy the state.
@@ -367,7 +387,7 @@ class DraftingSequence(SamplingSequence):
         return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
 
     def _branch(self) -> bool:
-        """Copy the state before a draft is run; return False if the device refuses."""
+        """Copy the state to a spare slot before a draft is run; return False if the device fails to copy it."""
         try:
             self.drafter.branch(self.slot)
         except Exception:
@@ -376,7 +396,10 @@ class DraftingSequence(SamplingSequence):
         return True
 
     def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Draw along the draft of `run`; go on after it, or from the state before it if a token is wrong."""
+        """Draw tokens from the `rows` of a run with a draft; return the events that follow.
+
+        The sequence continues after the draft if all of it was correct, or else from the state before the run.
+        """
         num_certain = len(run.tokens) - len(rows) + 1
         draft, before = run.tokens[num_certain:], self.position
         num_run, goes_on = self._draw_along(draft, rows)
@@ -416,10 +439,10 @@ class DraftingSequence(SamplingSequence):
         )
 
     def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
-        """Take the drawn tokens while they agree with `draft`, and one more; after each, take the forced ones.
+        """Draw and accept tokens while they agree with `draft`, and one more; after each, accept the forced ones.
 
         Return the number of tokens of `draft` before the last that was drawn, or all of them if only forced ones
-        follow. Also return whether the text goes on.
+        follow. Also return whether the text continues.
         """
         place = 0
         while True:
@@ -443,7 +466,7 @@ class DraftingSequence(SamplingSequence):
 
 
 class _DraftingDecode(HostDecode):
-    """Runs the token that was drawn last, and a draft after it if there is one."""
+    """The phase that runs the token drawn last, and a draft after it if there is one."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         drafting = _drafting(sequence)
@@ -459,7 +482,7 @@ class _DraftingDecode(HostDecode):
 
 
 class _DraftingGiven(Given):
-    """Runs tokens that are known, and a draft after them if there is one."""
+    """The phase that runs known tokens, and a draft after them if there is one."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         drafting = _drafting(sequence)
@@ -471,7 +494,7 @@ class _DraftingGiven(Given):
 
 
 class _DraftInFlight(Draft):
-    """A run of a draft is in flight; a spare slot holds the state before it."""
+    """The phase while a run with a draft is in flight; a spare slot holds the state from before the run."""
 
     def __init__(self, before: AnyPhase) -> None:
         self.before = before
@@ -490,7 +513,7 @@ def _drafting(sequence: SlotSequence) -> DraftingSequence:
 
 
 def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
-    """Return True if a sequence of the next step is likely to draft once the tokens in flight are known."""
+    """Return True if a sequence of `live` is likely to run a draft once the tokens in flight are known."""
     num_answering = sum(isinstance(one.phase, HostDecode) for one in live)
     if not drafts.may_pay(num_answering):
         return False
@@ -502,7 +525,7 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
-    """Prepare drafts for the sequences of a step, as far as they pay."""
+    """Choose the drafts of the next step's sequences `live`, and set them in those for which a draft pays."""
     if not drafts.is_on:
         return
     num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)

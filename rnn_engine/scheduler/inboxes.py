@@ -1,4 +1,4 @@
-"""Deliver events from the worker to the readers of requests, and bound the number of requests."""
+"""Deliver events from the worker's thread to the readers of requests, and limit how many requests are admitted."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ MAX_UNREAD = 4096  # tokens and their alternatives; a request with more of them 
 
 @dataclass(slots=True)  # neither frozen nor a tuple, which take twice as long to make: there is one a token
 class Delivery:
-    """An event or an error for the client of one request. Nothing follows a `Finished` or an error."""
+    """An event of a request, or the error that ends it, for the reader of inbox `key`.
+
+    Nothing follows a `Finished` or an error.
+    """
 
     key: int
     outcome: Event | RnnEngineError
 
 
 def step_error(error: Exception) -> StepError:
-    """Return a new StepError caused by `error`. Each request gets its own, so that tracebacks do not mix."""
+    """Return a new StepError caused by `error`; a MaskError if `error` is one.
+
+    Each request gets its own, so that tracebacks do not mix.
+    """
     failure = (MaskError if isinstance(error, MaskError) else StepError)(str(error) or type(error).__name__)
     failure.__cause__ = error
     return failure
 
 
 class Inbox:
-    """The unread events of one request, for one event loop and one reader.
+    """The queue of one request's unread events, for one event loop and one reader.
 
     A reader that is behind gets all the text so far in one event, so that it catches up at once.
     """
 
     def __init__(self, pause: Callable[[bool], None]) -> None:
-        """`pause` is called with True when the reader falls too far behind, and with False once it has caught up."""
+        """Start empty. `pause(True)` is called if the reader is too far behind, `pause(False)` once it caught up."""
         self._pause = pause
         self._outcomes: deque[Event | RnnEngineError] = deque()
         self.num_tokens = 0  # that have been put
@@ -74,7 +80,7 @@ class Inbox:
         return outcome
 
     def _join(self, first: TextDelta) -> TextDelta:
-        """Remove the text that directly follows `first`, and return both as one delta."""
+        """Remove the text deltas that directly follow `first`; return `first` joined with them as one delta."""
         deltas = [first]
         while self._outcomes and type(following := self._outcomes[0]) is TextDelta:
             deltas.append(following)
@@ -93,7 +99,10 @@ _GATHER_SECONDS = 0.001  # a delivery that follows another one sooner waits unti
 
 
 class Inboxes:
-    """Hands deliveries to the inboxes of their requests. For one event loop, except `post`."""
+    """The inboxes of an engine's requests, which the worker's deliveries reach through the event loop.
+
+    All methods except `post` are for the loop's thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -106,16 +115,16 @@ class Inboxes:
         return len(self._inboxes)
 
     def open(self, key: int, pause: Callable[[bool], None]) -> Inbox:
-        """Return a new inbox that gets what is delivered to `key`. For `pause` see `Inbox`."""
+        """Return a new inbox, which gets the deliveries with this `key`. For `pause` see `Inbox`."""
         inbox = self._inboxes[key] = Inbox(pause)
         return inbox
 
     def remove(self, key: int) -> None:
-        """Drop what is delivered to `key` from now on."""
+        """Remove the inbox `key`; further deliveries with this key are dropped."""
         del self._inboxes[key]
 
     def post(self, deliveries: list[Delivery]) -> None:
-        """Have the loop deliver these. May be called on any thread.
+        """Queue deliveries and have the event loop put them into their inboxes. May be called on any thread.
 
         Wakes the loop, unless it is about to look into the outbox anyway.
         """
@@ -127,13 +136,13 @@ class Inboxes:
                 self._loop.call_soon_threadsafe(self._dispatch)
 
     def end(self, make_error: Callable[[], RnnEngineError]) -> None:
-        """Deliver what was posted, and then an error of its own to each request."""
+        """Deliver what was posted, then put an error from `make_error` into each inbox, a new one for each."""
         self._empty_outbox()
         for inbox in self._inboxes.values():
             inbox.put(make_error())
 
     def _dispatch(self) -> None:
-        """Empty the outbox into the inboxes, again and again until nothing comes for `_GATHER_SECONDS`.
+        """Move posted deliveries to their inboxes, again and again until none comes for `_GATHER_SECONDS`.
 
         Steps that follow each other more quickly than that so share a wake-up of the loop, and their text shares an
         event.
@@ -142,7 +151,7 @@ class Inboxes:
             self._loop.call_later(_GATHER_SECONDS, self._dispatch)
 
     def _empty_outbox(self) -> bool:
-        """Hand everything in the outbox to its inbox; return True if there was anything."""
+        """Move all posted deliveries to their inboxes; return True if there were any."""
         with self._lock:
             deliveries, self._outbox = self._outbox, []
             self._is_awake = len(deliveries) > 0
@@ -159,11 +168,12 @@ RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
 
 class Admission:
-    """Places for `num_running` requests that run and `num_queued` that wait for a slot, shared by clients.
+    """Limits the requests of an engine to `num_running` that run and `num_queued` that wait for a slot.
 
-    Any client may take all of these. Another `num_queued` places are for clients that hold less than their share. Such
-    a client gets one while it holds fewer places than are left of these. So a client that fills the queue keeps no
-    other client out, and no admitted request is ended for the sake of another.
+    Each admitted request holds a place. Any client may take all of these places. Another `num_queued` places are
+    reserved for clients that hold less than their share. Such a client gets one while it holds fewer places than are
+    left of the reserved ones. So a client that fills the queue keeps no other client out, and no admitted request is
+    ended for the sake of another.
 
     A place that becomes free goes to a waiting request before any new one. The client with the fewest places for its
     weight comes first, and of its requests the one that has waited longest. All methods are for one event loop.
@@ -179,16 +189,16 @@ class Admission:
 
     @property
     def taken(self) -> int:
-        """The number of places that are taken."""
+        """The number of places that requests hold now."""
         return self._taken
 
     @property
     def retry_after(self) -> float:
-        """The number of seconds after which a place is likely to be free."""
+        """The estimated number of seconds until a place becomes free."""
         return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
 
     def check(self, client: Client = ANONYMOUS) -> None:
-        """Raise OverloadedError if there is no place for `client` now."""
+        """Raise OverloadedError if no place is free for a request of `client` now."""
         if not self._has_place(client):
             raise OverloadedError(
                 f"{self._taken} requests are running or queued; expected at most {self._num_running} running and "
@@ -197,7 +207,7 @@ class Admission:
             )
 
     def place(self, client: Client = ANONYMOUS, *, wait: bool) -> QueuePlace:
-        """Return a context manager that holds a place while its block runs.
+        """Return a context manager that holds a place for a request of `client` while its block runs.
 
         With `wait`, entering it waits until there is a place, and raises EngineClosedError if `close` is called
         meanwhile. Without, entering it raises OverloadedError if there is none.
@@ -205,7 +215,7 @@ class Admission:
         return QueuePlace(self, client, wait)
 
     async def take(self, client: Client, *, wait: bool) -> None:
-        """Take a place as `place` describes. `QueuePlace` calls this."""
+        """Take a place for a request of `client`, waiting or not as described at `place`. Called by `QueuePlace`."""
         if not wait:
             self.check(client)
         elif not self._has_place(client):
@@ -214,22 +224,22 @@ class Admission:
         self._count(client, 1)
 
     def give_back(self, client: Client) -> None:
-        """Give a place back, for a request that waits. `QueuePlace` calls this."""
+        """Free a place of `client` and pass it to a waiting request, if there is one. Called by `QueuePlace`."""
         self._count(client, -1)
         self._hand_on()
 
     def note_duration(self, seconds: float) -> None:
-        """Take the duration of a request that has ended into the mean from which `retry_after` is computed."""
+        """Add the duration of a request that has ended to the running mean from which `retry_after` is computed."""
         before = seconds if self._seconds is None else self._seconds
         self._seconds = before + 0.1 * (seconds - before)
 
     def resize(self, num_running: int) -> None:
-        """Change the number of places for running requests. If there are fewer, those that are taken stay taken."""
+        """Change the number of places for running requests. Requests that hold a place keep it."""
         self._num_running = num_running
         self._hand_on()
 
     def close(self) -> None:
-        """Make every waiting request raise EngineClosedError."""
+        """Make all calls that wait for a place raise EngineClosedError."""
         for place in chain.from_iterable(self._waiting.values()):
             if not place.done():
                 place.set_exception(EngineClosedError("the engine has stopped"))
@@ -251,7 +261,7 @@ class Admission:
             del self._held[client]
 
     def _hand_on(self) -> None:
-        """Give the free places to requests that wait."""
+        """Give free places to waiting requests, as many as possible."""
         while clients := [client for client in self._waiting if self._has_place(client)]:
             client = min(clients, key=lambda client: self._held[client] / client.weight)
             waiting = self._waiting[client]
@@ -263,7 +273,7 @@ class Admission:
                 place.set_result(None)
 
     async def _wait(self, client: Client) -> None:
-        """Wait for a place; it is taken on return."""
+        """Wait until a place is free for a request of `client`, which holds the place on return."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(place)
         try:
@@ -275,7 +285,7 @@ class Admission:
 
 
 class QueuePlace:
-    """A context manager that holds one place.
+    """An async context manager that holds a place of an `Admission` for one request.
 
     It is not a generator, because a loop that shuts down closes all generators at once: this one would be closed before
     the block inside it.

@@ -1,4 +1,7 @@
-"""Make the masks of sequences on other threads while a step runs, so that no step waits long for one."""
+"""Compute the sequences' token masks on other threads while a step runs, so that no step waits long for one.
+
+A mask is the set of tokens that may come next, as a grammar requires.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequ
 
 
 class Threads:
-    """At most `most` threads, each of which does one piece of work at a time. One thread hands the work over.
+    """A pool of at most `most` threads that do pieces of work. One thread, always the same, hands the work over.
 
     An executor with a condition to wait for does the same, but takes more processor time, and every step of a text with
     a grammar would pay for it.
@@ -43,7 +46,7 @@ class Threads:
         self._end = finalize(self, self._handed.put, None)
 
     def hand_over(self, work: _Work) -> None:
-        """Have a thread do `work`, at once if not all threads are busy."""
+        """Have a thread of the pool do `work`, at once if one is free or can be started."""
         while self.wait(0.0):
             pass
         if self._num_busy >= self._num_threads < self._most:
@@ -54,7 +57,7 @@ class Threads:
         self._handed.put(work)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until work is done, for at most `seconds`; return True if some is done, perhaps since long ago."""
+        """Wait at most `seconds` for a piece of work to be done; return True if one is, perhaps since long ago."""
         try:
             is_own = self._done.get(timeout=max(seconds, 0.0))
         except Empty:
@@ -63,16 +66,16 @@ class Threads:
         return True
 
     def note(self) -> None:
-        """Make `wait` return because other work is done. May be called on any thread."""
+        """Make `wait` return because work outside this pool is done. May be called on any thread."""
         self._done.put(False)
 
     def close(self) -> None:
-        """Have the threads end after the work that was handed over."""
+        """Make the threads end after the work that was handed over."""
         self._end()
 
 
 def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
-    """Do the work that is handed over until None comes, then put None back for the next thread."""
+    """Do the work from `handed` until None comes, then put None back so that the next thread ends too."""
     while (work := handed.get()) is not None:
         try:
             work()
@@ -84,24 +87,26 @@ def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
 
 
 class MaskThreads:
-    """The threads on which masks are made.
+    """The threads that compute the token masks of a scheduler's sequences.
 
-    For one thread: it calls `add` for each mask of a step, then `start`, and `wait` for each mask while the step runs.
+    One thread uses this object: it calls `add` for each mask of a step, then `start`, and `wait` for each mask while
+    the step runs.
 
-    The masks of a step are made one after another on one thread, since handing one over takes longer than making it. If
-    one takes long, another thread goes on with the rest. If the last mask of a sequence took long, its next one is made
-    on a separate thread, which all such sequences share.
+    The masks of a step are computed one after another on one thread, since handing one over takes longer than computing
+    it. If one takes long, another thread continues with the rest. If the last mask of a sequence took long, its next
+    one is computed on a separate thread, which all such sequences share.
 
-    No mask is made on the thread of the steps, even if those before it were quick: within its limits, an ambiguous
+    No mask is computed on the thread of the steps, even if those before it were quick: within its limits, an ambiguous
     grammar may need 0.2 s for the next mask.
     """
 
     def __init__(
         self, most: int, wake: Callable[[], None], counters: EngineCounters, wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """`most` is the number of sequences at a time. `wake` is called on another thread when a late mask is made.
+        """Prepare for at most `most` sequences. `wake` is called on another thread when a late mask has been computed.
 
-        `counters` count the seconds for which steps wait.
+        `counters` count the seconds for which steps wait. A step waits at most `wait_seconds`, and once more for each
+        mask that holds up others.
         """
         self._counters = counters
         self._wake = wake
@@ -114,11 +119,11 @@ class MaskThreads:
         self._deadline: float | None = None  # until which the step waits; None if it does not wait yet
 
     def add(self, mask: SequenceMask) -> None:
-        """Have `mask` made from the next `start` on."""
+        """Add `mask` to those that the next `start` begins to compute."""
         self.added.append(mask)
 
     def start(self) -> None:
-        """Begin to make the masks that were added; there must be some."""
+        """Begin to compute the masks that were added; there must be at least one."""
         added, self.added = self.added, []
         self._rest = deque()
         for mask in added:
@@ -131,7 +136,7 @@ class MaskThreads:
         self._make_rest()
 
     def wait(self, mask: SequenceMask) -> bool:
-        """Return True if `mask` is made within a short time, for which the step waits; else it counts as late."""
+        """Wait a short time for `mask` to be computed; return True if it is, else mark it as late and return False."""
         if not mask.is_known:
             begun = time.monotonic()
             if self._deadline is None:
@@ -146,13 +151,16 @@ class MaskThreads:
         return not mask.is_late
 
     def make(self, mask: SequenceMask) -> bool:
-        """Have `mask` made outside a step; wait for it and return as `wait` does."""
+        """Compute `mask` outside a step: add it, start, and wait for it; return as `wait` does."""
         self.add(mask)
         self.start()
         return self.wait(mask)
 
     def admit(self, mask: SequenceMask, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]] | None:
-        """Return what `SequenceMask.follow` gives for `draft` on a fork of `mask`; None if that takes too long."""
+        """Return the beginning of `draft` that the grammar allows, and its tokens' masks; None if that takes too long.
+
+        `mask` itself is not changed: a fork of it follows the draft. For the masks see `SequenceMask.follow`.
+        """
         begun = time.monotonic()
         ahead = mask.fork()
         admitted: list[tuple[list[int], list[Mask | None]]] = []
@@ -163,12 +171,15 @@ class MaskThreads:
         return admitted[0] if admitted else None
 
     def close(self) -> None:
-        """Make no more masks. Does not wait for those that are being made."""
+        """Stop computing masks. Does not wait for those that are being computed."""
         self._quick.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     def _make_rest(self) -> bool:
-        """Have another thread make the remaining masks if the thread before has begun some; return True if so."""
+        """Hand the masks that no thread has begun to another thread; return True if that was done.
+
+        It is done only if the last thread that got masks has begun some, and others are left.
+        """
         if not 0 < len(self._rest) < self._num_left:
             return False
         self._num_left = len(self._rest)
@@ -193,7 +204,7 @@ class MaskThreads:
             self._wake()
 
     def _is_made(self, mask: SequenceMask, deadline: float) -> bool:
-        """Wait until `mask` is made, up to `deadline`; return True if it is."""
+        """Wait until `mask` is computed, but not beyond the time `deadline`; return True if it is."""
         while not mask.is_known and self._quick.wait(deadline - time.monotonic()):
             pass
         return mask.is_known

@@ -1,4 +1,4 @@
-"""Measure how long steps take and decide what follows from it; fill the engine's counters."""
+"""Measure how long steps take, decide from that how steps are submitted, and fill the engine's counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT_STEP = 0.02  # seconds; the time between two longer steps hardly matters
 
 
 class StepTimes:
-    """What a step runs, and when it was submitted and collected."""
+    """The number of tokens and sequences of one step, and the times at which it was submitted and collected."""
 
     __slots__ = (
         "begun",
@@ -33,7 +33,11 @@ class StepTimes:
     )
 
     def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
-        """`num_steps` run one after another on the device; all except the first run tokens drawn by the device."""
+        """Describe a step that begins at `begun`: what its sequences asked for (`demands`) and their token `counts`.
+
+        On the device it consists of `num_steps` steps that run one after another; all except the first run tokens that
+        the device has drawn.
+        """
         self.begun = begun
         self.submitted = begun
         self.last = 0.0  # when the step before was collected; like the next, known once this step is collected
@@ -50,27 +54,27 @@ class StepTimes:
 
     @property
     def seconds(self) -> float:
-        """How long the step took after the one before."""
+        """The duration of the step, without the time before the previous step was collected."""
         return self.collected - max(self.begun, self.last)
 
     @property
     def was_ahead(self) -> bool:
-        """Whether the step was submitted before the one before it was collected."""
+        """True if the step was submitted before the previous one was collected."""
         return self.begun < self.last
 
     @property
     def is_plain(self) -> bool:
-        """Whether each of its runs is one token that was drawn."""
+        """True if each sequence runs exactly one token, which was drawn: no prompt, no draft."""
         return self.is_decode and self.tokens == self.num_runs
 
     @property
     def is_decode(self) -> bool:
-        """Whether it runs only tokens that were drawn, and none of a prompt."""
+        """True if the step runs only generated and drafted tokens, and none of a prompt."""
         return self.decode_tokens == self.tokens
 
 
 class StepSeconds:
-    """When the last step of a scheduler was collected, and running means of the times of its steps."""
+    """Running means of the durations of a scheduler's steps, from which it decides how much to submit ahead."""
 
     def __init__(self) -> None:
         self._last_collect = 0.0
@@ -79,7 +83,7 @@ class StepSeconds:
         self._host: float | None = None  # of the host between two steps, while the device had one to run
 
     def note(self, times: StepTimes, asked: float, now: float) -> None:
-        """Note a step that the host began to wait for at `asked`, and that was collected or failed at `now`."""
+        """Add the duration of a step that was collected, or failed, at `now`, after the host waited since `asked`."""
         times.last, times.collected = self._last_collect, now
         if times.was_ahead:
             self._host = running_mean(self._host, asked - times.last)
@@ -91,10 +95,11 @@ class StepSeconds:
             self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
 
     def count_draws(self, most: int) -> int:
-        """Return how many tokens of each sequence one of two submits in flight should draw: 1 to `most`.
+        """Return how many tokens of each sequence the device should draw in one submit: 1 to `most`.
 
-        It is the smallest number that keeps the device at work while the host is busy with the other submit. A greater
-        one would waste more: the slot of a sequence that ends stays empty until everything in flight is done.
+        Two submits are in flight. The number is the smallest that keeps the device at work while the host is busy with
+        the other submit. A greater one would waste more: the slot of a sequence that ends stays empty until everything
+        in flight is done.
         """
         if self._decode is None:
             return 1
@@ -102,7 +107,7 @@ class StepSeconds:
         return max(min(int(seconds / max(self._decode, 1e-6)), most), 1)
 
     def is_short(self, num_tokens: int | None) -> bool:
-        """Return True if a step may be submitted ahead, or may have another one submitted behind it.
+        """Return True if a step is short enough to be submitted ahead, or to have another submitted behind it.
 
         `num_tokens` is the size of a step with prompts; None stands for a step that runs one token of each sequence.
         Return False if no such step has been timed.
@@ -113,7 +118,7 @@ class StepSeconds:
 
 
 def _mean(before: float | None, value: float, *, is_most: bool) -> float:
-    """Return a running mean with `value` taken in. With `is_most`, the true value is at most `value`."""
+    """Return the running mean `before` updated by `value`. With `is_most`, `value` is only an upper bound."""
     return before if is_most and before is not None and value > before else running_mean(before, value)
 
 
@@ -124,14 +129,17 @@ _MEMORY = 4096  # steps after which a class that was not run is forgotten, as de
 
 
 class StepCosts:
-    """Running means of the seconds of steps, by classes of size."""
+    """The mean seconds that a step takes, by its size: steps of similar numbers of tokens share a mean."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Mean] = {}  # by the place in `_SIZES`, ascending
         self._num_noted = 0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Count a step. The first step of a class is left out, since kernels and plans may have been made in it."""
+        """Add the `seconds` that a step of `tokens` took to the mean of its size class.
+
+        The first step of a class is left out, since kernels and plans may have been made in it.
+        """
         self._num_noted += 1
         which = bisect_left(_SIZES, tokens)
         mean = self._classes.get(which)
@@ -142,12 +150,12 @@ class StepCosts:
             mean.take(tokens, seconds, self._num_noted)
 
     def of(self, tokens: int) -> float | None:
-        """Return the seconds that a step of `tokens` takes; None if no step of its class was measured."""
+        """Return the mean seconds of a step of `tokens`; None if no step of its size class was measured."""
         mean = self._classes.get(bisect_left(_SIZES, tokens))
         return None if mean is None or mean.count == 0 else mean.seconds
 
     def beyond(self, smaller: int, seconds: float, tokens: int) -> float:
-        """Return the seconds that a step of `tokens` takes, if a step of `smaller` tokens takes `seconds`.
+        """Return the estimated seconds of a step of `tokens`, given that a step of `smaller` tokens takes `seconds`.
 
         Interpolates between the measured sizes. A step greater than all of them counts like the greatest one, so that
         greater ones are tried.
@@ -165,7 +173,7 @@ class StepCosts:
 
 
 class _Mean:
-    """The mean size and time of the steps of one class."""
+    """The mean number of tokens and the mean seconds of the steps of one size class."""
 
     __slots__ = ("count", "noted", "seconds", "tokens")
 
@@ -186,7 +194,10 @@ class _Mean:
 
 
 class Meter:
-    """Fills `counters`. For the scheduler's thread; any thread may read `counters`."""
+    """Updates the engine's `counters` as steps and requests advance.
+
+    For the scheduler's thread; any thread may read `counters`.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.counters = EngineCounters()
@@ -195,11 +206,11 @@ class Meter:
         self._busy_since = 0.0
 
     def rest(self) -> None:
-        """Note that there is nothing to run, so that this time is not counted."""
+        """Record that there is nothing to run, so that the time until `resume` is not counted."""
         self._resting = True
 
     def resume(self) -> None:
-        """Note that there is something to run."""
+        """Record that there is something to run."""
         if self._resting:
             self._resting = False
             self._busy_since = self._clock()
@@ -208,10 +219,10 @@ class Meter:
         step.submitted = self._clock()
 
     def collected(self, step: StepTimes, num_ahead: int, num_accepted: int) -> None:
-        """Count a step that was collected and taken in.
+        """Count a step after it was collected and its outcome was processed.
 
-        In it the device ran `num_ahead` tokens that it had drawn itself, and `num_accepted` tokens of its drafts were
-        drawn.
+        In it the device ran `num_ahead` tokens that it had drawn itself, and `num_accepted` tokens of drafts were
+        accepted.
         """
         counters, last = self.counters, max(step.last, self._busy_since)
         num_steps = step.num_steps
@@ -227,22 +238,25 @@ class Meter:
             counters.inter_token_seconds.add(share * (step.collected - last) / num_steps, num_tokens)
 
     def read_whole_row(self) -> None:
-        """Count a row that was read whole because its candidates did not settle a draw."""
+        """Count a logit row that was read to the host whole, because its candidates did not settle a draw."""
         self.counters.whole_rows += 1
 
     def failed(self) -> None:
-        """Count a step that failed. The time spent on the failure is not counted as a step's."""
+        """Count a failed step. Its duration is not added to the times of steps."""
         self.counters.failed_steps += 1
         self.rest()
 
     def started(self, arrived: float) -> float:
-        """Count a request that gets its slot now; return the present time."""
+        """Count how long a request, which arrived at `arrived`, has waited for its slot; return the current time."""
         now = self._clock()
         self.counters.queue_seconds.add(now - arrived)
         return now
 
     def left_prompt(self, arrived: float, started: float, max_tokens: int) -> Timing:
-        """Count a request whose prompt has just been run, and the time to its first token if it asks for any."""
+        """Return the times at which a request arrived, started, and finished its prompt, which is now.
+
+        Also count its time to first token, unless `max_tokens` is 0.
+        """
         now = self._clock()
         if max_tokens > 0:
             self.counters.first_token_seconds.add(now - arrived)

@@ -1,4 +1,4 @@
-"""Mixes of states: the same tokens are run from each state, and the next one is drawn from the rows of all."""
+"""Run a mix of states: the same tokens run from each state, and the next one is drawn from the mixed logits of all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.types import F32, TokenRun
 
 
 class MixedSequence(SamplingSequence):
-    """The sequence that runs from the first state of a mix, and draws for all of them."""
+    """The sequence of a mix that runs from its first state and draws the tokens for all of its sequences."""
 
     _followers: tuple[Follower, ...] = ()
 
@@ -28,7 +28,7 @@ class MixedSequence(SamplingSequence):
         return (self, *self._followers)
 
     def join(self, request: GenerateRequest, slot: int, start: Start) -> None:
-        """Add the sequence that runs from the next state. Only before anything is run."""
+        """Add the sequence of the mix's next state, in `slot` from `start`. Call it only before anything is run."""
         self._followers = (*self._followers, Follower(self, request, slot, start))
 
     def begin(self) -> list[Event]:
@@ -41,7 +41,10 @@ class MixedSequence(SamplingSequence):
         return self.take_row(self, rows.last())
 
     def take_row(self, sequence: SlotSequence, row: LogitRow) -> list[Event]:
-        """Take in a sequence's row of the next token; return the events that follow once all sequences have theirs."""
+        """Store the logit row from which `sequence` would draw its next token; draw once all sequences have theirs.
+
+        Return the events that follow, none before the draw.
+        """
         _hold_row(sequence, row.read_full().copy())
         return self._draw_mixed()
 
@@ -74,7 +77,7 @@ class MixedSequence(SamplingSequence):
         return events
 
     def _leave_rows(self) -> None:
-        """Forget the rows from which a token was drawn, except at the end of the text or while a mask is awaited."""
+        """Drop the rows of all sequences after a draw, except at the end of the text or while a mask is awaited."""
         if not self.finished and not self.awaits_mask:
             self.row = None
             for follower in self._followers:
@@ -88,7 +91,7 @@ class MixedSequence(SamplingSequence):
 
 
 class Follower(SlotSequence):
-    """Runs the tokens that `first` draws, from another state, and hands it the row of each next token."""
+    """A further sequence of a mix. It runs the tokens that `first` draws, and passes its logit rows to `first`."""
 
     def __init__(self, first: MixedSequence, request: GenerateRequest, slot: int, start: Start) -> None:
         super().__init__(first.key, request, slot, start, first.context)

@@ -1,7 +1,8 @@
-"""The phases of a sequence: what it runs next, and how it takes in the rows of its runs.
+"""The phases of a sequence: what it runs next, and how it processes the logit rows of its runs.
 
-A sequence is in one phase at a time. Up to two of its runs are in flight. Each is taken in by the phase that submitted
-it, although the sequence may be in a later phase by then. `FOLLOWS`, at the end, says which phase may follow another.
+A sequence is in one phase at a time. Up to two of its runs are in flight. The rows of each are processed by the phase
+that submitted it, although the sequence may be in a later phase by then. `FOLLOWS`, at the end, says which phase may
+follow another.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _NOT_KNOWN = (0,)  # stands for the token of a run that follows one in flight
 
 
 class DraftDemand(TokenDemand):
-    """Tokens that were drawn, and after them a draft of the next ones."""
+    """The tokens and rows that a sequence needs for tokens that were drawn and a draft after them."""
 
     __slots__ = ()
 
 
 class Phase(Generic[Of]):
-    """What a sequence runs next. If it `can_run`, the scheduler asks for its `demand` and then calls `run`.
+    """Base of the phases, each of which decides what a sequence runs next.
 
-    A phase does not refer to its sequence, which is passed to each call. So one object may serve many sequences.
+    If it `can_run`, the scheduler asks for its `demand` and then calls `run`. A phase does not refer to its sequence,
+    which is passed to each call. So one object may serve many sequences.
     """
 
     def draws_ahead(self, sequence: Of) -> bool:
@@ -43,26 +45,26 @@ class Phase(Generic[Of]):
         return False
 
     def demand(self, sequence: Of) -> TokenDemand:
-        """Return what would be run next."""
+        """Return how many tokens the sequence would run next, and how many logit rows they need."""
         raise NotImplementedError
 
     def can_run(self, sequence: Of) -> bool:
-        """Return True if the next run can be submitted before those in flight are taken in."""
+        """Return True if the sequence can submit its next run now, without waiting for its runs in flight."""
         return not sequence.in_flight
 
     def awaits_token(self, sequence: Of) -> bool:
-        """Return True if the host must see a token of the runs in flight before the next run."""
+        """Return True if the host must see a token from the runs in flight before the next run can be submitted."""
         return len(sequence.in_flight) > 0
 
     def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
-        """Return the next `count` tokens as a run of the step that is submitted now.
+        """Return the next `count` tokens as a run for the step that is being submitted, and count the run as in flight.
 
         The device draws up to `num_draws` of the tokens that follow if it can.
         """
         raise NotImplementedError
 
     def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Take in the rows of the oldest run in flight, which this phase submitted; return the events that follow.
+        """Process the rows of the oldest run in flight, which this phase submitted; return the events that follow.
 
         If the sequence's `draws` is set on return, the caller must draw a token from the last row, and more events
         follow.
@@ -70,7 +72,7 @@ class Phase(Generic[Of]):
         raise NotImplementedError
 
     def check(self, sequence: Of) -> None:
-        """Raise AssertionError if the sequence is not what this phase promises between two steps."""
+        """Raise AssertionError if the sequence breaks an invariant of this phase between two steps. For tests."""
         raise NotImplementedError
 
 
@@ -78,7 +80,7 @@ AnyPhase: TypeAlias = "Phase[Any]"
 
 
 class PromptScores:
-    """Scores the `tokens` of a prompt in their order, each by the row before it."""
+    """Collects the log-probabilities of a prompt's `tokens` in order, each from the logit row before the token."""
 
     def __init__(self, tokens: Sequence[int], alternatives: int, token_bytes: Callable[[int], bytes]) -> None:
         self._unscored = iter(tokens)
@@ -88,23 +90,23 @@ class PromptScores:
 
     @property
     def infos(self) -> tuple[TokenInfo, ...]:
-        """An entry for each token that has been scored."""
+        """A `TokenInfo` for each prompt token that has been scored, in order."""
         return tuple(self._infos)
 
     def take(self, rows: RunRows) -> None:
-        """Score the next tokens by `rows`, which have them as targets. A row after the last token is left out."""
+        """Score the next prompt tokens by `rows`, whose targets they are. A row after the last token is left out."""
         for index in range(len(rows)):
             self.take_row(rows.row(index), rows.target_logit(index))
 
     def take_row(self, row: LogitRow, logit: float) -> None:
-        """Score the next token, if there is one, by the row before it, whose logit at the token is `logit`."""
+        """Score the next prompt token, if any: `row` is the logit row before it, `logit` the token's logit there."""
         token = next(self._unscored, None)
         if token is not None:
             top = top_logprobs(row, self._alternatives)
             self._infos.append(TokenInfo(token, self._token_bytes(token), logit - row.logsumexp, top))
 
     def take_unknown(self) -> None:
-        """Leave the next token without a score because no row before it is known."""
+        """Leave the next prompt token without a log-probability, because no row before it is known."""
         token = next(self._unscored)
         self._infos.append(TokenInfo(token, self._token_bytes(token), None))
 
@@ -112,7 +114,7 @@ class PromptScores:
 def begin_scores(
     request: GenerateRequest, num_candidates: int, token_bytes: Callable[[int], bytes]
 ) -> PromptScores | None:
-    """Return the scores of a request's prompt; None if it asks for none.
+    """Return the collector of log-probabilities for a request's prompt; None if the request asks for none.
 
     No step gives a row for the prompt's first token. The logits that the request starts from score it, if it has any;
     `num_candidates` of them are sorted.
@@ -133,7 +135,7 @@ def begin_scores(
 
 
 class Prompt(Phase["SlotSequence"]):
-    """Runs the prompt in chunks, none of which passes a checkpoint. Two chunks may be in flight."""
+    """The phase that runs the prompt in chunks, none of which passes a checkpoint. Two chunks may be in flight."""
 
     def demand(self, sequence: SlotSequence) -> TokenDemand:
         point, request = sequence.plan.next(), sequence.request
@@ -141,7 +143,7 @@ class Prompt(Phase["SlotSequence"]):
         return TokenDemand(end - sequence.submitted, max(_count_scored(request, sequence.submitted, end), 1))
 
     def can_run(self, sequence: SlotSequence) -> bool:
-        """Return False while the state after the runs in flight must be kept, since the next run changes the slot."""
+        """Return False while the state after the runs in flight must be saved, because the next run changes it."""
         return not sequence.in_flight or sequence.plan.at(sequence.submitted) is None
 
     def awaits_token(self, sequence: SlotSequence) -> bool:
@@ -184,13 +186,13 @@ class Prompt(Phase["SlotSequence"]):
 
 
 def _count_scored(request: GenerateRequest, start: int, end: int) -> int:
-    """Return how many of a prompt's rows from `start` to `end` score a token; a row scores the token after its own."""
+    """Return how many of the prompt's logit rows from `start` to `end` score a token, which is always the next one."""
     first = request.score_from
     return 0 if first is None else max(end - max(start, first - 1), 0)
 
 
 class Decode(Phase[Of]):
-    """Runs the token that was drawn last, or awaits the row from which the first one is drawn."""
+    """The phase that runs the token drawn last, or waits for the row from which the first one is drawn."""
 
     _demand = DECODE
 
@@ -211,13 +213,13 @@ class Decode(Phase[Of]):
 
 
 class TakeIn(Decode["SlotSequence"]):
-    """Runs the token that was drawn last, only for its state: another sequence draws, or the text has ended."""
+    """The phase that runs the token drawn last only for its state: another sequence draws, or the text has ended."""
 
     _demand = TAKE_IN
 
 
 class AwaitSequences(Phase["SlotSequence"]):
-    """Holds the row of the next token, which is drawn once all sequences of the mix have their rows."""
+    """The phase of a mix's sequence that has its row of the next token and waits for the other sequences' rows."""
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
@@ -229,7 +231,7 @@ class AwaitSequences(Phase["SlotSequence"]):
 
 
 class HostDecode(Decode["SamplingSequence"]):
-    """The host draws from the row of each run, unless the device can."""
+    """The decode phase in which the host draws from each run's row. `DeviceDecode` follows if the device can draw."""
 
     def draws_ahead(self, sequence: SamplingSequence) -> bool:
         return sequence.halts is not None
@@ -248,7 +250,7 @@ class HostDecode(Decode["SamplingSequence"]):
 
 
 class DeviceDecode(HostDecode):
-    """The device draws the token that follows each run. The next run may follow a draw that is in flight."""
+    """The decode phase in which the device draws the token after each run. A run may follow a draw in flight."""
 
     def __init__(self) -> None:
         self.num_drawing = 0  # tokens that the runs in flight draw if nothing ends the text
@@ -260,12 +262,12 @@ class DeviceDecode(HostDecode):
         return not sequence.is_cut and self._num_left(sequence) > 0 and not self.awaits_token(sequence)
 
     def awaits_token(self, sequence: SamplingSequence) -> bool:
-        """Return True if the prompt's last state must be kept before the first token is run."""
+        """Return True if the state at the prompt's end must be saved before the first drawn token is run."""
         in_flight = self.num_drawing > 0 and sequence.submitted <= sequence.prompt_length
         return in_flight and sequence.plan.at(sequence.submitted) is not None
 
     def _num_left(self, sequence: SamplingSequence) -> int:
-        """Return how many more tokens may be drawn."""
+        """Return how many more tokens the device may draw, besides those of the runs in flight."""
         return sequence.request.max_tokens - len(sequence.generated) - self.num_drawing
 
     def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
@@ -278,7 +280,7 @@ class DeviceDecode(HostDecode):
         return run
 
     def draw(self, sequence: SamplingSequence, run: TokenRun, count: int) -> None:
-        """Have the device draw `count` tokens after `run`."""
+        """Have the device draw up to `count` tokens after `run`."""
         assert sequence.halts is not None, "the device draws for the sequence"
         run.draw = sequence.sampler.device_draw(count, sequence.halts, self.num_drawing)
         run.draw.logprobs = sequence.request.logprobs
@@ -290,7 +292,7 @@ class DeviceDecode(HostDecode):
 
 
 class Given(Phase["SamplingSequence"]):
-    """Runs tokens of the answer that are known up to position `end`, such as those that a grammar forces.
+    """The phase that runs known tokens of the answer up to position `end`, such as those that a grammar forces.
 
     `unscored` are tokens that still lack their log-probabilities: each is scored by the row of the token before it. The
     `events` of the tokens are held back until then.
@@ -326,7 +328,7 @@ class Given(Phase["SamplingSequence"]):
         return [*self._events, *sequence.go_on(rows.last)]
 
     def _score(self, sequence: SamplingSequence, rows: RunRows) -> None:
-        """Score the next tokens by the rows before them, which have these tokens as targets."""
+        """Fill in the log-probabilities of the next unscored tokens from `rows`, whose targets they are."""
         for index in range(len(rows)):
             if not self._unscored:  # the next token is drawn from the last row
                 return
@@ -339,7 +341,7 @@ class Given(Phase["SamplingSequence"]):
 
 
 class Closing(Given):
-    """Runs the last tokens of a text that has ended, for the state after them."""
+    """The phase that runs the last tokens of a text that has ended, for the state after them."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         return TAKE_IN if self._end - sequence.submitted == 1 else super().demand(sequence)
@@ -350,7 +352,7 @@ class Closing(Given):
 
 
 class AwaitMask(Phase["SamplingSequence"]):
-    """Holds the row [V] from which the next token is drawn once its mask is made."""
+    """The phase that holds the row [V] of the next token until the token's mask has been computed."""
 
     def __init__(self, logits: F32) -> None:
         self.logits = logits
@@ -365,7 +367,7 @@ class AwaitMask(Phase["SamplingSequence"]):
 
 
 class Done(Phase["SlotSequence"]):
-    """The text has ended, and nothing more is run."""
+    """The last phase: the text has ended, and nothing more is run."""
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
@@ -375,7 +377,7 @@ class Done(Phase["SlotSequence"]):
 
 
 class Draft(Phase["SamplingSequence"]):
-    """A run of drafted tokens is in flight; see `drafts.py`."""
+    """The phase while a run with drafted tokens is in flight; see `drafts.py`."""
 
     def check(self, sequence: SamplingSequence) -> None:
         assert list(sequence.in_flight) == [self]
@@ -396,6 +398,6 @@ FOLLOWS: Mapping[type[AnyPhase], tuple[type[AnyPhase], ...]] = {
 
 
 def may_follow(before: type[AnyPhase], after: type[AnyPhase]) -> bool:
-    """Return True if a sequence may go from phase `before` to phase `after`."""
+    """Return True if `FOLLOWS` lets a sequence go from phase `before` to phase `after`."""
     allowed = next(FOLLOWS[kind] for kind in before.__mro__ if kind in FOLLOWS)
     return issubclass(after, allowed)

@@ -1,6 +1,6 @@
-"""The scheduler's use of the cache of states: what a prompt starts from and waits for, and what is kept of it.
+"""Use the state cache for prompts: find their start, let them wait for shared parts, and save some of their states.
 
-Prompts that arrive together run their common part once. States are kept under the root of the state that the request
+Prompts that arrive together run their common part once. States are saved under the root of the state that the request
 started from. A cache that fails costs time but never fails a request: the prompt is then run from its beginning.
 """
 
@@ -37,7 +37,7 @@ _MOST_EARLIER = 4096  # tokens of an earlier text that one look-up returns at mo
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The point from which a request's prompt is run."""
+    """The start of a prompt's run: its number of cached tokens, its checkpoint plan, and logits if all is cached."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
     plan: CheckpointPlan = field(default_factory=CheckpointPlan)
@@ -45,7 +45,7 @@ class Start:
 
 
 class Prefixes:
-    """The states of known prefixes of prompts, for one runner. If `cache` is None, nothing is kept."""
+    """Finds cached states for prompts and saves new ones, for one runner. If `cache` is None, it does neither."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Prefixes:
         token_bytes: Callable[[int], bytes],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`token_bytes` returns the bytes of a token.
+        """Connect `cache` with `runner`. `token_bytes` returns the bytes of a token.
 
         `wake` is called on another thread when a state that a request waits for has been read.
         """
@@ -65,27 +65,27 @@ class Prefixes:
         self._flights = SingleFlight()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model. The owner of the cache handles its states on the device."""
+        """Use another runner of the same model from now on. The cache itself is switched over by its owner."""
         self._runner = runner
 
     @property
     def num_leads(self) -> int:
-        """How many running prompts others may wait for."""
+        """The number of running prompts that others may wait for."""
         return len(self._flights)
 
     def prefix(self, request: GenerateRequest) -> PromptPrefix:
-        """Return the part of the prompt that others may share, under its root."""
+        """Return the part of the request's prompt that other prompts may share, with the root of its initial state."""
         return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
 
     def hold_back(self, waiting: Waiting) -> bool:
-        """Let a request wait for a running one, or for states to be read, if that saves anything; return True if so."""
+        """Let a request wait for a running one, or for the read of a state, if that saves work; return True if so."""
         held_back = [self._hold_back(member) for member in waiting.members]  # a list, so that all reads begin at once
         return any(held_back)
 
     def concerns(self, start: Start, waiting: Waiting) -> bool:
-        """Return True if `hold_back` should be called for `waiting` again because of a prompt that has just started.
+        """Return True if `hold_back` should be called again for `waiting`, now that the prompt of `start` has started.
 
-        Of the common part, the cache has no more for the waiting prompt than it had for the one that started.
+        Of their common part, the cache has no more for the waiting prompt than it had for the one that started.
         """
         return any(
             self._flights.find(member.prefix, start.plan.position, [start.plan]) is not None
@@ -93,7 +93,7 @@ class Prefixes:
         )
 
     def begin(self, waiting: Waiting, slot: int) -> Start:
-        """Put the state that a request goes on from into `slot`."""
+        """Write the state from which a request's prompt is run, cached or initial, to `slot`; return the `Start`."""
         request = waiting.request
         if self._cache is not None and len(request.prompt) > 0:
             try:
@@ -113,7 +113,10 @@ class Prefixes:
         point: CheckpointPoint,
         read_logits: Callable[[], F32],
     ) -> None:
-        """Keep the state of `slot`, which has run exactly `tokens`; `read_logits` returns the logits [V] after them."""
+        """Save the state of `slot`, which has run exactly `tokens`, as the checkpoint `point`, if there is a cache.
+
+        `read_logits` returns the logits [V] after the tokens. An error is only logged.
+        """
         if self._cache is None or len(tokens) == 0:
             return
         try:
@@ -123,7 +126,7 @@ class Prefixes:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
 
     def find_earlier(self, request: GenerateRequest, generated: Sequence[int]) -> Sequence[int]:
-        """Return what followed the prompt and `generated` in an earlier request that had all of it; perhaps nothing."""
+        """Return the tokens that followed the prompt and `generated` in an earlier request; empty if none is known."""
         if self._cache is None:
             return ()
         try:
@@ -151,7 +154,7 @@ class Prefixes:
         return False
 
     def _has_asked(self, waiting: Waiting) -> bool:
-        """Ask other servers once what they have kept of a prompt; return True if no answer is awaited any more."""
+        """Ask other servers once which states of a prompt they have saved; return True if no answer is pending."""
         request = waiting.request
         if self._cache is None or len(request.prompt) == 0:
             return True
@@ -184,7 +187,7 @@ class Prefixes:
         return self._flights.find(waiting.prefix, saved)
 
     def _prefetch(self, waiting: Waiting) -> Fetch | None:
-        """Begin to read the state that a request goes on from; return None if it need not be read first."""
+        """Begin to read the cached state that a request will start from; return None if none must be read first."""
         request = waiting.request
         if self._cache is None or len(request.prompt) == 0:
             return None
@@ -224,7 +227,7 @@ def _root(request: GenerateRequest) -> str:
 
 
 def _limit(request: GenerateRequest) -> int | None:
-    """Return how many tokens of the prompt may come from the cache; None is all.
+    """Return the most tokens of the prompt that may come from the cache; None is all.
 
     A token is scored by the logits after the token before it, so that one must be run.
     """
@@ -232,7 +235,11 @@ def _limit(request: GenerateRequest) -> int | None:
 
 
 def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[CheckpointPoint, ...]:
-    """Plan the checkpoints of a prompt. A scored one has one before its scored part, which others may share."""
+    """Return the checkpoint points of a request's prompt, of which the first `saved` tokens come from the cache.
+
+    The first `known` tokens follow a path that the cache knows. A scored prompt gets a point before its scored part,
+    which other prompts may share.
+    """
     length, limit, wanted = len(request.prompt), _limit(request), request.checkpoint_positions
     if limit is None:
         return plan_checkpoints(length, saved, known, request.turn_positions, wanted)

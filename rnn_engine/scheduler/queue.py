@@ -29,7 +29,7 @@ _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step would run if it ran now."""
+    """The load of a step if it ran now: its sequences, the most that a step can run, and how long it has waited."""
 
     sequences: int  # at least 1
     capacity: int  # the most that a step can run
@@ -38,33 +38,36 @@ class Load:
 
 
 class BatchingPolicy(Protocol):
-    """Decides before each step whether to wait for more requests, from all arrivals and steps before it."""
+    """Decides before each step how long to wait for more requests, from the arrivals and steps before it."""
 
     def arrived(self, now: float) -> None:
-        """Note that a request has come."""
+        """Record that a request has arrived at the time `now`."""
         ...
 
     def stepped(self, seconds: float) -> None:
-        """Note that a step has taken `seconds`."""
+        """Record that a step has taken `seconds`."""
         ...
 
     def wait_seconds(self, load: Load) -> float:
-        """Return how many more seconds to wait for requests; 0 = run the step. Called again after every arrival."""
+        """Return how many more seconds to wait for requests; 0 = run the step now. Called again after every arrival."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Waits for `sequences`, or for as many as a step can run if these are fewer, and for at most `seconds`."""
+    """A policy that waits until `sequences` sequences can run, for at most `seconds`.
+
+    If a step can run fewer, it waits for as many as a step can run.
+    """
 
     sequences: int | None  # None = as many as a step can run
     seconds: float
 
     def arrived(self, now: float) -> None:
-        """Do nothing: the bounds are fixed."""
+        """Do nothing: the waiting time does not depend on arrivals."""
 
     def stepped(self, seconds: float) -> None:
-        """Do nothing: the bounds are fixed."""
+        """Do nothing: the waiting time does not depend on steps."""
 
     def wait_seconds(self, load: Load) -> float:
         wanted = load.capacity if self.sequences is None else min(self.sequences, load.capacity)
@@ -75,12 +78,11 @@ EAGER = Gather(1, 0.0)
 
 
 class Adaptive:
-    """Waits no longer than it expects to gain, which is never more than half of a step.
+    """A policy that waits for the next request only as long as that is expected to save time: at most half of a step.
 
     If the next request is expected in `interval` seconds and a step takes `step`, waiting costs `interval` for each
-    sequence at hand and gains `step - interval` for the one that comes. So it waits if
-    `interval * (sequences + 1) < step`. It gives up after `step / (sequences + 1)`, when the wait has cost what it
-    could gain.
+    sequence at hand and gains `step - interval` for the one that comes. So it waits if `interval * (sequences + 1) <
+    step`. It gives up after `step / (sequences + 1)`, when the wait has cost what it could gain.
     """
 
     def __init__(self) -> None:
@@ -108,7 +110,7 @@ class Adaptive:
 
 
 def parse_policy(text: str) -> BatchingPolicy:
-    """Return the policy that `text` names. Raises InvalidRequestError if it names none."""
+    """Return the batching policy that `text` names, such as `k:8`. Raises InvalidRequestError if it names none."""
     name, _, rest = text.partition(":")
     values = rest.split(",") if rest else []
     match name, len(values):
@@ -142,13 +144,13 @@ def _seconds(text: str, values: Sequence[str]) -> float:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Return a running mean with `value` taken in; `before` is the mean so far, None if there is none."""
+    """Return the running mean `before` with `value` taken in. If `before` is None, `value` is the first value."""
     return value if before is None else before + _WEIGHT * (value - before)
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which triples what making one costs: there is one a token
 class TokenDemand:
-    """How many tokens one sequence would run next: 1 at decode, before that the rest of its prompt."""
+    """How many tokens a sequence would run next (1 at decode, else the rest of its prompt) and the rows for them."""
 
     tokens: int  # at least 1
     rows: int = 1  # at least 1: how many of the last of them may want a logit row
@@ -156,20 +158,23 @@ class TokenDemand:
 
 @dataclass(slots=True)
 class _Share:
-    """Tokens and rows of a step that are still free."""
+    """The tokens and rows of a step that have not been allocated to sequences yet."""
 
     tokens: int
     rows: int
 
     def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Share:
-        """Return an equal part of a share of this for each of `num_prompts` prompts; `num_scored` want several rows."""
+        """Return one prompt's part if the fraction `share` of this is divided equally among `num_prompts` prompts.
+
+        The rows are divided among the `num_scored` prompts that want several rows.
+        """
         return _Share(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
 
 
 def allocate_tokens(
     demands: Sequence[TokenDemand], max_tokens: int, max_rows: int, clients: Sequence[Client] = ()
 ) -> list[int]:
-    """Return how many tokens each sequence runs in this step.
+    """Divide the tokens and rows of a step among its sequences; return how many tokens each sequence runs.
 
     `demands` are oldest first, and no more than `max_tokens` or `max_rows`. Every sequence gets one token, so that
     decode always advances and no request starves. The rest is divided among the `clients` that have prompts, by their
@@ -207,7 +212,7 @@ def allocate_tokens(
 
 
 def _rows(demand: TokenDemand, tokens: int) -> int:
-    """Return how many rows the first `tokens` of a demand may want."""
+    """Return how many logit rows may be wanted if only the first `tokens` of `demand` are run."""
     return max(1, tokens - (demand.tokens - demand.rows))
 
 
@@ -215,7 +220,7 @@ OLDEST_EVERY = 8
 
 
 class Queued(Protocol):
-    """A request without slots: one that has not begun (`Waiting`), or that has given them up (`Suspended`)."""
+    """A request that waits for slots: a `Waiting` one has never had any, a `Suspended` one has given its slots up."""
 
     @property
     def key(self) -> int: ...
@@ -225,22 +230,22 @@ class Queued(Protocol):
 
     @property
     def num_slots(self) -> int:
-        """How many slots it needs."""
+        """The number of slots that the request needs."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether it would start if it had its slots."""
+        """True if the request would start or resume if it had its slots."""
         ...
 
     def release(self) -> None:
-        """Let go of what it holds or waits for."""
+        """Release the states that the request holds or waits for."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request without a slot; of a mix, the part of it that will run from one state."""
+    """A request that waits for its first slot; in a mix, the part of it that will run from one of the states."""
 
     key: int
     request: GenerateRequest
@@ -255,7 +260,7 @@ class Waiting:
 
     @property
     def members(self) -> tuple[Waiting, ...]:
-        """This and the others; each needs a slot."""
+        """All parts of a mix, this one first, each of which needs a slot; this one alone if there is no mix."""
         return (self, *self.others)
 
     @property
@@ -271,13 +276,13 @@ class Waiting:
         return not self.others or all(other.ready for other in self.others)
 
     def set_fetch(self, fetch: Fetch | None) -> None:
-        """Wait for `fetch` from now on, and release the one before."""
+        """Make the request wait for the state read `fetch` (None: for no read), and release the read before it."""
         before, self.fetch = self.fetch, fetch
         if before is not None:
             before.release()
 
     def release(self) -> None:
-        """Stop waiting for states to be read."""
+        """Stop waiting for states to be read, in all parts of a mix."""
         for member in self.members:
             member.set_fetch(None)
             if member.inquiry is not None:
@@ -285,7 +290,7 @@ class Waiting:
 
 
 class _Line:
-    """The requests of one client; those that have begun come first."""
+    """The queued requests of one client; suspended ones, which have begun, come first."""
 
     def __init__(self) -> None:
         self.turn = 0  # clients that are otherwise equal come in ascending order of it
@@ -307,7 +312,7 @@ class _Line:
         return self._waiting.pop(key) if queued is None else queued
 
     def take(self, key: int) -> None:
-        """Remove a request because it was given its slots."""
+        """Remove the request `key` because it was given its slots."""
         if self._begun.pop(key, None) is None:
             del self._waiting[key]
             self._num_taken += 1
@@ -316,7 +321,7 @@ class _Line:
         return self._begun.get(key) or self._waiting[key]
 
     def ready(self) -> Iterator[Queued]:
-        """Yield the requests that would start, as `Queue.ready` does."""
+        """Yield the client's requests that can start, in the order of `Queue.ready`."""
         yield from [queued for queued in self._begun.values() if queued.ready]
         by_arrival = [queued for queued in self._waiting.values() if queued.ready]
         by_priority = sorted(by_arrival, key=lambda queued: -queued.request.priority)
@@ -353,21 +358,21 @@ class Queue:
 
     @property
     def num_ready(self) -> int:
-        """How many slots all requests that are ready to start would take together."""
+        """The number of slots that all requests which are ready to start would take together."""
         return sum(queued.num_slots for queued in self if queued.ready)
 
     @property
     def keys(self) -> list[int]:
-        """The keys of the requests, in order of arrival."""
+        """The keys of the queued requests, in order of arrival."""
         return list(self._clients)
 
     @property
     def clients(self) -> list[Client]:
-        """The clients that have requests here."""
+        """The clients that have queued requests."""
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
-        """Queue a request. If it `has_begun`, it comes before others of its client, and the client's turn is over."""
+        """Queue a request. With `has_begun`, it comes before others of its client, and the client's turn is over."""
         client = self._clients[queued.key] = queued.request.client
         line = self._lines.get(client)
         if line is None:
@@ -378,12 +383,12 @@ class Queue:
             line.turn = next(self._turns)
 
     def find(self, key: int) -> Queued | None:
-        """Return the request with this key, if it is here."""
+        """Return the queued request with this key; None if there is none."""
         client = self._clients.get(key)
         return None if client is None else self._lines[client].find(key)
 
     def discard(self, key: int) -> None:
-        """Forget a request, if it is here."""
+        """Remove the request with this key and release what it holds. Does nothing if it is not queued."""
         client = self._clients.pop(key, None)
         if client is not None:
             self._lines[client].remove(key).release()
@@ -398,9 +403,10 @@ class Queue:
         self._drop_empty(client)
 
     def ready(self, held: Mapping[Client, int] | None = None) -> Iterator[Queued]:
-        """Yield the requests that would start, each once, the next first. They may be taken or made to wait meanwhile.
+        """Yield the requests that can start, each once, in the order in which they should get slots.
 
-        `held` are the slots that each client holds; it is read before each request. None: no client holds any.
+        The caller may take requests, or make them wait, before it asks for the next. `held` are the slots that each
+        client holds; it is read before each request. None: no client holds any.
         """
         held = Counter() if held is None else held
         orders = [(client, line, line.ready()) for client, line in self._lines.items()]

@@ -45,7 +45,7 @@ class StepInFlight:
 
 @dataclass(slots=True, eq=False)
 class RunOutcome:
-    """What follows from a run: events, or an error that ends its request alone."""
+    """The outcome of one run: the events that follow from it, or an error that ends its request alone."""
 
     live: SlotSequence
     row: RowSource  # the last of the run
@@ -54,7 +54,7 @@ class RunOutcome:
     is_sound: bool = True
 
     def read_logits(self) -> F32:
-        """Return the logits [V] after the run."""
+        """Return the logits [V] after the last token of the run."""
         return self.row().read_full()
 
 
@@ -64,10 +64,10 @@ def take_in(
     vocab_size: int,
     draws: JointDraws,
 ) -> Iterator[RunOutcome]:
-    """Give each run of a step its rows, and yield the outcome of each run that is still wanted.
+    """Process the read-out of a step: pass each run its logit rows, draw the next tokens, and yield each run's outcome.
 
-    The caller must conclude an outcome before it asks for the next, since that may release the sequences of its
-    request.
+    A run that is no longer wanted has no outcome. The caller must conclude an outcome before it asks for the next,
+    since that may release the sequences of its request.
     """
     drawing: list[tuple[RunOutcome, RunRows]] = []
     first = 0
@@ -102,7 +102,10 @@ def take_in(
 
 
 def go_on(live: SamplingSequence) -> RunOutcome:
-    """Return what follows from a row whose mask is made now. The caller concludes it like the outcome of a step."""
+    """Draw the token that waited for a late mask, which is computed now, and return the outcome.
+
+    The caller concludes it like the outcome of a step.
+    """
     logits = live.own_logits
     assert logits is not None, "asked of one that awaits its mask"
     outcome = RunOutcome(live, partial(LogitRow.of_full, logits, 1))
@@ -136,7 +139,7 @@ def _fail(outcome: RunOutcome, error: Exception) -> None:
 
 
 class Scheduler:
-    """Runs requests on the slots of a runner: all that hold a slot advance in every step.
+    """Runs requests on the slots of a runner by continuous batching: all that hold a slot advance in every step.
 
     Synchronous, and owned by one thread. It waits only for the runner and, for a short time, for masks. The caller asks
     `wait_seconds` when to call `step`.
@@ -156,7 +159,7 @@ class Scheduler:
         least_tokens: int = LEAST_TOKENS,
         mask_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.
+        """Start without requests. `token_bytes` returns a token's bytes; `cache` saves states for later prompts.
 
         Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` decides whether a
         step waits for more requests, in seconds of `clock`, which may start at any value. `wake` is called on another
@@ -199,16 +202,16 @@ class Scheduler:
 
     @property
     def counters(self) -> EngineCounters:
-        """Counts since the start, which may be read on any thread."""
+        """The engine's counters since the start. May be read on any thread."""
         return self._meter.counters
 
     @property
     def num_live(self) -> int:
-        """How many requests hold a slot and have not been cancelled."""
+        """The number of requests that hold slots; those that were cancelled do not count."""
         return len(self._slots.live)
 
     def slot_uses(self) -> list[SlotUse]:
-        """Return what each held slot is used for. For any thread."""
+        """Return what each held slot is used for. May be called on any thread."""
         return self._slots.uses()
 
     @property
@@ -217,17 +220,17 @@ class Scheduler:
 
     @property
     def num_late(self) -> int:
-        """How many requests take part in no step because they wait for a mask."""
+        """The number of requests that take part in no step because they wait for a mask."""
         return self._slots.num_late
 
     @property
     def num_leads(self) -> int:
-        """How many running requests others may wait for."""
+        """The number of running requests whose prompts others may wait for."""
         return self._prefixes.num_leads
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything.
+        """True if a step would do anything.
 
         False if all requests are paused, await their masks, or wait for their states to be read.
         """
@@ -253,7 +256,7 @@ class Scheduler:
         return self._policy.wait_seconds(Load(max(sequences, 1), self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
-        """Queue `request`, which has been checked. No other request may ever have the same `key`.
+        """Queue `request`, which has been checked, under `key`. No other request may ever have the same key.
 
         `arrived` is the time by the clock at which its client asked; None is now.
         """
@@ -262,7 +265,7 @@ class Scheduler:
         self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
-        """Forget a request that waits or runs. Does nothing for one that has ended.
+        """End a queued or running request without any event. Does nothing for one that has ended.
 
         Its slot is free at once, even if steps in flight run there.
         """
@@ -271,7 +274,7 @@ class Scheduler:
             self._slots.release(live)
 
     def pause(self, key: int, paused: bool = True) -> None:
-        """Leave a request that has begun out of all further steps, or let it go on if not `paused`.
+        """Exclude a request that has begun from all further steps, or include it again if not `paused`.
 
         It stays in its slot as long as no other client has less than its share. Does nothing for a request that has
         ended or has had no slot yet.
@@ -280,14 +283,18 @@ class Scheduler:
         self._admission.pause(key, paused)
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request with `error` if it waits for its first slot."""
+        """End a request with `error` if it waits for its first slot; return the delivery of the error, or none."""
         if not self._admission.has_not_begun(key):
             return []
         self.cancel(key)
         return [Delivery(key, error)]
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request because its time is up: with the text so far, or with `error` if there is none."""
+        """End a request that has reached its time limit: with the text so far, or with `error` if there is none.
+
+        Return the delivery of the error as a list, or an empty list. The end with the text so far comes from a later
+        step.
+        """
         live = self._slots.live.get(key) or self._admission.suspended(key)
         if live is None:
             return self.withdraw(key, error)
@@ -297,9 +304,9 @@ class Scheduler:
         return [Delivery(key, error)]
 
     def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
-        """End every request, each with an error of its own, and wait for the steps in flight.
+        """End every request, each with a new error from `make_error`, and wait for the steps in flight.
 
-        Without `queued`, end only the requests with states on the device.
+        Return the deliveries of the errors. Without `queued`, end only the requests with states on the device.
         """
         keys = [*self._slots.live, *(self._admission.keys if queued else self._admission.keys_on_device)]
         for key in keys:
@@ -309,7 +316,7 @@ class Scheduler:
         return [Delivery(key, make_error()) for key in keys]
 
     def device_answers(self) -> bool:
-        """Run a token and wait for it; return True if its logits come and are finite. `failure` is None afterwards."""
+        """Test the device by running one token; return True if finite logits come back. Sets `failure` to None."""
         self.failure = None
         slot = self._slots.lowest_free
         if slot is None:
@@ -327,11 +334,11 @@ class Scheduler:
         self._slots.check()
 
     def close(self) -> None:
-        """End the threads on which masks are made. No request may hold a slot."""
+        """End the threads on which masks are computed. No request may hold a slot."""
         self._mask_threads.close()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model, settings and sizes. No request may hold a slot."""
+        """Use another runner of the same model, settings and sizes from now on. No request may hold a slot."""
         self._runner = runner
         self._prefixes.replace_runner(runner)
         self._admission.replace_runner(runner)
@@ -351,7 +358,7 @@ class Scheduler:
         return deliveries + self._settle()
 
     def _settle(self) -> list[Delivery]:
-        """After a failure, collect everything in flight."""
+        """After a failure, collect all steps in flight; return what they deliver."""
         deliveries: list[Delivery] = []
         while self.failure is not None and self._steps:
             deliveries += self._collect()
@@ -391,7 +398,7 @@ class Scheduler:
         return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
 
     def _submit_step(self, live: list[SlotSequence]) -> list[Delivery]:
-        """Submit a step of sequences that can run; return their errors if that fails."""
+        """Submit a step of the sequences `live`, which can run; return the deliveries of their errors if that fails."""
         if not live:
             return []
         begun = self._clock()
@@ -426,7 +433,7 @@ class Scheduler:
         return self._step_seconds.count_draws(most) if all(one.phase.draws_ahead(one) for one in live) else 1
 
     def _collect(self) -> list[Delivery]:
-        """Wait for the oldest step in flight, if there is one; return what follows from it."""
+        """Wait for the oldest step in flight, if there is one, and process it; return what it delivers."""
         if not self._steps:
             return []
         step, asked = self._steps.popleft(), self._clock()
@@ -452,7 +459,10 @@ class Scheduler:
         return deliveries
 
     def _suspend(self) -> list[Delivery]:
-        """Suspend the requests that give their slots to others, unless a step in flight runs them; return errors."""
+        """Suspend the requests that must give their slots to others, unless a step in flight runs them.
+
+        Return the deliveries of errors.
+        """
         victims = self._admission.find_victims()
         self._slots.set_leaving(victims)
         if not victims:
@@ -482,7 +492,7 @@ class Scheduler:
         return deliveries
 
     def _begin(self, live: SamplingSequence) -> list[Delivery]:
-        """Return the events that are ready before the first step of a sequence."""
+        """Return the deliveries of a request that has just got its slot, before its first step."""
         try:
             events = live.begin()
         except MaskError as error:
@@ -498,7 +508,7 @@ class Scheduler:
         return [Delivery(live.key, event) for event in events]
 
     def _conclude(self, outcome: RunOutcome, deliveries: list[Delivery]) -> None:
-        """Keep a checkpoint if one is due, and deliver the events of a run or the error that has ended it."""
+        """Save a checkpoint if one is due, and add the events or the error of a run's outcome to `deliveries`."""
         live = outcome.live
         if outcome.error is not None:
             if not outcome.is_sound:
@@ -523,14 +533,14 @@ class Scheduler:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
 
     def _end(self, live: SlotSequence) -> None:
-        """Keep the end states of the request's other sequences, which have their rows already; release the request."""
+        """Save the end states of a mix's other sequences if their rows are known, and release the ended request."""
         for other in live.sequences:
             if other is not live and other.row is not None and (point := other.due) is not None:
                 self._keep(other, point, other.row.copy)
         self._slots.release(live)
 
     def _fail_step(self, live: Sequence[SlotSequence], error: Exception) -> list[Delivery]:
-        """End the requests that still want the outcome of a step that failed."""
+        """End the requests of a failed step with `error`, except those already released; return the deliveries."""
         self._meter.failed()
         self.failed_in_a_row += 1
         self.failure = str(error)

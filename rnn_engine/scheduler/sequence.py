@@ -1,4 +1,4 @@
-"""One request while it runs: the tokens that it runs in a slot, and the events that follow.
+"""The sequences of one running request: the tokens that each runs in its slot, and the events that follow.
 
 A request is one sequence, or for a mix one for each state (`mixed.py`). A sequence's phase (`phases.py`) decides what
 it runs next. This module has what a sequence knows, and what follows from the row after all of its tokens.
@@ -66,7 +66,7 @@ Next = TypeVar("Next", bound=AnyPhase)
 
 
 class SlotSequence(ABC):
-    """A prompt and what was generated after it, run in `slot`.
+    """Base of sequences: a prompt and the tokens generated after it, which are run in one slot.
 
     The scheduler calls `phase.run` for each step and, when the step is done, `advance` and then `passed`.
     """
@@ -74,7 +74,7 @@ class SlotSequence(ABC):
     scores: PromptScores | None = None
 
     def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
-        """`request` says what this sequence runs. `key` and `context` (the caller's) are those of the whole request."""
+        """Prepare to run `request` in `slot`. `key` and `context` (the caller's) are those of the whole request."""
         self.key = key
         self.request = request
         self.slot = slot
@@ -94,29 +94,29 @@ class SlotSequence(ABC):
     @property
     @abstractmethod
     def sequences(self) -> tuple[SlotSequence, ...]:
-        """All sequences of the request, which begin, pause and end together; the one that draws comes first."""
+        """All sequences of the request, which begin, pause and end together; the one that draws tokens comes first."""
 
     @abstractmethod
     def take_rows(self, rows: RunRows) -> list[Event]:
-        """Take in the rows of a run, the last of which the next token is drawn from; return the events that follow."""
+        """Process the logit rows of a run; return the events that follow. The next token is drawn from the last row."""
 
     @abstractmethod
     def leave_prompt(self, run: TokenRun, num_draws: int) -> None:
-        """Enter the next phase because `run`, which is about to be submitted, is the last of the prompt."""
+        """Enter the phase after the prompt, because `run`, which is about to be submitted, is the prompt's last run."""
 
     def enter(self, phase: Next) -> Next:
-        """Change to `phase`, and return it. It must be one that may follow the present phase."""
+        """Change to `phase`, and return it. It must be one that may follow the current phase."""
         assert may_follow(type(self.phase), type(phase)), f"{phase} may not follow {self.phase}"
         self.phase = phase
         return phase
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Take in the rows of `run`, the oldest in flight; return the events that follow."""
+        """Process the logit rows of `run`, the oldest run in flight; return the events that follow."""
         return self.in_flight.popleft().take(self, run, rows)
 
     @property
     def end(self) -> int:
-        """The position after all tokens of the prompt and the answer."""
+        """The position after all known tokens of the prompt and the answer."""
         return self.prompt_length + len(self.generated)
 
     @property
@@ -125,27 +125,27 @@ class SlotSequence(ABC):
 
     @property
     def tokens_run(self) -> list[int]:
-        """The tokens that the slot's state has taken in since the request's start."""
+        """The tokens of the request that have been run, and so are part of the state in the slot."""
         return [*self.request.prompt, *self.generated][: self.position]
 
     @property
     def allowed(self) -> AllowedTokens | None:
-        """The tokens that may come next; None allows all. Raises what the mask has raised."""
+        """The tokens that may come next; None allows all. Raises the error with which computing the mask failed."""
         return None
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether the row of the next token has come, and its mask has not."""
+        """True if the logit row of the next token has arrived and the token's mask has not been computed."""
         return isinstance(self.phase, AwaitMask)
 
     @property
     def may_be_due(self) -> bool:
-        """Whether a checkpoint may be `due` at this position. Within an answer, none is."""
+        """True if a checkpoint may be `due` at this position. Within an answer, none is."""
         return self.position <= self.prompt_length or self.finished
 
     @property
     def due(self) -> CheckpointPoint | None:
-        """The checkpoint that must be made of the slot's present state, if any."""
+        """The checkpoint to save from the slot's current state; None if there is none."""
         if (point := self.plan.at(self.position)) is not None:
             return point
         if self.finished and self.position > self.prompt_length:
@@ -153,12 +153,12 @@ class SlotSequence(ABC):
         return None
 
     def passed(self) -> None:
-        """Note that the checkpoint due at this moment, if any, has been kept."""
+        """Record that the checkpoint at this position, if there was one, has been saved."""
         if self.plan.position < self.prompt_length:
             self.plan.advance(self.position)
 
     def use(self, *, paused: bool) -> SlotUse:
-        """Return what the slot is used for now. For any thread."""
+        """Return what the slot is used for now. May be called on any thread."""
         return SlotUse(
             slot=self.slot,
             request=self.key,
@@ -172,19 +172,22 @@ class SlotSequence(ABC):
         )
 
     def drop_draft(self) -> bool:
-        """Undo the run that has just come if it had a draft, and make no more drafts; return True if it had."""
+        """Undo the run that was just collected if it had a draft, and make no more drafts; return True if it had."""
         return False
 
     def close(self) -> None:
-        """Release the prompts that wait for this one, which runs no more, however far it has come."""
+        """Release the prompts that wait for this sequence's prompt, because the sequence runs no more."""
         self.plan.close()
 
     def progress(self) -> list[Event]:
-        """Return the event that reports how far the prompt has come, if the request wants it."""
+        """Return the event that reports how much of the prompt has been run; an empty list if it is not wanted."""
         return []
 
     def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
-        """Return a function that makes the masks of a run, or None. The next token is drawn from its last row."""
+        """Return a function that returns the masks of a run with `num_rows` rows; None if it needs no masks.
+
+        The next token is drawn from the run's last row.
+        """
         return None
 
     def check(self) -> None:
@@ -199,7 +202,7 @@ class SlotSequence(ABC):
 
 
 class SamplingSequence(SlotSequence):
-    """A sequence that draws its tokens and makes their events."""
+    """A sequence that draws its own tokens and makes their events."""
 
     _stays_on_device = True  # once the device draws, it keeps drawing
 
@@ -222,7 +225,7 @@ class SamplingSequence(SlotSequence):
         penalises_on_device: bool = False,
         max_draw_logprobs: int = 0,
     ) -> None:
-        """`read_state` reads the state of a slot. `note_prompt_end` is called when the prompt has been run.
+        """Prepare the sequence. `read_state` reads a slot's state; `note_prompt_end` is called after the prompt.
 
         `note_whole_row` is called when a draw has read a whole row. `counters` count tokens and the seconds that masks
         take; `mask_threads` make the masks.
@@ -251,11 +254,11 @@ class SamplingSequence(SlotSequence):
         self.decode = self._make_decode()
 
     def _make_decode(self) -> Decode[SamplingSequence]:
-        """Return the phase in which the host draws."""
+        """Return the decode phase in which the host draws."""
         return HostDecode()
 
     def _make_given(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> AnyPhase:
-        """Return the phase that runs the known tokens up to `end`."""
+        """Return the phase that runs the known tokens up to position `end`. For the other arguments see `Given`."""
         return Given(end, unscored, events)
 
     @property
@@ -263,7 +266,7 @@ class SamplingSequence(SlotSequence):
         return (self,)
 
     def move(self, slots: Sequence[int], read_state: Callable[[int], State], *, penalises_on_device: bool) -> None:
-        """Go on in `slots`, one for each sequence of the request, which already hold its states.
+        """Continue in `slots`, one for each sequence of the request, to which the states have been written already.
 
         No run may be in flight. `read_state` and `penalises_on_device` are as in the constructor.
         """
@@ -275,13 +278,13 @@ class SamplingSequence(SlotSequence):
         self.halts = self._find_halts(penalises_on_device=penalises_on_device)
 
     def _find_halts(self, *, penalises_on_device: bool) -> NDArray[np.uint32] | None:
-        """Return the tokens at which the device stops drawing; None if it draws nothing."""
+        """Return the bit mask of tokens at which the device stops drawing; None if the device may not draw."""
         if self._all_halts is None or not self.sampler.draws_on_device(has_penalties=penalises_on_device):
             return None
         return self._all_halts
 
     def begin(self) -> list[Event]:
-        """Return the events before the first step. They include a token if the prompt's logits are known."""
+        """Return the events before the first step. They include a token if the logits after the prompt were cached."""
         if self.start.logits is None:
             return self.progress()
         return [*self.progress(), *self._go_on_whole(self.start.logits)]
@@ -296,10 +299,10 @@ class SamplingSequence(SlotSequence):
         return self.go_on(rows.last)
 
     def advance_drawn(self, run: TokenRun, count: int, drawn: Drawn, rows: RunRows) -> list[Event]:
-        """Do as `advance` does, and take in the tokens that the device drew after `run`: up to `count`.
+        """Process the rows of `run` as `advance` does, and the tokens that the device drew after it, at most `count`.
 
-        The last of `rows` is the row of the last token that was run. The host draws from it if `draws` is set on
-        return.
+        Return the events that follow. The last of `rows` is the row of the last token that was run. The host draws from
+        it if `draws` is set on return.
         """
         events = self.advance(run, rows)
         num_more = drawn.num_run - 1
@@ -321,7 +324,7 @@ class SamplingSequence(SlotSequence):
         return [*events, *more] if events else more
 
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
-        """Take in the token that was drawn from `row`, and those that are forced after it; return the events."""
+        """Accept the token `draw`, drawn from `row`, and the tokens that are forced after it; return the events."""
         self.draws = None
         if self.phase is not self.decode:
             self.enter(self.decode)
@@ -333,7 +336,7 @@ class SamplingSequence(SlotSequence):
         return self._follow(row, self._take_forced(self._mask))
 
     def _take(self, draw: Draw, row: RowSource) -> bool:
-        """Take in a token that was drawn from `row`; return False if the text ends there."""
+        """Add the token `draw`, drawn from `row`, to the answer; return False if it ends the text."""
         logprobs = self.request.logprobs
         info = self.answer.describe(draw.token)
         if logprobs is not None:
@@ -341,7 +344,7 @@ class SamplingSequence(SlotSequence):
         return self.answer.take(info)
 
     def cut(self) -> bool:
-        """End the text after its present tokens, in the next step; return False if there are none yet."""
+        """End the text in the next step, after the tokens generated so far; return False if there are none yet."""
         if self.generated and self.answer.ending is None:
             self.is_cut = True
             if self.awaits_mask:
@@ -352,17 +355,20 @@ class SamplingSequence(SlotSequence):
 
     @property
     def awaits_draw(self) -> bool:
-        """Whether a run in flight gives tokens of the text that the host does not know."""
+        """True if a run in flight yields tokens of the text that the host does not know yet."""
         return self.device.num_drawing > 0
 
     def _end_here(self) -> None:
-        """End the text after the known tokens; those that were not run are run for the state at the end."""
+        """End the text after the known tokens. Those that were not run will be run for the state at the end."""
         self.answer.end(CUT)
         if isinstance(self.phase, HostDecode):
             self.enter(Closing(self.end))
 
     def _go_on_or_end(self) -> list[Event]:
-        """Return the events of the tokens that were taken, which do not end the text by themselves."""
+        """Return the events of accepted tokens that do not end the text.
+
+        If the text was cut and no draw is in flight, end it here.
+        """
         if self.is_cut and not self.awaits_draw:
             self._end_here()
         return self.answer.events()
@@ -373,16 +379,16 @@ class SamplingSequence(SlotSequence):
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a sequence that awaited its mask may go on: the mask is made, or the text was cut."""
+        """True if a sequence that awaits its mask can continue: the mask was computed, or the text was cut."""
         return self.answer.ending is not None or self._mask is None or self._mask.is_known
 
     @property
     def own_logits(self) -> F32 | None:
-        """The logits [V] after all tokens that were run, while the sequence awaits its mask; else None."""
+        """The logits [V] after all tokens that were run, while the sequence awaits its mask; None at other times."""
         return self.phase.logits if isinstance(self.phase, AwaitMask) else None
 
     def draw_late(self) -> list[Event]:
-        """Draw the token that waited for its mask, and return the events that follow. Only if `can_go_on`."""
+        """Draw the token that waited for its mask, and return the events that follow. Call it only if `can_go_on`."""
         phase = self.phase
         assert isinstance(phase, AwaitMask), "asked of a sequence that awaits its mask"
         if self.answer.ending is not None:
@@ -412,7 +418,7 @@ class SamplingSequence(SlotSequence):
         return mask.for_last(num_rows)
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
-        """Return the events that follow from a whole row [V], and draw a token from it if the mask is made."""
+        """Continue from the whole logit row `logits` [V] and return the events. Draws a token if its mask is ready."""
         if self._mask is not None and not self._mask.forced and self.answer.ending is None:
             self._mask_threads.make(self._mask)
         row = LogitRow.of_full(logits, _CANDIDATES)
@@ -424,14 +430,14 @@ class SamplingSequence(SlotSequence):
         return self.take_draw(self.sampler.draw(row), lambda: row)
 
     def draw_from(self, row: RowSource) -> None:
-        """Set `draws`, so that the scheduler has the next token drawn from `row`; if the mask is late, await it."""
+        """Have the scheduler draw the next token from `row`, by setting `draws`; wait instead if the mask is late."""
         if self._mask is None or not self._mask.is_late:
             self.draws = self.sampler
         else:
             self.enter(AwaitMask(row().read_full().copy()))
 
     def go_on(self, row: RowSource) -> list[Event]:
-        """Return the events that follow from `row`, the row after all tokens, up to the draw of the next token."""
+        """Continue from `row`, the logit row after all tokens, up to the draw of the next token; return the events."""
         events = [] if self.generated else self._end_prompt()
         if self.answer.ending is not None:
             return [*events, *self.answer.events(), self._finish(self.answer.ending, row)]
@@ -441,7 +447,7 @@ class SamplingSequence(SlotSequence):
         return events
 
     def _end_prompt(self) -> list[Event]:
-        """Return the events at the prompt's end."""
+        """Return the events at the prompt's end: `Started`, and `PromptScored` if the prompt is scored."""
         events: list[Event] = [Started(self.prompt_length, self.start.cached_tokens, self._note_prompt_end())]
         if self.scores is not None:
             events.append(PromptScored(self.scores.infos))
@@ -450,7 +456,7 @@ class SamplingSequence(SlotSequence):
         return events
 
     def _take_forced(self, mask: SequenceMask) -> list[TokenInfo]:
-        """Take the tokens that the mask forces next, without regard to the model; return them."""
+        """Accept the tokens that the mask forces next, whatever the model's logits are; return them."""
         infos: list[TokenInfo] = []
         while mask.forced:
             for token in mask.forced:
@@ -462,7 +468,10 @@ class SamplingSequence(SlotSequence):
         return infos
 
     def _follow(self, row: RowSource, forced: Sequence[TokenInfo] = ()) -> list[Event]:
-        """Return the events of the tokens that were taken, and of the text's end. The last tokens are `forced`."""
+        """Enter the phase after some tokens were accepted, the last of them `forced`; return the events to deliver.
+
+        If the text has ended, they may include its end.
+        """
         events, ending = self.answer.events(), self.answer.ending
         if ending is None and not forced:
             return events
@@ -483,11 +492,14 @@ class SamplingSequence(SlotSequence):
         return [] if unscored else events
 
     def _close(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
-        """Have the last tokens run, up to `end`; `events` wait until the `unscored` tokens have their scores."""
+        """Enter the phase that runs the text's last tokens, up to position `end`.
+
+        `events` are held back until the `unscored` tokens have their scores.
+        """
         self.enter(Closing(end, unscored, events))
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
-        """Return the position up to which tokens are run before the next one is drawn, or before the end."""
+        """Return the position up to which known tokens are run before the next draw or the request's end."""
         if ending is None:
             return self.end
         if self.request.keep_end:  # the state at the end has all tokens except the one that ended the text
@@ -495,7 +507,7 @@ class SamplingSequence(SlotSequence):
         return self.end - 1 if unscored else self.position
 
     def _finish(self, ending: Ending, row: RowSource) -> Finished:
-        """End the request; `row` gives the row after the slot's state."""
+        """End the request and return its last event; `row` returns the logit row after the slot's state."""
         for sequence in self.sequences:
             sequence.enter(Done())
         end = None

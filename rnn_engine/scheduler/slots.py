@@ -1,4 +1,4 @@
-"""The slots in which sequences run: how a request gets one, holds it, and gives it up for another client.
+"""The slots in which sequences run: how a request gets slots, holds them, and gives them up for another client.
 
 A slot is free even while a run of its last sequence is in flight there: the next sequence's first state is written
 after that run.
@@ -28,7 +28,10 @@ from rnn_engine.types import PendingState, Runner
 
 
 class Slots:
-    """Free slots and live requests. A taken slot is either given back or held by a sequence until its release."""
+    """Records which slots are free, and which are held by the sequences of live requests.
+
+    A slot that is taken is later either given back, or held by a sequence until its release.
+    """
 
     def __init__(self, count: int) -> None:
         self.live: dict[int, SamplingSequence] = {}  # by request, oldest first; none that was released
@@ -46,35 +49,35 @@ class Slots:
 
     @property
     def num_advancing(self) -> int:
-        """How many slots are held by requests that are not paused and do not await their masks."""
+        """The number of slots held by requests that are neither paused nor waiting for their masks."""
         resting = self._paused | self._late if self._late else self._paused
         return len(self._sequences) - sum(len(self.live[key].sequences) for key in resting)
 
     @property
     def num_late(self) -> int:
-        """How many requests await their masks."""
+        """The number of requests that wait for their masks."""
         return len(self._late)
 
     @property
     def ready(self) -> list[SamplingSequence]:
-        """The requests that awaited their masks and can go on."""
+        """The requests that waited for their masks and can continue now."""
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
     @property
     def lowest_free(self) -> int | None:
-        """The free slot that will be taken next; None if all are taken."""
+        """The free slot that `take` will return; None if no slot is free."""
         return self._free[0] if self._free else None
 
     def take(self) -> int:
-        """Take a free slot; there must be one."""
+        """Take a free slot and return its number; there must be one."""
         return heapq.heappop(self._free)
 
     def give_back(self, slot: int) -> None:
-        """Free a slot that was taken and in which no sequence runs."""
+        """Make a taken slot free again; no sequence may run in it."""
         heapq.heappush(self._free, slot)
 
     def hold(self, live: SamplingSequence) -> None:
-        """Let the sequences of a request hold the slots that were taken for them."""
+        """Record that the sequences of the request of `live` hold the slots that were taken for them."""
         self.live[live.key] = live
         self.held[live.request.client] += len(live.sequences)
         self._since[live.key] = live.position
@@ -83,14 +86,14 @@ class Slots:
         self.note_mask(live)
 
     def pause(self, key: int, paused: bool) -> None:
-        """Leave a request out of `runnable`, or let it in again if not `paused`. No error if it is not live."""
+        """Exclude a request from `runnable`, or include it again if not `paused`. Does nothing if it is not live."""
         if paused and key in self.live:
             self._paused.add(key)
         else:
             self._paused.discard(key)
 
     def note_mask(self, live: SlotSequence) -> None:
-        """Note whether the request of `live`, which must be live, awaits its mask."""
+        """Update whether the live request of `live` counts as waiting for its mask."""
         if live.awaits_mask:
             self._late.add(live.key)
         else:
@@ -101,11 +104,14 @@ class Slots:
         return self._taking_part([one for one in self._sequences.values() if one.phase.can_run(one)])
 
     def uses(self) -> list[SlotUse]:
-        """Return what each held slot is used for, the oldest request first. For any thread."""
+        """Return what each held slot is used for, the oldest request first. May be called on any thread."""
         return [one.use(paused=one.key in self._paused) for one in list(self._sequences.values())]
 
     def runnable_ahead(self) -> list[SlotSequence]:
-        """Return the same while a step is in flight; nothing if the host must see a token of that step first."""
+        """Return the sequences that can run in a step submitted while another one is in flight.
+
+        Return nothing if the host must first see a token of the step in flight.
+        """
         runnable = []
         for one in self._sequences.values():
             if one.phase.can_run(one):
@@ -115,25 +121,25 @@ class Slots:
         return self._taking_part(runnable)
 
     def is_paused(self, key: int) -> bool:
-        """Return True if a request is live and paused."""
+        """Return True if the request `key` is live and paused."""
         return key in self._paused
 
     def tokens_since(self, live: SamplingSequence) -> int:
-        """Return how many tokens a request has run since it got its slots."""
+        """Return how many tokens a request has run since it got its current slots."""
         return live.position - self._since[live.key]
 
     def set_leaving(self, leaving: Iterable[SamplingSequence]) -> None:
-        """Set which requests `runnable` leaves out besides the paused ones."""
+        """Set the requests that will be suspended soon, which `runnable` then leaves out."""
         self._leaving = {live.key for live in leaving}
 
     def release(self, live: SlotSequence) -> None:
-        """Remove the request of `live` for good and free its slots."""
+        """Remove the request of `live` for good and free its slots; the outcome of its runs in flight is dropped."""
         self.suspend(live)
         for sequence in live.sequences:
             sequence.released = True
 
     def suspend(self, live: SlotSequence) -> None:
-        """Remove the request of `live` and free its slots. It may be held again in others."""
+        """Remove the request of `live` from the live ones and free its slots. Later it may hold others."""
         del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
@@ -174,7 +180,7 @@ LEAST_TOKENS = 64  # that a request of a client of weight 1 runs in its slots be
 
 @dataclass(slots=True, eq=False)
 class Suspended:
-    """A request that has begun and waits to go on. See `Queued`."""
+    """A request that has given up its slots before its end and waits for others. Implements `Queued`."""
 
     live: SamplingSequence
     states: Sequence[PendingState]  # of its sequences
@@ -198,11 +204,11 @@ class Suspended:
 
     @property
     def has_states(self) -> bool:
-        """Whether its states are on the host, so that it does not depend on the device any more."""
+        """True if all of the request's states have been read to the host; then it does not need the device any more."""
         return all(state.done() for state in self.states)
 
     def release(self) -> None:
-        """Drop its states."""
+        """Drop the request's states."""
         self.states = ()
 
 
@@ -243,7 +249,7 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
 
 
 def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
-    """Return True if one of `clients` may have less than another client would hold after it has lost a slot."""
+    """Return True if a client could give up one of its `held` slots to one of `clients` with a smaller share."""
     if not clients or not held or (len(held) == 1 and held.keys() >= set(clients)):
         return False
     least = min(held[client] / client.weight for client in clients)
@@ -251,7 +257,7 @@ def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
 
 
 def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
-    """Return True if without `live`, its client still holds at least as many slots for its weight as `client`."""
+    """Return True if without `live` its client would still hold at least as many slots for its weight as `client`."""
     owner = live.request.client
     left = held[owner] - len(live.sequences)
     return owner != client and left / owner.weight >= held[client] / client.weight
@@ -267,7 +273,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """A request that left the queue and could not be put into its slots."""
+    """The failure of a request that left the queue and could not be started or resumed in its slots."""
 
     key: int
     error: Exception
@@ -291,7 +297,7 @@ class SlotAllocator:
         least_tokens: int,
         mask_threads: MaskThreads,
     ) -> None:
-        """A request of a client of weight 1 runs `least_tokens` before it may be suspended."""
+        """Start with an empty queue. A request of a client of weight 1 runs `least_tokens` before it is suspended."""
         self._runner = runner
         self._draws = draws
         self._infos = infos
@@ -306,7 +312,7 @@ class SlotAllocator:
 
     @property
     def keys(self) -> list[int]:
-        """The keys of the requests that wait, in order of arrival."""
+        """The keys of the queued requests, in order of arrival."""
         return self._queue.keys
 
     @property
@@ -315,12 +321,12 @@ class SlotAllocator:
 
     @property
     def num_ready(self) -> int:
-        """How many slots all requests that are ready to start would take together."""
+        """The number of slots that all requests which are ready to start would take together."""
         return self._queue.num_ready
 
     @property
     def can_start(self) -> bool:
-        """Whether `start_ready` would start any request, if need be after others are suspended."""
+        """True if `start_ready` would start a request, perhaps after others are suspended."""
         if len(self._queue) == 0:
             return False
         if self._slots.num_free > 0:
@@ -330,11 +336,11 @@ class SlotAllocator:
         return len(self.find_victims()) > 0
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model."""
+        """Use another runner of the same model from now on."""
         self._runner = runner
 
     def add(self, key: int, request: GenerateRequest, arrived: float) -> None:
-        """Queue `request`, whose client asked at `arrived` by the scheduler's clock."""
+        """Queue `request` under `key`; it arrived at the time `arrived` of the scheduler's clock."""
         members = [Waiting(key, one, self._prefixes.prefix(one)) for one in request.members]
         waiting = members[0]
         waiting.arrived = arrived
@@ -343,37 +349,37 @@ class SlotAllocator:
         self._queue.add(waiting)
 
     def discard(self, key: int) -> None:
-        """Forget a request, if it waits."""
+        """Remove the request `key` from the queue. Does nothing if it is not queued."""
         self._queue.discard(key)
 
     def has_not_begun(self, key: int) -> bool:
-        """Return True if a request waits and has had no slot yet."""
+        """Return True if the request `key` is queued and has had no slot yet."""
         return isinstance(self._queue.find(key), Waiting)
 
     def suspended(self, key: int) -> SamplingSequence | None:
-        """Return a request that has had slots and waits to go on; None if it is not such a request."""
+        """Return the sequence of the suspended request `key`; None if no suspended request has this key."""
         queued = self._queue.find(key)
         return queued.live if isinstance(queued, Suspended) else None
 
     @property
     def keys_on_device(self) -> list[int]:
-        """The keys of suspended requests with states that have not arrived on the host."""
+        """The keys of suspended requests whose states have not all been read to the host yet."""
         return [queued.key for queued in self._queue if isinstance(queued, Suspended) and not queued.has_states]
 
     def pause(self, key: int, paused: bool) -> None:
-        """Make a suspended request wait, or let it go on if not `paused`. Does nothing for any other."""
+        """Keep a suspended request from resuming, or let it resume if not `paused`. Does nothing for any other."""
         queued = self._queue.find(key)
         if isinstance(queued, Suspended):
             queued.paused = paused
 
     def find_victims(self) -> list[SamplingSequence]:
-        """Return the live requests to suspend for others that wait."""
+        """Return the live requests to suspend so that queued requests of other clients can start."""
         return find_victims(self._queue, self._slots, self._least_tokens)
 
     def suspend(self, live: SamplingSequence) -> None:
-        """Free the slots of a request that no step in flight runs, and queue it to go on.
+        """Suspend a request that no step in flight runs: read its states, free its slots and queue it again.
 
-        Raises what the device raises.
+        The reads are only started here. Raises what the device raises.
         """
         states = [self._runner.start_read(sequence.slot) for sequence in live.sequences]
         paused = self._slots.is_paused(live.key)
@@ -382,9 +388,10 @@ class SlotAllocator:
         self._queue.add(Suspended(live, states, paused), has_begun=True)
 
     def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
-        """Start requests, and let suspended ones go on, as long as there are slots for the next one.
+        """Start queued requests and resume suspended ones, in order, while enough slots are free for the next one.
 
-        Yields the requests that begin and those that fail. Slots may be given back meanwhile.
+        Yields the sequences of requests that start, and a `FailedStart` for each that fails; nothing for those that
+        resume. Slots may be given back meanwhile.
         """
         for queued in self._queue.ready(self._slots.held) if self._slots.num_free else ():
             if queued.num_slots > self._slots.num_free:
@@ -399,7 +406,7 @@ class SlotAllocator:
                 yield queued.context.run(self._start, queued)
 
     def _resume(self, suspended: Suspended) -> FailedStart | None:
-        """Put a suspended request into slots; return a failure, if any."""
+        """Write a suspended request's states to free slots, so that it continues; return a failure, if there is one."""
         live = suspended.live
         slots = [self._slots.take() for _ in live.sequences]
         try:
@@ -436,7 +443,10 @@ class SlotAllocator:
         return live
 
     def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> SamplingSequence:
-        """Put the states of a request into `slots` and return its sequence; append each state's start to `starts`."""
+        """Write a request's cached or initial states to `slots`, and return its first sequence, which is ready to run.
+
+        The start of each sequence is appended to `starts`, even if a later one fails.
+        """
         started = self._meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))

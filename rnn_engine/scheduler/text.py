@@ -1,4 +1,4 @@
-"""The tokens of an answer and their text: whole characters, up to a stop string."""
+"""Turn the tokens of an answer into text: whole characters, up to a stop string or stop token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from rnn_engine.types import TokenLogprobs, mask_words
 
 
 class TokenInfos(dict[int, TokenInfo]):
-    """Every token that has occurred, without a log-probability. All events share them, so none may be changed."""
+    """The `TokenInfo` of every token that has occurred, by id, without log-probabilities.
+
+    All events share these objects, so none may be changed.
+    """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class TokenInfos(dict[int, TokenInfo]):
 
 
 class TextStream:
-    """Decodes the bytes of tokens as they come, up to the first stop string.
+    """Decodes token bytes to text as they come, up to the first stop string.
 
     A byte that can't be part of a character becomes U+FFFD at once and never holds up what follows.
     """
@@ -48,11 +51,11 @@ class TextStream:
 
     @property
     def match(self) -> bytes | None:
-        """The stop string that was found, if any."""
+        """The stop string that was found; None if none was."""
         return None if self._matcher is None else self._matcher.match
 
     def feed(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Return the text that `data` makes certain: whole characters, and nothing that may belong to a stop string.
+        """Add `data`; return the text that is certain now: whole characters that belong to no possible stop string.
 
         If not `may_stop`, no stop string begins in `data`; only the beginning of a text may be fed so.
         """
@@ -75,7 +78,7 @@ class TextStream:
 
 
 class StopMatcher:
-    """Passes bytes through up to the first stop string, holding back what may still become one.
+    """Passes bytes through up to the first stop string, holding back bytes that may be the beginning of one.
 
     The match that ends first wins; of those that end at the same byte, the longest. How the stream is cut does not
     change what is found.
@@ -88,7 +91,7 @@ class StopMatcher:
         self.match: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes that are certain to lie before any match. After a match nothing more may be fed."""
+        """Add `data`; return the bytes that are certain to lie before any match. Feed nothing after a match."""
         for byte in data:
             self._held.append(byte)
             self._node = self._automaton.next(self._node, byte)
@@ -110,9 +113,9 @@ class StopMatcher:
 
 
 class _Automaton:
-    """The automaton of Aho and Corasick: a node is the longest end of the stream that begins a stop string.
+    """The automaton of Aho and Corasick over the stop strings, to find them in a stream of bytes.
 
-    Node 0 stands for no beginning of one.
+    A node stands for the longest end of the stream that is the beginning of a stop string, node 0 for none.
     """
 
     def __init__(self, stops: Sequence[bytes]) -> None:
@@ -142,7 +145,7 @@ class _Automaton:
         self.match[node] = stop
 
     def _link(self) -> None:
-        """Set the fallbacks, nodes nearer to the root first, and hand matches down along them."""
+        """Set each node's fallback, nodes nearer to the root first, and copy matches along the fallbacks."""
         nodes = deque(self._children[0].values())
         while nodes:
             node = nodes.popleft()
@@ -154,7 +157,7 @@ class _Automaton:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a text ends."""
+    """Why a text ends: the reason, and the stop string or token that ended it."""
 
     reason: FinishReason
     stop: bytes | int | None = None  # the stop string or token that ended it
@@ -165,7 +168,10 @@ CUT = Ending("length")
 
 
 class Answer:
-    """What was generated after one prompt. Its tokens are passed to `take` one by one until there is an `ending`."""
+    """The text and tokens generated after one prompt, and why the text ended.
+
+    Its tokens are passed to `take` one by one until there is an `ending`.
+    """
 
     def __init__(
         self,
@@ -175,7 +181,7 @@ class Answer:
         infos: TokenInfos,
         counters: EngineCounters,
     ) -> None:
-        """Tokens are appended to `generated`, passed to `mask` and counted by `counters`."""
+        """Start without tokens. Tokens will be appended to `generated`, passed to `mask` and counted by `counters`."""
         self.ending: Ending | None = None
         self._generated = generated
         self._mask = mask
@@ -192,19 +198,22 @@ class Answer:
         self._new_tokens: list[TokenInfo] = []
 
     def describe(self, token: int) -> TokenInfo:
-        """Return a token without its log-probability; one that may be changed if that will follow."""
+        """Return the `TokenInfo` of a token, without its log-probability.
+
+        It is a new object if the request asks for log-probabilities, so that they can be set; otherwise it is shared.
+        """
         info = self._infos[token]
         return TokenInfo(token, info.data, None) if self._has_logprobs else info
 
     def take(self, info: TokenInfo) -> bool:
-        """Append a token; return False if the text ends there."""
+        """Add a token to the answer; return False if it ends the text."""
         self._generated.append(info.token)
         if self._mask is not None:
             self._mask.accept(info.token)
         return self._show((info,))
 
     def take_all(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Append one or more tokens, of which only the last may end the text; return False if it does.
+        """Add one or more tokens to the answer; return False if the last one ends the text. No other may end it.
 
         `logprobs` are those of the tokens, if they were asked for. There must be no mask.
         """
@@ -217,7 +226,7 @@ class Answer:
         return self._show(infos)
 
     def _show(self, infos: Sequence[TokenInfo]) -> bool:
-        """Add the text of tokens that were appended, of which the last may end it; return False if it does."""
+        """Add the text of tokens just appended; return False if the last one ends the text. No other may end it."""
         last, num_generated = infos[-1], len(self._generated)
         self._counters.generated_tokens += len(infos)
         is_stop = last.token in self._stop_tokens
@@ -237,12 +246,12 @@ class Answer:
         return self.ending is None
 
     def end(self, ending: Ending) -> None:
-        """End the text after its present tokens."""
+        """End the text after the tokens so far, with the text that was held back."""
         self.ending = ending
         self._new_text += self._text.flush()
 
     def events(self) -> list[Event]:
-        """Return the event with what was taken since the last call, if there is anything."""
+        """Return the event with the text and tokens added since the last call; an empty list if there are none."""
         if not self._new_tokens and not self._new_text:
             return []
         delta = TextDelta(self._new_text, tuple(self._new_tokens))
@@ -272,7 +281,7 @@ class Halts:
 def _make_mask(
     vocab_size: int, text: Callable[[], _Vocabulary], stop_tokens: frozenset[int], last_bytes: frozenset[int]
 ) -> NDArray[np.uint32]:
-    """Return the mask of `stop_tokens`, and of all tokens that have one of `last_bytes`.
+    """Return the bit mask [ceil(V / 32)] of `stop_tokens` and of all tokens that contain one of `last_bytes`.
 
     A stop string ends inside a token that has its last byte.
     """
@@ -285,7 +294,7 @@ def _make_mask(
 
 
 def _text_of(vocab_size: int, token_bytes: Callable[[int], bytes]) -> _Vocabulary:
-    """Return the bytes of all tokens in a row, and for each byte the token to which it belongs."""
+    """Return the bytes of all tokens, concatenated, and for each byte the id of the token to which it belongs."""
     pieces = [token_bytes(token) for token in range(vocab_size)]
     owners = np.repeat(np.arange(vocab_size), [len(piece) for piece in pieces])
     return np.frombuffer(b"".join(pieces), np.uint8), owners

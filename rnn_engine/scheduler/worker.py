@@ -1,4 +1,4 @@
-"""The thread that owns the runner and answers questions, and the watchdog that reports if it stands still.
+"""The worker, a thread that owns the runner and runs its scheduler, and the watchdog that reports if the worker stalls.
 
 After a failure the worker runs one token to see whether the device answers. If not, it opens the device again.
 """
@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Ends the worker when its event loop has been closed, and calls `on_stall` when the device does not answer.
+    """A thread that stops the worker once its event loop is closed, and calls `on_stall` if the device does not answer.
 
     Make it on the loop's thread. Its own thread ends after `stop`, or when the loop has been closed.
     """
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, on_stall: Callable[[], None]) -> None:
-        """`on_stall` is called on the loop's thread, once for each stall."""
+        """Watch `worker` and `loop`. `on_stall` is called on the loop's thread, once for each stall of the worker."""
         self._worker = worker
         self._loop = loop
         self._loop_thread = threading.get_ident()
@@ -55,15 +55,15 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end soon."""
+        """Make the watchdog's thread end soon. Does not wait for it."""
         self._stopped.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
+        """Wait until the watchdog's thread has ended."""
         self._thread.join()
 
     def look(self) -> None:
-        """Look at the worker and the loop once. Called on the watchdog's thread."""
+        """Check the worker and the event loop once. Called on the watchdog's thread."""
         self._look_at_worker()
         if self._loop.is_closed():
             self._worker.stop()
@@ -101,7 +101,7 @@ class Watchdog:
             _log.critical("the event loop has been blocked for %.0f s; its stack:\n%s", now - self._asked, stack)
 
     def _note_sign(self) -> None:
-        """Note that the loop is running. Called on its thread."""
+        """Record that the event loop is running. Called on the loop's thread."""
         self._asked = None
         if self._loop_stalled:
             self._loop_stalled = False
@@ -109,7 +109,7 @@ class Watchdog:
 
 
 def stack_of(thread_id: int | None) -> str:
-    """Format the present call stack of a thread."""
+    """Return the current call stack of a thread as text for the log."""
     frame = None if thread_id is None else sys._current_frames().get(thread_id)
     return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -118,7 +118,7 @@ T = TypeVar("T")
 
 
 class Questions:
-    """Has a worker answer questions between two steps. For one event loop."""
+    """Runs functions on the worker's thread, between two steps, for callers on one event loop."""
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
@@ -126,7 +126,10 @@ class Questions:
         self._interrupt: asyncio.Future[RnnEngineError] = loop.create_future()
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Return what `question` returns on the worker's thread, or raise what it raises there."""
+        """Run `question` on the worker's thread; return what it returns, or raise what it raises.
+
+        Raises the error of `end` if that is called meanwhile.
+        """
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
         answer, interrupt = asyncio.wrap_future(future), self._interrupt
@@ -137,7 +140,7 @@ class Questions:
         return answer.result()
 
     def end(self, error: RnnEngineError) -> None:
-        """Raise `error` in all calls that wait for an answer."""
+        """Make all calls of `ask` that wait for an answer raise `error`."""
         self._interrupt.set_result(error)
         self._interrupt = self._loop.create_future()
 
@@ -172,7 +175,7 @@ LOAD_SECONDS = 600.0  # the same for each part of loading a model
 
 
 class Deadline(NamedTuple):
-    """What the worker waits for, since when, and for how many seconds it may."""
+    """What the device is doing for the worker, when that began (`time.monotonic`), and how many seconds it may take."""
 
     what: str
     begun: float
@@ -194,7 +197,7 @@ class Worker:
         on_end: Callable[[], None],
         reopen: Reopen,
     ) -> None:
-        """`deliver`, `on_end` and `reopen` are called on the worker's thread.
+        """Prepare the worker; `start` starts it. `deliver`, `on_end` and `reopen` are called on the worker's thread.
 
         `deliver` must not block. `on_end` is called once, whatever happens; requests may be left without an outcome by
         then.
@@ -214,7 +217,7 @@ class Worker:
 
     @property
     def health(self) -> Health:
-        """Whether the device answers. May be read on any thread."""
+        """The engine's health: whether the device answers. May be read on any thread."""
         deadline, health, now = self._deadline, self._health, time.monotonic()
         if deadline is not None and now - deadline.begun > deadline.seconds:
             seconds = now - deadline.begun
@@ -223,14 +226,14 @@ class Worker:
 
     @property
     def thread_id(self) -> int | None:
-        """The worker's thread, as in `threading.get_ident`."""
+        """The identifier of the worker's thread, as from `threading.get_ident`; None before `start`."""
         return self._thread.ident
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
-        """Have the worker run `request`, which has been checked and came at `arrived` by the scheduler's clock.
+        """Have the worker run `request`, which has been checked. It arrived at `arrived` by the scheduler's clock.
 
         Work for this request alone is done, and logged, in the caller's context.
         """
@@ -241,11 +244,11 @@ class Worker:
         self._commands.put(command)
 
     def stop(self) -> None:
-        """Have the worker finish its step, end every request with EngineClosedError, and end."""
+        """Have the worker finish its step, end every request with EngineClosedError, and end its thread."""
         self.call(self._stop)
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
+        """Wait until the worker's thread has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -263,7 +266,7 @@ class Worker:
                 logger.exception("the call at the worker's end failed")
 
     def turn(self) -> None:
-        """Run the commands that have come, run one step, and check the device if anything failed.
+        """Run the commands that have arrived, run one step, and check the device if anything failed.
 
         For the worker's thread. Waits for commands while no step is due. Raises if the worker can't go on.
         """
@@ -290,7 +293,7 @@ class Worker:
             self._deadline = None
 
     def _obey(self) -> None:
-        """Run the commands that have come; wait for more while no step is due.
+        """Run the commands that have arrived; while no step is due, wait for more and run them.
 
         Once a step is due, only the commands that have come by then are run before it, so that steps go on even if
         commands keep coming.
@@ -308,24 +311,24 @@ class Worker:
             command()
 
     def _obey_waiting(self) -> None:
-        """Run the commands that have come until now."""
+        """Run the commands that are in the queue at this moment. Does not wait."""
         for _ in range(self._commands.qsize()):
             self._commands.get()()
 
     def _check_idle_device(self) -> None:
-        """Run one token, so that a device that was lost while idle is back before the next request."""
+        """Test the idle device by running one token, and open it again if that fails, before the next request comes."""
         if not self._device_answers():
             self._recover("it did not run a token while it was idle")
             self._set_health(Health())
 
     def _check_device(self, failure: str) -> None:
-        """Run one token before anything else; open the device again if that or too many steps have failed."""
+        """Test the device by running one token; open it again if that fails or too many steps in a row have failed."""
         if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
             self._recover(failure)
         self._set_health(Health())
 
     def _recover(self, failure: str) -> None:
-        """End the requests that hold a slot, and open the device again; queued ones wait for it.
+        """Open the failed device again and end the requests with states on it; queued requests wait until it is back.
 
         Raises ModelError or DeviceError if the device does not come back.
         """
@@ -357,7 +360,7 @@ class Worker:
         raise DeviceError(f"the device did not come back in {len(RETRY_SECONDS)} attempts: {failure}")
 
     def _obey_for(self, seconds: float) -> None:
-        """Run the commands that have come, and those that come in the next `seconds`."""
+        """Run the commands that have arrived, and for `seconds` those that come."""
         end = time.monotonic() + seconds
         while not self._stopping:
             try:
@@ -393,7 +396,7 @@ class Worker:
 
     @contextmanager
     def _deadline_of(self, what: str, seconds: float) -> Iterator[None]:
-        """Count the engine as stalled if the block runs for longer than `seconds`."""
+        """While the block runs, count the engine as stalled after `seconds`; `what` names the work in messages."""
         self._deadline = Deadline(what, time.monotonic(), seconds)
         try:
             yield
@@ -401,7 +404,7 @@ class Worker:
             self._deadline = None
 
     def _note_progress(self) -> None:
-        """Run the commands that have come while a model is loaded, and give its next part a new time limit.
+        """Run the commands that came while a part of the model was loaded, and restart the time limit.
 
         Raises EngineClosedError if the worker must stop, so that nothing is loaded in vain.
         """

@@ -1,4 +1,4 @@
-"""`rnn-engine chat`: a conversation on the terminal."""
+"""`rnn-engine chat`: a conversation in the terminal, with a model in this process or on a server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _remote_backend(url: str, api_key: str | None, model: str | None) -> Abstrac
 
 
 def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
-    """Raise UsageError if an option was given that only applies to an engine in this process."""
+    """Raise UsageError if the command line has one of the options `names`, which have no effect with --url."""
     for parameter in context.command.params:
         given = parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
         if given:
@@ -120,7 +120,7 @@ def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
 
 
 def _begin_from(talk: Talk, state: str) -> None:
-    """Begin from a state in a file or with a name. A system text is kept."""
+    """Let the conversation begin from the state in the file `state`, or with that name. Its system text is kept."""
     system = talk.system
     if Path(state).exists():
         talk.load(Path(state))
@@ -130,7 +130,7 @@ def _begin_from(talk: Talk, state: str) -> None:
 
 
 def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
-    """Answer each line that is read, until the input ends or a command quits."""
+    """Read lines until the input ends or a command quits; answer each line, or run it as a command."""
     while (said := read_line()) is not None:
         try:
             if said.startswith("/"):
@@ -149,7 +149,7 @@ _RETENTION: Final = Retention(ttl=MAX_TTL)
 
 
 class LocalBackend:
-    """A `Backend` over an engine.
+    """A chat `Backend` that runs the model with an engine in this process.
 
     The engine's cache keeps the states of what was said, so that nothing is run again when the user goes back.
     """
@@ -214,14 +214,17 @@ class LocalBackend:
         return num_tokens
 
     def _run(self, place: ChatPlace) -> tuple[FrozenState, int]:
-        """Return the state after all that was said, and how many tokens it has taken in."""
+        """Return the state after all messages of a conversation, and the state's number of tokens."""
         initial = self._initial(place.start)
         prompt = prompt_of(self._engine, initial, place.messages, answers=False)
         frozen = self._session.run(run_tokens(self._engine, initial, prompt.tokens)).frozen
         return frozen, frozen.num_tokens or len(prompt.tokens)
 
     def _initial(self, start: str | None) -> FrozenState | None:
-        """Return a state by its name, or the default one for None. A result of None is the fill values."""
+        """Return the state called `start`, or the engine's default state if `start` is None.
+
+        A result of None stands for the fill values.
+        """
         if start is None:
             return self._session.initial
         return None if start == NO_INITIAL_STATE else self._session.run(self._engine.states.get(start)).frozen

@@ -17,7 +17,7 @@ from states.named.entry import check_new_name
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """A point in a conversation: the name of the state that it began from, and what was said."""
+    """A point in a conversation: the name of the state that the conversation began from, and the messages so far."""
 
     start: str | None  # None = the default state
     messages: Sequence[ChatMessage]
@@ -25,27 +25,27 @@ class ChatPlace:
 
 @dataclass(frozen=True, slots=True)
 class KnownState:
-    """A state that conversations may begin from."""
+    """A named state that a conversation may begin from."""
 
     name: str
     num_tokens: int | None  # taken in; 0 for a tuned state, None if unknown
 
     @property
     def remembers_text(self) -> bool:
-        """Whether the state has taken in some text."""
+        """True if the state was made from a text, or if that is unknown."""
         return self.num_tokens != 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStates:
-    """All states that conversations may begin from."""
+    """All named states that a conversation may begin from, and the name of the default one."""
 
     states: Sequence[KnownState]
     default: str | None  # the name of the default state; None = an empty one
 
 
 class Backend(Protocol):
-    """Answers conversations, and keeps the states that they begin from.
+    """The interface to a model that answers conversations, and to the states that they may begin from.
 
     Ctrl-C in any method ends what runs and then raises KeyboardInterrupt. Every method raises RnnEngineError if it
     can't do what is asked.
@@ -57,34 +57,34 @@ class Backend(Protocol):
         ...
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
-        """Continue a conversation, and pass the answer to `reply` as it comes."""
+        """Generate the answer to a conversation, and pass it to `reply` as it comes."""
         ...
 
     def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return `sampling` as `answer` takes it. Raises InvalidRequestError for a value that is not allowed."""
+        """Return `sampling` in the form that `answer` takes. Raises InvalidRequestError for a wrong value."""
         ...
 
     def states(self) -> KnownStates: ...
 
     def load(self, path: Path) -> KnownState:
-        """Add the state in a file to those that conversations may begin from. Raises OSError if it can't be read."""
+        """Load the state in a file, so that conversations may begin from it. Raises OSError if it can't be read."""
         ...
 
     def save(self, place: ChatPlace, path: Path) -> int:
-        """Write the state after all that was said to a new file; return how many tokens it has taken in.
+        """Write the state after all messages of a conversation to a new file; return the state's number of tokens.
 
         Raises OSError if it can't be written.
         """
         ...
 
     def name_state(self, place: ChatPlace, name: str) -> int:
-        """Give the state after all that was said a free name; return how many tokens it has taken in."""
+        """Store the state after all messages under the unused name `name`; return the state's number of tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The sizes and times of an answer. Times are in seconds."""
+    """The token counts and times, in seconds, of one answer."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -94,13 +94,13 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed after the first token; None if there is no second token."""
+        """The speed of generation after the first token; None if there is no second token."""
         spent = self.whole - self.first_token
         return (self.completion_tokens - 1) / spent if self.completion_tokens > 1 and spent > 0 else None
 
 
 class Reply:
-    """An answer while it comes."""
+    """An answer that is being received: its text so far, token counts and times."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self.text = ""
@@ -111,11 +111,11 @@ class Reply:
         self._tokens = 0
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Note the size of the prompt, and how much of it was in the cache and so not run."""
+        """Record the number of prompt tokens, and how many of them came from the cache."""
         self._prompt = (prompt_tokens, cached_tokens)
 
     def add(self, text: str, num_tokens: int = 0) -> None:
-        """Show more of the answer."""
+        """Add `text`, which has `num_tokens` tokens, to the answer, and show it."""
         if self._first is None:
             self._first = time.monotonic()
         self.text += text
@@ -123,11 +123,11 @@ class Reply:
         self._on_text(text)
 
     def end(self, num_tokens: int) -> None:
-        """Note how many tokens the whole answer has."""
+        """Record the number of tokens of the whole answer."""
         self._tokens = num_tokens
 
     def statistics(self) -> Statistics | None:
-        """Return what is known at this moment; None before `begin`."""
+        """Return the token counts and times so far; None before `begin`."""
         if self._prompt is None:
             return None
         now = time.monotonic()
@@ -136,7 +136,10 @@ class Reply:
 
 
 def free_name(path: Path, taken: Collection[str]) -> str:
-    """Return a name for the state in a file that no other state has: the file's own, or one made from it."""
+    """Return an unused name for the state in the file `path`: the file's own name, or one made from it.
+
+    `taken` are the names in use.
+    """
     name = path.stem
     try:
         check_new_name(name, "FILE")
@@ -153,7 +156,7 @@ _EMPTY = KnownState(NO_INITIAL_STATE, 0)
 
 @dataclass
 class Talk:
-    """A conversation: its messages, the state that it begins from, and its copies."""
+    """A conversation: its messages, the state that it begins from, and copies of it that were put aside."""
 
     backend: Backend
     sampling: SamplingParams
@@ -172,25 +175,26 @@ class Talk:
         self.states()
 
     def new(self) -> None:
-        """Begin again, with the same system text and the same initial state."""
+        """Start over, with the same system text and the same initial state."""
         self._unanswered = None
         self.messages = [] if self.system is None else [ChatMessage(Role.SYSTEM, self.system)]
 
     def begin_with(self, system: str | None) -> None:
-        """Begin again with another system text."""
+        """Start over with the system text `system`; None is no system text."""
         self.system = system
         self.new()
 
     def states(self) -> KnownStates:
-        """Return the states that the conversation may begin from."""
+        """Return the named states that the conversation may begin from, and update `state_names`."""
         known = self.backend.states()
         self.state_names = (NO_INITIAL_STATE, *(state.name for state in known.states))
         return known
 
     def begin_from(self, name: str) -> bool:
-        """Let the conversation begin from the state with this name; return True if what was said is kept.
+        """Let the conversation begin from the state `name`; return True if its messages are kept.
 
-        It is dropped if the state has taken in a text itself. Raises InvalidRequestError for a name that is unknown.
+        They are dropped if the state was itself made from a text. Raises InvalidRequestError for a name that is
+        unknown.
         """
         known = {state.name: state for state in (_EMPTY, *self.states().states)}
         if name not in known:
@@ -201,7 +205,7 @@ class Talk:
         return not known[name].remembers_text
 
     def load(self, path: Path) -> str:
-        """Begin again from the state in a file, and return the name that it has now.
+        """Load the state in a file and start over from it; return the name that it has now.
 
         Raises StateError if it does not fit the model.
         """
@@ -211,21 +215,22 @@ class Talk:
         return self.start
 
     def say(self, text: str, on_text: Callable[[str], None]) -> bool:
-        """Let the model answer `text`; return True if the answer came to its end.
+        """Add the message `text` and let the model answer it; return True if the answer came to its end.
 
-        Ctrl-C ends the answer early, and so does a failure, which is raised; the conversation keeps what was shown
-        before. If nothing was shown, a failure leaves the conversation unchanged, and `retry` says the message again.
+        `on_text` is called with each part of the answer. Ctrl-C ends the answer early, and so does a failure, which is
+        raised; the conversation keeps what was shown before. If nothing was shown, a failure leaves the conversation
+        unchanged, and `retry` says the message again.
         """
         self.messages.append(ChatMessage(Role.USER, text))
         self._unanswered = text
         return self._answer(on_text)
 
     def retry(self, on_text: Callable[[str], None]) -> bool:
-        """Let the model answer the last message anew. Raises InvalidRequestError if nothing was said yet."""
+        """Let the model answer the last message again. Raises InvalidRequestError if nothing was said yet."""
         return self.say(self.undo(), on_text)
 
     def undo(self) -> str:
-        """Take the last message and its answer back, and return the message.
+        """Remove the last message and its answer from the conversation, and return the message.
 
         Raises InvalidRequestError if nothing was said yet.
         """
@@ -240,11 +245,11 @@ class Talk:
         return text
 
     def fork(self, name: str) -> None:
-        """Put a copy of the conversation aside under a name."""
+        """Store a copy of the conversation under `name`, to return to with `go`."""
         self.forks[name] = self._place
 
     def go(self, name: str) -> None:
-        """Go on from a copy that was put aside. Raises InvalidRequestError if there is none with that name."""
+        """Return to the copy of the conversation called `name`. Raises InvalidRequestError if `fork` made none."""
         place = self.forks.get(name)
         if place is None:
             raise InvalidRequestError(
@@ -254,7 +259,7 @@ class Talk:
         self._unanswered = None
 
     def save(self, path: Path) -> int:
-        """Write the state after all that was said to a file, and return how many tokens it has taken in.
+        """Write the state after all messages to a file; return the state's number of tokens.
 
         Raises InvalidRequestError if nothing was said yet, OSError if the file can't be written.
         """
@@ -262,7 +267,7 @@ class Talk:
         return self.backend.save(self._place, path)
 
     def name_state(self, name: str) -> int:
-        """Give the state after all that was said a name, and return how many tokens it has taken in.
+        """Store the state after all messages under `name`; return the state's number of tokens.
 
         Raises InvalidRequestError if nothing was said yet, or if the name can't be used.
         """
@@ -272,7 +277,7 @@ class Talk:
         return num_tokens
 
     def change_sampling(self, changed: SamplingParams) -> None:
-        """Change how further tokens are drawn. Raises InvalidRequestError for a value that is not allowed."""
+        """Change the sampling parameters of further answers. Raises InvalidRequestError for a wrong value."""
         self.sampling = self.backend.check_sampling(changed)
 
     @property
@@ -301,7 +306,7 @@ class Talk:
         return finished
 
     def _keep(self, answer: str) -> None:
-        """Add an answer, which may be empty, to the conversation."""
+        """Add the answer to the conversation's messages, unless it is empty."""
         self._unanswered = None
         if answer:
             self.messages.append(ChatMessage(Role.ASSISTANT, answer))

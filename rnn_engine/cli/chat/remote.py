@@ -1,4 +1,4 @@
-"""Talk with a server over its HTTP API, with errors that say what is wrong."""
+"""A chat backend that talks with a server over its HTTP API, and reports failures as ServerError."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ _URLS: Final = "http://HOST:PORT or https://HOST"
 
 
 class HttpClient:
-    """A client of a server's API. Each method raises ServerError if the server can't be reached or refuses.
+    """An HTTP client for a server's API. Each method raises ServerError if the server fails or can't be reached.
 
     Ctrl-C raises KeyboardInterrupt and closes the connection, which ends the request in the server.
     """
 
     def __init__(self, url: str, api_key: str | None, query: Mapping[str, str]) -> None:
-        """`query` is sent with each call."""
+        """Prepare requests to the server at `url`, each with the URL parameters `query`.
+
+        Raises ServerError if the URL or the key can't be used.
+        """
         self.url = url.rstrip("/").removesuffix("/v1")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ServerError("the API key has characters that can't be sent; expected printable ASCII characters")
@@ -62,7 +65,7 @@ class HttpClient:
         return self._call("PUT", path, content=file, params=dict(query), timeout=_WAITING)
 
     def download(self, path: str, to: Path) -> None:
-        """Write the answer of a call to a file, either completely or not at all."""
+        """Write the response to a GET request to the file `to`, either completely or not at all."""
         with self._failures(), self._client.stream("GET", path, timeout=_WAITING) as response:
             self._check(response)
             with atomic_file(to) as file:
@@ -70,7 +73,10 @@ class HttpClient:
                     file.write(part)
 
     def events(self, path: str, body: Json) -> Iterator[Json]:
-        """Yield the server-sent events of an answer. Raises ServerError also for an event that reports a failure."""
+        """Send a POST request and yield the server-sent events of its response, as parsed JSON.
+
+        Raises ServerError also for an event that reports a failure.
+        """
         with self._failures(), self._client.stream("POST", path, json=body, timeout=_WAITING) as response:
             self._check(response)
             for line in response.iter_lines():
@@ -94,7 +100,7 @@ class HttpClient:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Raise ServerError in place of what httpx raises."""
+        """While the block runs, raise ServerError in place of what httpx raises."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -109,7 +115,7 @@ class HttpClient:
             raise ServerError(f"{self.url} answered with invalid JSON: {error}") from error
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise ServerError for a response that reports an error."""
+        """Raise ServerError if `response` reports an error."""
         if response.is_success:
             return
         response.read()
@@ -117,7 +123,7 @@ class HttpClient:
 
 
 def _message(response: httpx.Response) -> str:
-    """Return the server's message about a failure."""
+    """Return the message in a server's error response; without one, the response's status."""
     try:
         message: str = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -126,7 +132,7 @@ def _message(response: httpx.Response) -> str:
 
 
 def _advice(response: httpx.Response) -> str:
-    """Return what the user may do about it."""
+    """Return advice for the user about an error response, to be appended to its message; often empty."""
     if response.status_code == httpx.codes.UNAUTHORIZED:
         return ". Give the key as --api-key or in RNN_ENGINE_API_KEY"
     wait = response.headers.get("Retry-After")
@@ -140,7 +146,7 @@ _NUMBERS: Final = (float, int, Seed)
 
 @contextmanager
 def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator[RemoteBackend]:
-    """Yield a `Backend` over a server. If `model` is None, the server's default model answers.
+    """Yield a chat `Backend` that uses the server at `url`. If `model` is None, the server's default model answers.
 
     Raises ServerError if the server can't be reached, or does not have the model.
     """
@@ -161,7 +167,10 @@ def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator
 
 
 class RemoteBackend:
-    """A `Backend` over a server. The states that it loads there belong to its own lease, which `release` ends."""
+    """A chat `Backend` that uses a server.
+
+    The states that it loads there belong to its own lease, which `release` ends.
+    """
 
     def __init__(self, client: HttpClient, model: str | None, shown: str) -> None:
         self._client = client
@@ -171,7 +180,7 @@ class RemoteBackend:
         self.description = f"{shown} at {client.url}"
 
     def release(self) -> None:
-        """Remove what was loaded for this conversation from the server, if it can be reached."""
+        """Remove the states that were loaded for this conversation from the server, if it can be reached."""
         if self._has_lease:
             with suppress(ServerError):
                 self._client.delete(f"/v1/leases/{self._owner}")
@@ -219,7 +228,10 @@ class RemoteBackend:
         return self._name(place, {"name": name})
 
     def _name(self, place: ChatPlace, save_as: Json) -> int:
-        """Run what was said and keep the state under a name; return how many tokens it has taken in."""
+        """Run a conversation's messages and store the state on the server; return the state's number of tokens.
+
+        `save_as` is the request's field that names the state.
+        """
         only_run = {"max_tokens": 0, "add_generation_prompt": False, "continue_final_message": False}
         answer = self._client.post(_CHAT, {**self._body(place), **only_run, "save_as": save_as})
         if answer["saved_state"] is None:
@@ -234,7 +246,7 @@ class RemoteBackend:
 
 
 def _sampling_fields(sampling: SamplingParams) -> Json:
-    """Return the fields of a request's body for parameters that differ from their defaults."""
+    """Return the request fields for those sampling parameters that differ from their defaults."""
     values = {parameter.name: getattr(sampling, parameter.name) for parameter in PARAMETERS}
     changed = {each.name: values[each.name] for each in PARAMETERS if values[each.name] != each.default}
     if "logit_bias" in changed:

@@ -1,4 +1,4 @@
-"""The terminal of a conversation: it shows answers and notes, runs commands and reads lines."""
+"""The terminal of `rnn-engine chat`: shows answers and notes, reads lines, and runs the commands among them."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _PARSER: Final = MarkdownIt()
 
 
 class Screen(Protocol):
-    """Shows a conversation."""
+    """The interface to the output of a conversation: shows answers, notes and errors."""
 
     def answer(self) -> AbstractContextManager[Callable[[str], None]]:
-        """Yield a function that shows more of an answer, for as long as the answer comes."""
+        """Return a context manager for one answer, which yields a function that shows more text of it."""
         ...
 
     def end_answer(self, *, finished: bool) -> None:
-        """Mark the end of an answer, which may have been ended early."""
+        """Mark the end of an answer; `finished` is False if it was ended early."""
         ...
 
     def note(self, text: str) -> None:
-        """Show a line that is no part of the conversation."""
+        """Show a line of information that is no part of the conversation."""
         ...
 
     def complain(self, text: str) -> None:
-        """Show an error."""
+        """Show an error message."""
         ...
 
 
 def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool]) -> None:
-    """Show an answer as it comes, and mark its end.
+    """Show an answer on the screen as it comes, and mark its end.
 
-    `answer` is called with a function that shows text; it returns whether the answer came to its end.
+    `answer` is called with a function that shows text; it returns True if the answer came to its end.
     """
     with screen.answer() as show:
         finished = answer(show)
@@ -60,7 +60,7 @@ def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool])
 
 
 class PlainScreen:
-    """Shows text as it comes, for outputs that are no terminal."""
+    """A `Screen` that writes answers as plain text, for outputs that are no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -97,7 +97,7 @@ class PlainScreen:
 
 
 class MarkdownScreen:
-    """Shows markdown while it comes.
+    """A `Screen` that renders answers as markdown while they come.
 
     Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
     """
@@ -130,13 +130,13 @@ class MarkdownScreen:
 
 
 class MarkdownBlocks:
-    """A markdown text that grows, divided into its blocks: paragraphs, lists, code."""
+    """Divides a growing markdown text into its blocks: paragraphs, lists, code."""
 
     def __init__(self) -> None:
         self.last = ""
 
     def add(self, text: str) -> Iterator[str]:
-        """Take in more text, and yield the blocks that are complete now."""
+        """Add `text`, and yield the blocks that are complete now."""
         self.last = (self.last + text) if self.last else text.lstrip()
         starts = [token.map[0] for token in _PARSER.parse(self.last) if token.level == 0 and token.map]
         if len(starts) > 1:
@@ -151,12 +151,12 @@ _NUMBERS: Final = (float, int, Seed)
 
 
 class QuitError(Exception):
-    """Raised to end the conversation."""
+    """Raised by a command to end the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: its arguments and effect as the help writes them, and the function that runs it."""
+    """A command that a user may type: its name, arguments and effect for the help, and the function that runs it."""
 
     name: str
     arguments: str
@@ -174,7 +174,7 @@ class Command:
 
 
 def run_command(talk: Talk, screen: Screen, line: str) -> None:
-    """Run a line that begins with a slash; show an error if it is no command or has the wrong argument.
+    """Run the command in `line`, which begins with a slash. Show an error if it is unknown or has a wrong argument.
 
     Raises QuitError if the command ends the conversation, and what the command raises.
     """
@@ -279,7 +279,7 @@ def _sampling(talk: Talk, screen: Screen, argument: str) -> None:
 
 
 def _parse_change(word: str) -> tuple[str, Any]:
-    """Parse NAME=NUMBER. Raises InvalidRequestError."""
+    """Parse NAME=NUMBER, a change of a sampling parameter. Raises InvalidRequestError for any other text."""
     name, _, text = word.partition("=")
     parameter = _PARAMETERS.get(name)
     if parameter is None:
@@ -345,7 +345,7 @@ _PROMPT = "User: "
 
 
 def plain_lines() -> str | None:
-    """Read a line of standard input."""
+    """Write the prompt and return a line of standard input without blanks around it; None at the end of the input."""
     sys.stdout.write(_PROMPT)
     sys.stdout.flush()
     line = sys.stdin.readline()
@@ -356,7 +356,7 @@ def plain_lines() -> str | None:
 
 
 def edited_lines(talk: Talk) -> ReadLine:
-    """Return a function that reads lines with editing, and keeps them for the next time."""
+    """Return a function that reads lines which the user can edit; they are saved for later conversations."""
     session: PromptSession[str] = PromptSession(
         _PROMPT,
         history=_history(),
@@ -381,7 +381,7 @@ def edited_lines(talk: Talk) -> ReadLine:
 
 
 def _history() -> History:
-    """Return the history on disk, or one in memory if there can be no file."""
+    """Return the history of the user's lines in a file, or one in memory if the file can't be made."""
     path = cache_folder() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -407,7 +407,7 @@ def _bindings() -> KeyBindings:
 
 
 class _CommandCompleter(Completer):
-    """Completes the names of commands, and then the paths or names that they take."""
+    """Completes what the user types: a command's name, then a path or name as its argument."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
