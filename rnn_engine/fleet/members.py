@@ -184,6 +184,7 @@ class RemoteRequest:
 
 
 SURVEY_SECONDS = 0.5  # between two surveys of the replicas
+_MOST_GONE = 64  # replicas that are gone and would be recognised if they came back
 
 
 class Members:
@@ -195,7 +196,8 @@ class Members:
         self._front = front
         self._router = router
         self._members: dict[str, Member] = {}
-        self._gone = EngineCounters()  # the counters of replicas that are gone
+        self._gone: dict[str, EngineCounters] = {}  # the last counters of replicas that are gone, by name
+        self._long_gone = EngineCounters()  # the sum of those that went before
         self.closing = False  # True: no replica is chosen or asked any more
 
     def __iter__(self) -> Iterator[Member]:
@@ -213,7 +215,8 @@ class Members:
 
     def counters(self, own: EngineCounters) -> EngineCounters:
         """Return the sum of all replicas' counters, including those that are gone, and the front's own."""
-        return total_counters(own, (self._gone, *(report.counters for report in self.reports)))
+        known = (member.report.counters for member in self)
+        return total_counters(own, (self._long_gone, *self._gone.values(), *known))
 
     def health(self) -> Health:
         """Return ok if any replica takes requests, else the health of one that is unwell.
@@ -277,7 +280,9 @@ class Members:
         new = [
             Member(self._links, self._front, report) for name, report in reports.items() if name not in self._members
         ]
-        self._members |= {member.name: member for member in new}
+        for member in new:
+            self._members[member.name] = member
+            self._gone.pop(member.name, None)  # it is back, and its counters include what it counted before
         gone = self._note(reports)
         await asyncio.gather(*(member.close() for member in gone))
         for member in new:
@@ -300,8 +305,11 @@ class Members:
             if (member.leaving or member.lost) and member.outstanding == 0:
                 del self._members[name]
                 self._router.forget(name)
-                self._gone = total_counters(EngineCounters(), (self._gone, member.report.counters))
+                self._gone[name] = member.report.counters
                 gone.append(member)
+        while len(self._gone) > _MOST_GONE:
+            longest_gone = self._gone.pop(next(iter(self._gone)))
+            self._long_gone = total_counters(EngineCounters(), (self._long_gone, longest_gone))
         return gone
 
 

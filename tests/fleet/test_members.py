@@ -9,13 +9,14 @@ from typing import Any, get_args
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.fleet import members as fleet_members
 from rnn_engine.fleet.members import Members
 from rnn_engine.fleet.replica import Replica
 from rnn_engine.fleet.routing import PrefixRouter
 from rnn_engine.fleet.wire import Question, pack_question, unpack_answer
 from rnn_engine.telemetry import EngineCounters
 from tests.support.fake_engine import FakeEngine
-from tests.support.fleet import LocalLinks
+from tests.support.fleet import LocalLinks, until
 
 
 async def test_surveys_at_the_same_time_forget_the_same_replicas_once() -> None:
@@ -30,6 +31,58 @@ async def test_surveys_at_the_same_time_forget_the_same_replicas_once() -> None:
     await asyncio.gather(*(members.survey() for _ in range(3)))
     assert [member.name for member in members] == ["d"]
     assert members.counters(EngineCounters()).steps == 20  # each counts once
+    await members.close()
+
+
+async def test_a_replica_whose_stream_broke_off_counts_once_when_it_is_found_again() -> None:
+    engine = FakeEngine()
+    engine.counters().steps = 5
+    links = LocalLinks({"a": engine})
+    members = Members(links, "front", PrefixRouter())
+    await members.survey()
+    links.break_streams("a")
+    await until(lambda: not members.takers)
+    assert members.counters(EngineCounters()).steps == 5
+    await members.survey()  # forgets it
+    assert [member.name for member in members] == []
+    assert members.counters(EngineCounters()).steps == 5
+    engine.counters().steps = 7
+    await members.survey()  # finds it again
+    assert [member.name for member in members.takers] == ["a"]
+    assert members.counters(EngineCounters()).steps == 7
+    await members.close()
+
+
+async def test_a_replica_that_one_survey_missed_counts_once() -> None:
+    engines = {name: FakeEngine() for name in ("a", "b")}
+    for engine in engines.values():
+        engine.counters().steps = 5
+    links = LocalLinks(engines)
+    members = Members(links, "front", PrefixRouter())
+    await members.survey()
+    links.hidden |= {"a", "b"}
+    await members.survey()
+    links.hidden.clear()
+    await members.survey()
+    assert [member.name for member in members] == ["a", "b"]
+    assert members.counters(EngineCounters()).steps == 10
+    await members.close()
+
+
+async def test_the_counters_of_many_replicas_that_are_gone_stay_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_members, "_MOST_GONE", 2)
+    engines = {name: FakeEngine() for name in "abcde"}
+    for steps, engine in enumerate(engines.values()):
+        engine.counters().steps = 10**steps
+    links = LocalLinks(engines)
+    members = Members(links, "front", PrefixRouter())
+    await members.survey()
+    links.hidden |= set("abcd")
+    await members.survey()
+    assert members.counters(EngineCounters()).steps == 11111
+    links.hidden.discard("d")
+    await members.survey()
+    assert members.counters(EngineCounters()).steps == 11111
     await members.close()
 
 

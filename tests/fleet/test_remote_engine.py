@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from states.cache.upkeep import make_cache
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.fleet import LocalLinks, local_fleet
+from tests.support.fleet import LocalLinks, local_fleet, until
 from tests.support.toy_states import ToyDevice, toy_shape
 
 PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
@@ -86,7 +86,7 @@ async def test_requests_are_shared_among_replicas() -> None:
         running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(6)]
         for engine in fakes(links):
             await engine.held.wait()
-        await _until(lambda: len(links.calls) == 6)
+        await until(lambda: len(links.calls) == 6)
         assert sorted(links.calls) == ["a"] * 3 + ["b"] * 3
         assert (fleet.stats().active, fleet.stats().queued) == (4, 2)
         for engine in fakes(links):
@@ -135,7 +135,7 @@ async def test_a_replica_that_refuses_is_passed_on() -> None:
 async def test_the_queue_is_bounded_over_all_replicas() -> None:
     fleet, links = await local_fleet({"a": FakeEngine(hold=0), "b": FakeEngine(hold=0)}, max_queued=1)
     running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(5)]
-    await _until(lambda: len(links.calls) == 5)
+    await until(lambda: len(links.calls) == 5)
     with pytest.raises(OverloadedError, match="5 requests are running or queued"):
         fleet.check_queue()
     with pytest.raises(OverloadedError):
@@ -154,7 +154,7 @@ async def test_a_slow_reader_holds_its_request_and_no_other() -> None:
         request = replace(PROMPT, max_tokens=len(text))
         async with aclosing(fleet.generate(request)) as events:
             await anext(events)
-            await _until(lambda: engine.produced > MAX_UNREAD)
+            await until(lambda: engine.produced > MAX_UNREAD)
             for _ in range(20):
                 await asyncio.sleep(0)
             produced = engine.produced
@@ -169,7 +169,7 @@ async def test_events_that_are_there_together_go_in_one_parcel() -> None:
     async with opened(a=FakeEngine(hold=1, num_slots=8)) as (fleet, links):
         [engine] = fakes(links)
         running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(8)]
-        await _until(lambda: engine.active == 8)
+        await until(lambda: engine.active == 8)
         before = links.parcels_sent
         engine.release.set()
         await asyncio.gather(*running)
@@ -199,7 +199,7 @@ async def test_replicas_forget_a_state_that_has_no_name_any_more() -> None:
         frozen = freeze_state(state_after([1, 2, 3]), fleet.info.shape, "test")
         await fleet.states.put("story", frozen, Retention(), source="test")
         await fleet.states.delete("story")
-        await _until(lambda: all(engine.forgotten == [frozen.digest] for engine in fakes(links)))
+        await until(lambda: all(engine.forgotten == [frozen.digest] for engine in fakes(links)))
 
 
 async def test_a_deadline_is_the_same_moment_at_the_replica() -> None:
@@ -255,18 +255,18 @@ class TestDeath:
     async def test_without_replicas_requests_are_refused_until_there_is_one(self) -> None:
         async with opened(a=FakeEngine()) as (fleet, links):
             await links.kill("a")
-            await _until(lambda: fleet.health().status == "recovering")
+            await until(lambda: fleet.health().status == "recovering")
             with pytest.raises(UnavailableError, match="no replica is running"):
                 fleet.check_queue()
             links.add("b", FakeEngine())
-            await _until(lambda: fleet.health().status == "ok")
+            await until(lambda: fleet.health().status == "ok")
             assert await text_of(fleet, PROMPT) == " Hello there!"
 
     async def test_a_replica_that_hangs_has_no_other_count_as_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote, "SURVEY_SECONDS", 0.001)
         async with opened(a=FakeEngine(), b=FakeEngine()) as (fleet, links):
             links.one_hangs = True
-            await _until(lambda: links.unanswered > 2)
+            await until(lambda: links.unanswered > 2)
             assert fleet.health().status == "ok"
             assert await text_of(fleet, PROMPT) == " Hello there!"
 
@@ -276,7 +276,7 @@ class TestDeath:
             leaving = fakes(links)[0]
             await leaving.held.wait()
             links.hidden.add("a")
-            await _until(lambda: fleet.info.num_slots == 2)
+            await until(lambda: fleet.info.num_slots == 2)
             assert [await text_of(fleet, PROMPT) for _ in range(2)] == [" Hello there!"] * 2
             assert links.calls == ["a", "b", "b"]
             leaving.release.set()
@@ -305,9 +305,3 @@ async def test_a_position_that_no_replica_has() -> None:
 
 def fakes(links: LocalLinks) -> list[FakeEngine]:
     return [engine for engine in links.engines.values() if isinstance(engine, FakeEngine)]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
