@@ -94,11 +94,14 @@ class Member:
         for request in self._requests.values():
             request.put(error)
 
-    async def close(self) -> None:
-        """Cancel the stream and all tasks, and wait until they have ended."""
+    def cancel(self) -> None:
+        """Cancel the stream and all tasks."""
         self._stream.cancel()
         for task in self._tasks:
             task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until all that was cancelled has ended."""
         await asyncio.wait((self._stream, *self._tasks))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -191,7 +194,7 @@ class Members:
     """The members of a fleet, by their names. For one event loop."""
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
-        """No replica is known before `survey`. `front` is the id of this front; `close` closes `links`."""
+        """No replica is known before `survey`. `front` is the id of this front."""
         self._links = links
         self._front = front
         self._router = router
@@ -284,18 +287,21 @@ class Members:
             self._members[member.name] = member
             self._gone.pop(member.name, None)  # it is back, and its counters include what it counted before
         gone = self._note(reports)
-        await asyncio.gather(*(member.close() for member in gone))
+        for member in gone:
+            member.cancel()  # at once, since the rest of a survey may be cancelled
+        await asyncio.gather(*(member.ended() for member in gone))
         for member in new:
             with suppress(TimeoutError):  # the next survey follows soon
                 await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
 
     async def close(self) -> None:
-        """End the requests at replicas with EngineClosedError, and close the replicas and the links."""
+        """End the requests at replicas with EngineClosedError, and the streams of their outcomes."""
         for member in self:
             member.fail(_stopped())
         await asyncio.sleep(0)  # the readers of these requests leave
-        await asyncio.gather(*(member.close() for member in self))
-        await self._links.close()
+        for member in self:
+            member.cancel()
+        await asyncio.gather(*(member.ended() for member in self))
 
     def _note(self, reports: Mapping[str, Report]) -> list[Member]:
         """Record the replicas' reports. Forget and return the replicas that are gone and run no requests any more."""

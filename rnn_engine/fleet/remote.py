@@ -77,6 +77,7 @@ class RemoteEngine:
 
     def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
         """Use `open`. `close` closes `links` and `front`."""
+        self._links = links
         self._front = front
         self._keys = itertools.count()
         self._members = Members(links, uuid.uuid4().hex, router)
@@ -94,13 +95,17 @@ class RemoteEngine:
     ) -> Self:
         """Wait for a replica's first report, and return the engine, even if it is unwell.
 
-        Raises what `survey` raises.
+        The engine owns `links` and `front` from then on. Raises what `survey` raises.
         """
         engine = cls(links, front, max_queued, router or PrefixRouter())
-        await engine._survey()
-        while engine._facts is None:
-            await asyncio.sleep(SURVEY_SECONDS)
+        try:
             await engine._survey()
+            while engine._facts is None:
+                await asyncio.sleep(SURVEY_SECONDS)
+                await engine._survey()
+        except BaseException:
+            await engine._close_members()
+            raise
         engine._surveying = asyncio.create_task(engine._keep_surveying())
         return engine
 
@@ -188,13 +193,18 @@ class RemoteEngine:
         """Stop taking requests, end the running ones with EngineClosedError, and close the links. Idempotent."""
         if self._members.closing:
             return
+        await self._close_members()
+        await self._links.close()
+        self._front.close()
+
+    async def _close_members(self) -> None:
+        """End the requests and the streams of all replicas, and ask the replicas nothing more."""
         self._members.closing = True
         self._admission.close()
         if self._surveying is not None:
             self._surveying.cancel()
             await asyncio.wait((self._surveying,))
         await self._members.close()
-        self._front.close()
 
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._own) as account:

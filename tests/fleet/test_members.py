@@ -87,6 +87,21 @@ async def test_the_counters_of_many_replicas_that_are_gone_stay_in_the_sum(monke
     await members.close()
 
 
+async def test_a_survey_that_is_cancelled_leaves_no_streams_of_replicas_that_are_gone() -> None:
+    links = LocalLinks({"a": FakeEngine()})
+    members = Members(links, "front", PrefixRouter())
+    await members.survey()
+    links.hidden.add("a")
+    surveying = asyncio.create_task(members.survey())
+    await asyncio.sleep(0)
+    assert not list(members)
+    surveying.cancel()
+    await asyncio.wait((surveying,))
+    await members.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_request_of_a_front_that_reads_no_stream_does_not_run() -> None:
     engine = FakeEngine()
     replica = Replica(engine, "a")

@@ -32,7 +32,7 @@ from states.cache.upkeep import make_cache
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.fleet import LocalLinks, local_fleet, until
+from tests.support.fleet import LocalLinks, front_of, local_fleet, until
 from tests.support.toy_states import ToyDevice, toy_shape
 
 PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
@@ -294,6 +294,31 @@ async def test_closing_ends_what_runs() -> None:
     with pytest.raises(EngineClosedError):
         fleet.check_queue()
     assert engine.closed
+
+
+class _SilentLinks(LocalLinks):
+    """The links to replicas whose streams never begin."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__({"a": engine})
+        self.asked = asyncio.Event()
+
+    async def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
+        self.asked.set()
+        await asyncio.Event().wait()
+        yield b""
+
+
+async def test_opening_that_is_cancelled_leaves_no_tasks_and_the_links_open() -> None:
+    engine = FakeEngine()
+    links = _SilentLinks(engine)
+    opening = asyncio.create_task(RemoteEngine.open(links, front_of(engine)))
+    await links.asked.wait()
+    opening.cancel()
+    await asyncio.wait((opening,))
+    assert opening.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not engine.closed
 
 
 async def test_a_position_that_no_replica_has() -> None:
