@@ -21,6 +21,7 @@ from rnn_engine.fleet.wire import (
     Report,
     unpack_answer,
     unpack_outcomes,
+    unpack_question,
 )
 from rnn_engine.requests import Event, Finished, GenerateRequest
 from rnn_engine.scheduler import Inbox
@@ -261,15 +262,22 @@ class Members:
             raise position_missing(position) from None
 
     async def ask_all(self, question: bytes) -> dict[str, Any]:
-        """Return each replica's answer, by its name; a replica that is lost meanwhile is left out."""
+        """Return each replica's answer, by its name.
+
+        A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
+        """
         self.refuse_if_unable()
         names = [member.name for member in self if not member.lost]
-        answers = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
-        return {
-            name: unpack_answer(answer)
-            for name, answer in zip(names, answers, strict=True)
-            if not isinstance(answer, BaseException)
-        }
+        found = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
+        answers: dict[str, Any] = {}
+        for name, answer in zip(names, found, strict=True):
+            if isinstance(answer, ReplicaLostError):
+                _log.warning("%s is left out of %s: %s", name, unpack_question(question)[0], answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers[name] = unpack_answer(answer)
+        return answers
 
     async def survey(self) -> None:
         """Update the replicas and their reports. Raises what `Links.survey` raises."""

@@ -21,12 +21,13 @@ from rnn_engine.errors import (
 )
 from rnn_engine.fleet import remote
 from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.fleet.wire import ReplicaLostError
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.scheduler.inboxes import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
-from states.cache.browse import BLOCK_TOKENS
+from states.cache.browse import BLOCK_TOKENS, TreeQuery
 from states.cache.checkpoint import CheckpointKind
 from states.cache.upkeep import make_cache
 from states.frozen import NO_INITIAL_STATE, freeze_state
@@ -200,6 +201,50 @@ async def test_replicas_forget_a_state_that_has_no_name_any_more() -> None:
         await fleet.states.put("story", frozen, Retention(), source="test")
         await fleet.states.delete("story")
         await until(lambda: all(engine.forgotten == [frozen.digest] for engine in fakes(links)))
+
+
+class _FailingLinks(LocalLinks):
+    """The links to two replicas, of which the second answers no questions."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__({"a": FakeEngine(), "b": FakeEngine()})
+        self._error = error
+
+    async def ask(self, replica: str, question: bytes) -> bytes:
+        if replica == "b":
+            raise self._error
+        return await super().ask(replica, question)
+
+
+@asynccontextmanager
+async def opened_over(links: LocalLinks) -> AsyncIterator[RemoteEngine]:
+    fleet = await RemoteEngine.open(
+        links, replace(front_of(links.engines["a"]), on_forgotten=fakes(links)[0].named.on_forgotten)
+    )
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def test_a_replica_that_is_lost_is_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened_over(_FailingLinks(ReplicaLostError("b", "TimeoutError"))) as fleet:
+        assert await fleet.drop_cache() == 0
+    assert "b is left out of drop_cache: the replica b that ran the request is gone: TimeoutError" in caplog.text
+
+
+async def test_a_question_that_fails_at_a_replica_fails() -> None:
+    async with opened_over(_FailingLinks(KeyError("a fault"))) as fleet:
+        with pytest.raises(KeyError, match="a fault"):
+            await fleet.cache_tree(TreeQuery())
+
+
+async def test_forgetting_a_state_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened_over(_FailingLinks(KeyError("a fault"))) as fleet:
+        frozen = freeze_state(state_after([1, 2, 3]), fleet.info.shape, "test")
+        await fleet.states.put("story", frozen, Retention(), source="test")
+        await fleet.states.delete("story")
+        await until(lambda: "may not be dropped" in caplog.text)
 
 
 async def test_a_deadline_is_the_same_moment_at_the_replica() -> None:
