@@ -56,14 +56,20 @@ class SharedValues:
 
         Raises UnavailableError if the store does not answer.
         """
-        key = key_of(unread)
-        if (held := self._held.get(key)) is not None:
-            self._held.move_to_end(key)
+        if (held := self.held(unread)) is not None:
             return held
+        key = key_of(unread)
         frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
         if frozen is not None:
             self._hold(key, frozen)
         return frozen
+
+    def held(self, unread: UnreadState) -> FrozenState | None:
+        """Return a state with its values if they are in memory, and mark them as recently used."""
+        key = key_of(unread)
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
 
     async def _put(self, key: ValueKey, frozen: FrozenState) -> None:
         if key in self._unreadable:
