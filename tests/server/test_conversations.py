@@ -212,6 +212,7 @@ def test_the_store_is_bounded_for_each_key() -> None:
         store.add("ann", third, [said("x" * 3000)])
     with pytest.raises(InvalidRequestError, match="max_messages"):
         store.create("ann", [said("a")] * 4, {})
+    fourth = store.create("ann", [], {}).id
     store.add_answer("ann", third, [said("x" * 3000)])
-    assert kept(third) == [False]
+    assert kept(third, fourth) == [False, True]
     assert store.get("bob", other.id) == other

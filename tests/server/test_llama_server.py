@@ -12,7 +12,7 @@ from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from server.apis.llama_server.rerank import Reranked
 from server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from server.apis.openai.chat import AppliedTemplate
-from server.core.kept import PromptTable
+from server.core.kept import KeptUsage, PromptTable
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 
@@ -172,7 +172,13 @@ def test_prompts_are_kept_as_far_as_there_is_room() -> None:
     assert [prompts.get(key) for key in "abc"] == [(1, 2), None, (4,)]
     prompts.put("a", [1, 2, 3, 4, 5])
     assert [prompts.get(key) for key in "abc"] == [(1, 2, 3, 4, 5), None, None]
+    prompts.put("b", [1, 2, 3, 4, 5, 6])  # has no room at all
+    assert [prompts.get(key) for key in "ab"] == [(1, 2, 3, 4, 5), None]
+    assert prompts.usage == KeptUsage(values=1, num_bytes=20, evictions=3)
     assert (prompts.pop("a"), prompts.pop("a")) == (5, 0)
+    prompts.put("a", [1])
+    prompts.put("a", [1, 2, 3, 4, 5, 6])
+    assert prompts.get("a") is None  # it was replaced
 
 
 async def test_tokenizer_info(serve: Serve) -> None:
