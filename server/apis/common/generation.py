@@ -96,15 +96,17 @@ JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
 
 
-def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt]) -> None:
-    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet."""
-    texts = [part for prompt in prompts for part in _parts(prompt) if isinstance(part, str)]
-    limits.check("max_text_bytes", field, sum(len(text.encode()) for text in texts))
+def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most: int | None = None) -> None:
+    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet.
+
+    Of each prompt, only the last `most` tokens are used if that is given.
+    """
+    parts = [_parts(prompt) for prompt in prompts]
     limits.check(
-        "max_prompt_tokens",
-        field,
-        sum(len(part) for prompt in prompts for part in _parts(prompt) if not isinstance(part, str)),
+        "max_text_bytes", field, sum(len(part.encode()) for each in parts for part in each if isinstance(part, str))
     )
+    ids = [sum(len(part) for part in each if not isinstance(part, str)) for each in parts]
+    limits.check("max_prompt_tokens", field, sum(ids if most is None else (min(count, most) for count in ids)))
 
 
 def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
