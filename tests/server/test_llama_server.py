@@ -13,7 +13,8 @@ from server.apis.llama_server.rerank import Reranked
 from server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from server.apis.openai.chat import AppliedTemplate
 from server.core.kept import KeptUsage, PromptTable
-from tests.support.fake_engine import FakeEngine, encode
+from states.files.reading import LoadedState
+from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 
 
@@ -102,6 +103,13 @@ async def test_rerank_refuses_what_is_no_list_of_texts(serve: Serve, documents: 
     assert error["param"].startswith("documents")
 
 
+def make_default(engine: FakeEngine, seed: int) -> str:
+    """Make some state the default one; return its digest."""
+    entry = engine.named.add(LoadedState("full", state_after([seed])), f"default-{seed}", "test")
+    engine.named.set_default(entry.name)
+    return entry.frozen.digest
+
+
 class TestSlotActions:
     async def act(self, client: Client, action: str, slot: int = 1, **body: object) -> Body:
         return await post(client, f"/slots/{slot}?action={action}", SlotAction, body)
@@ -140,6 +148,35 @@ class TestSlotActions:
         await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
         assert (await client.post("/completion", json={"prompt": "b", "id_slot": 1, **fields})).status == 200
         assert (await self.act(client, "erase"))["n_erased"] == 0
+
+    async def test_a_prompt_that_is_not_noted_takes_the_place_of_an_earlier_one(self, serve: Serve) -> None:
+        client = await serve(FakeEngine())
+        for fields in ({}, {"cache_salt": "secret"}):
+            response = await client.post("/completion", json={"prompt": "b", "id_slot": 1, **fields})
+            assert response.status == 200
+        await error_of(await client.post("/slots/1?action=save", json={"filename": "a"}), 400)
+
+    async def test_prompts_start_from_the_default_state(self, serve: Serve) -> None:
+        engine = FakeEngine()
+        client = await serve(engine)
+        root = make_default(engine, 7)
+        await client.post("/completion", json={"prompt": "ab", "id_slot": 1})
+        assert (await self.act(client, "save", filename="s"))["n_saved"] == 2
+        assert (await self.act(client, "restore", 0, filename="s"))["n_restored"] == 2
+        for request in engine.requests:
+            assert (request.initial_state is not None, list(request.prompt)) == (True, encode("ab"))
+            assert request.initial_state is None or request.initial_state.root == root
+        await client.post("/completion", json={"prompt": "ab", "id_slot": 1, "state": "none"})
+        assert (await self.act(client, "erase"))["n_erased"] == 0
+        make_default(engine, 8)
+        assert (await self.act(client, "restore", 0, filename="s"))["n_restored"] == 0  # it is another state now
+
+    async def test_a_mix_is_not_noted(self, serve: Serve) -> None:
+        client = await serve(FakeEngine())
+        await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
+        states = [{"name": "none", "weight": 1}, {"name": "a", "weight": 1}]
+        response = await client.post("/completion", json={"prompt": "b", "id_slot": 1, "state": states})
+        assert (response.status, (await self.act(client, "erase"))["n_erased"]) == (200, 0)
 
     async def test_a_state_that_was_not_saved_from_a_slot_restores_no_prompt(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
