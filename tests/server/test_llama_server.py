@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.model import LoraChoice
+from rnn_engine.telemetry import SlotUse
 from server.apis.engine.status import Props
 from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from server.apis.llama_server.rerank import Reranked
@@ -18,17 +19,22 @@ from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 
 
+def held(*slots: int) -> list[SlotUse]:
+    """Return uses of these slots by one request, which mixes states if there are several."""
+    return [SlotUse(slot, 1, "", False, 2, 0, 2, 0, 5) for slot in slots]
+
+
 @AT_ONCE
-async def test_slots_tell_how_many_are_taken(serve: Serve) -> None:
+async def test_slots_tell_which_are_taken(serve: Serve) -> None:
     engine = FakeEngine(num_slots=3)
-    engine.active = 1
+    engine.active, engine.slots_held = 1, held(0, 2)
     client = await serve(engine)
     entries = await (await client.get("/slots")).json()
     for entry in entries:
         check_shape(SlotEntry, entry)
-    assert [(entry["id"], entry["is_processing"]) for entry in entries] == [(0, True), (1, False), (2, False)]
+    assert [(entry["id"], entry["is_processing"]) for entry in entries] == [(0, True), (1, False), (2, True)]
     assert (await client.get("/slots?fail_on_no_slot=1")).status == 200
-    engine.active = 3
+    engine.slots_held = held(0, 1, 2)
     await error_of(await client.get("/slots?fail_on_no_slot=1"), 503)
     await error_of(await client.get("/slots?fail_on_no_slot=2"), 400)
 

@@ -149,11 +149,11 @@ async def slots(request: web.Request) -> web.Response:
     flag = request.query.get("fail_on_no_slot", "0")
     if flag not in ("0", "1"):
         raise InvalidRequestError("fail_on_no_slot", flag, "0 or 1")
-    active, count, drafts = engine.stats().active, engine.info.num_slots, engine.info.max_draft > 0
-    if flag == "1" and active >= count:
+    held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
+    if flag == "1" and len(held) >= count:
         raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")
     entries: list[SlotEntry] = [
-        {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot < active}
+        {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot in held}
         for slot in range(count)
     ]
     return json_response(entries)
