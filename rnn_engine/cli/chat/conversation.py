@@ -24,6 +24,14 @@ class ChatPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A copy of a conversation that was put aside."""
+
+    place: ChatPlace
+    system: str | None  # the system text with which the conversation begins again
+
+
+@dataclass(frozen=True, slots=True)
 class KnownState:
     """A state that conversations may begin from."""
 
@@ -161,7 +169,7 @@ class Talk:
     system: str | None = None
     start: str | None = None  # the name of the state that it begins from; None = the default one
     statistics: Statistics | None = None  # of the last answer
-    forks: dict[str, ChatPlace] = field(default_factory=dict)
+    forks: dict[str, Fork] = field(default_factory=dict)
     state_names: Sequence[str] = ()  # those that `states` found last
 
     def __post_init__(self) -> None:
@@ -241,14 +249,14 @@ class Talk:
 
     def fork(self, name: str) -> None:
         """Put a copy of the conversation aside under a name."""
-        self.forks[name] = self._place
+        self.forks[name] = Fork(self._place, self.system)
 
     def go(self, name: str) -> None:
         """Go on from a copy that was put aside. Raises InvalidRequestError if there is none with that name."""
-        place = self.forks.get(name)
-        if place is None:
+        fork = self.forks.get(name)
+        if fork is None:
             raise InvalidRequestError("NAME", name, f"one of {', '.join(self.forks) or 'those that /fork made: none'}")
-        self.start, self.messages = place.start, list(place.messages)
+        self.start, self.messages, self.system = fork.place.start, list(fork.place.messages), fork.system
         self._unanswered = None
 
     def save(self, path: Path) -> int:
