@@ -1,26 +1,26 @@
-"""Every exception that the project raises on purpose, and checks of single values that several layers make.
+"""The project's exceptions, and checks of single values that several layers make.
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
-    │   ├── PromptTooLongError it has more tokens than are allowed                    (HTTP 400)
-    │   └── InvalidGrammarError a grammar is wrong, or takes too much                 (HTTP 400)
-    ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
+    │   ├── PromptTooLongError a prompt has more tokens than are allowed              (HTTP 400)
+    │   └── InvalidGrammarError a grammar is wrong, or takes too much to compile      (HTTP 400)
+    ├── ForbiddenError         the client may not do what it asks                     (HTTP 403)
     ├── NotFoundError          a named thing does not exist                           (HTTP 404)
     │   └── ModelNotFoundError no model has that name                                 (HTTP 404)
     ├── ModelError             a model file can't be read or does not fit             (at load)
     ├── TokenizerError         a tokenizer can't be read or does not fit the model    (at load)
-    ├── DeviceError            no such device, or it can't do what is asked           (at load)
+    ├── DeviceError            there is no such device, or it can't do what is needed (at load)
     │   └── DeviceMemoryError  the device has too little memory left                  (at load)
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
-    ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
-    ├── OverloadedError        the queue is full                                      (HTTP 429)
-    │   └── RateLimitError     a client has spent what it may use in a minute         (HTTP 429)
-    ├── TimeLimitError         a request's time is up, and it has no text yet         (HTTP 504)
+    ├── StorageError           a folder of the server can't be written to             (HTTP 507)
+    ├── OverloadedError        the queue, or another limited resource, is full        (HTTP 429)
+    │   └── RateLimitError     a client has used up its limit for a minute            (HTTP 429)
+    ├── TimeLimitError         a request's time is up before its first token          (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     ├── StepError              the forward pass failed for the requests of one step   (HTTP 500)
     │   └── MaskError          a request's grammar can't be followed further          (HTTP 400)
-    └── ServerError            a server that was asked refuses or can't be reached    (as a client)
+    └── ServerError            another server refuses or can't be reached             (as a client)
 
 A message names what is wrong, shows the bad value and says what is allowed.
 """
@@ -37,17 +37,14 @@ import numpy as np
 
 
 class RnnEngineError(Exception):
-    """Base of all exceptions that the project raises on purpose. All can be pickled.
-
-    That holds whatever their constructors take.
-    """
+    """Base class of the project's exceptions. They can be pickled, whatever their constructors take."""
 
     def __reduce__(self) -> tuple[Callable[..., RnnEngineError], tuple[object, ...]]:
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequestError(RnnEngineError):
-    """Raised if a request's `field` holds a `value` that is not allowed; `allowed` says in words what is expected."""
+    """A request field holds a value that is not allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
@@ -57,7 +54,7 @@ class InvalidRequestError(RnnEngineError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """Raised if a request's prompts have more tokens than are allowed."""
+    """A request's prompts have more tokens than are allowed."""
 
     def __init__(self, field: str, num_tokens: int, most: int, allowed: str) -> None:
         self.num_tokens = num_tokens
@@ -66,10 +63,7 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class InvalidGrammarError(InvalidRequestError):
-    """Raised if a request's grammar is wrong, or costs too much to compile.
-
-    `position` is the line and column of the mistake in the grammar's text, both from 1; None if it is not known.
-    """
+    """A grammar can't be used. `position` is the line and column of the fault in its text, from 1, if known."""
 
     def __init__(self, field: str, value: object, allowed: str, position: tuple[int, int] | None) -> None:
         self.position = position
@@ -77,43 +71,46 @@ class InvalidGrammarError(InvalidRequestError):
 
 
 class ForbiddenError(RnnEngineError):
-    """Raised if a client may not do what it asks for."""
+    """The client may not do what it asks."""
 
 
 class NotFoundError(RnnEngineError):
-    """Raised if something that a request names does not exist."""
+    """A named thing does not exist."""
 
 
 class ModelNotFoundError(NotFoundError):
-    """Raised if no model has the requested name."""
+    """No model has that name."""
 
 
 class ModelError(RnnEngineError):
-    """Raised if a model file can't be read, or if its tensors do not make a model that the engine knows."""
+    """A model file can't be read, or its tensors are not those of a supported model."""
 
 
 class TokenizerError(RnnEngineError):
-    """Raised if a tokenizer can't be read, or does not fit the model."""
+    """A tokenizer can't be read, or does not fit the model."""
 
 
 class DeviceError(RnnEngineError):
-    """Raised if the requested device does not exist, or can't do what is asked of it."""
+    """There is no such device, or it can't do what is needed."""
 
 
 class DeviceMemoryError(DeviceError):
-    """Raised if the device has too little free memory."""
+    """The device has too little memory left."""
 
 
 class StateError(RnnEngineError):
-    """Raised if a state does not fit the model, or if its file is damaged."""
+    """A state does not fit the model, or its file is damaged."""
 
 
 class StorageError(RnnEngineError):
-    """Raised if a folder of the server's can't be written to: the disk is full, read-only or broken."""
+    """A folder of the server can't be written to: the disk is full, read-only or broken."""
 
 
 class OverloadedError(RnnEngineError):
-    """Raised if the queue is full. The request was not accepted and may be sent again after `retry_after` seconds."""
+    """The queue, or another limited resource, is full.
+
+    The request was not accepted and may be sent again after `retry_after` seconds.
+    """
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
@@ -121,7 +118,7 @@ class OverloadedError(RnnEngineError):
 
 
 class RateLimitError(OverloadedError):
-    """Raised if a client has used up what it may use in a minute: `what` is `requests` or `tokens`."""
+    """A client has used up its limit for a minute. `what` is what the limit counts: `requests` or `tokens`."""
 
     def __init__(self, message: str, retry_after: float, what: str) -> None:
         self.what = what
@@ -129,9 +126,9 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """Raised if the engine can't serve requests for a while: its device does not answer, or is being opened again.
+    """The device does not answer, is being opened again, or there is another temporary obstacle.
 
-    Other causes that pass count too. A request may be sent again after `retry_after` seconds.
+    A request may be sent again after `retry_after` seconds.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -140,26 +137,23 @@ class UnavailableError(RnnEngineError):
 
 
 class TimeLimitError(RnnEngineError):
-    """Raised if a request reaches its time limit before its first token, so that there is no text to return."""
+    """A request's time is up before its first token, so there is no text to answer with."""
 
 
 class EngineClosedError(RnnEngineError):
-    """Raised if the engine is stopping or has stopped."""
+    """The engine is stopping or has stopped."""
 
 
 class StepError(RnnEngineError):
-    """Raised if the forward pass of a step failed; only the requests of that step are lost."""
+    """The forward pass failed for one step. Only the requests of that step are lost."""
 
 
 class MaskError(StepError):
-    """Raised if a request's grammar, or another mask of its tokens, can't be followed further.
-
-    Only that request is lost.
-    """
+    """A request's grammar, or another mask of its tokens, can't be followed further. Only that request is lost."""
 
 
 class ServerError(RnnEngineError):
-    """Raised in a client if a server reports an error, can't be reached, or broke off its answer."""
+    """Another server refuses a request, can't be reached, or broke off its answer."""
 
 
 def _restore(kind: type[RnnEngineError], args: tuple[object, ...], fields: Mapping[str, object]) -> RnnEngineError:
@@ -178,39 +172,39 @@ def _shorten(value: object, limit: int = 80) -> str:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`; NaN is rejected too."""
+    """Raise InvalidRequestError unless `low` <= `value` <= `high`. NaN is refused."""
     if not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {low} to {high}")
 
 
 def check_finite(name: str, value: float | None) -> None:
-    """Raise InvalidRequestError for the field `name` unless `value` is None or a finite number of at least 0."""
+    """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
     if value is not None and not 0 <= value < math.inf:
-        raise InvalidRequestError(name, value, "a finite number from 0 on")
+        raise InvalidRequestError(name, value, "a finite number of at least 0")
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
-    """Return True if all `tokens` are ids from 0 to `vocab_size` - 1 and of the type `int`, not of numpy's types."""
+    """Return True if all `tokens` are of Python's own type int and ids of a vocabulary of `vocab_size`."""
     return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is not an id from 0 to `vocab_size` - 1.
+    """Raise InvalidRequestError for the first of `tokens` that is not an id of a vocabulary of `vocab_size`.
 
-    The error names it by `name` and its position: "prompt token 3".
+    The error names the token by `name` and its position: "prompt token 3".
     """
     if are_token_ids(tokens, vocab_size):
-        return  # a fifth of the time that looking for the first takes
+        return  # takes a fifth of the time of the loop below
     for position, token in enumerate(tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")
 
 
 def is_inner_path(text: str) -> bool:
-    """Return True if `text` is a relative path that stays in the folder it is applied to, on any operating system.
+    """Return True if `text` is a relative path that stays in the folder it is applied to, on every system.
 
-    False for an absolute path, a drive of Windows, `..`, and what has control characters or is no Unicode. Links in the
-    folder are not looked at.
+    Return False for an absolute path, a Windows drive, `..`, control characters and text that is not valid Unicode.
+    Links in the folder are not followed.
     """
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     parts = (*posix.parts, *windows.parts)
@@ -219,5 +213,5 @@ def is_inner_path(text: str) -> bool:
 
 
 def has_control_characters(text: str) -> bool:
-    """Return True if `text` has characters that no file name should have: control characters, or lone surrogates."""
+    """Return True if `text` has control characters or parts of a surrogate pair, which no file name should have."""
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)

@@ -6,6 +6,7 @@ its list is the user's, and is never replaced.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ TEMPORARY_SUFFIX = ".partial"
 """The ending of the names of unfinished files. A crash may leave such files; they may be deleted when nobody writes."""
 
 _LIST = ".rnn-engine.json"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's
 
 _Contents: TypeAlias = dict[str, list[int]]
 """Relative path in a folder -> size and time of the last change (ns) of a file or link; empty for a folder."""
@@ -122,21 +124,35 @@ def _read_list(folder: Path) -> _Contents:
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename the folder `unfinished` to `path`. An earlier folder at `path` is replaced, or restored if that fails."""
+    """Rename the folder `unfinished` to `path`. An earlier folder at `path` is replaced, or restored if that fails.
+
+    If the system can't exchange two folders in one step, there is nothing at `path` for a moment. A crash at that
+    moment leaves the earlier folder beside it, with `.old` at the end of its name.
+    """
     if not path.exists():
         unfinished.rename(path)
-        _sync_folder(path.parent)
-        return
-    old = unfinished.with_suffix(".old")
-    path.rename(old)
-    try:
-        unfinished.rename(path)
-    except OSError:
-        with suppress(OSError):
-            old.rename(path)
-        raise
+    elif not _exchange(unfinished, path):  # else the caller deletes the earlier folder, which is `unfinished` now
+        old = path.with_name(f"{path.name}.{uuid.uuid4().hex}.old")
+        path.rename(old)
+        try:
+            unfinished.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                old.rename(path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     _sync_folder(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(path: Path, other: Path) -> bool:
+    """Exchange two folders in one step. Return False, with nothing done, if the system can't do that."""
+    if sys.platform != "linux":
+        return False
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:  # an old C library
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
 
 
 def delete_file(path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from rnn_engine import files
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, atomic_folder
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
@@ -105,8 +107,35 @@ def test_a_folder_that_changes_meanwhile_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems can't exchange two folders")
+def test_a_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    write_folder(path, "old")
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("there was nothing at the path"))
+    write_folder(path, "new")
+    assert (path / "sub" / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace folders as on a system that can't exchange them."""
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+
+
+@pytest.mark.usefixtures("two_steps")
+def test_a_folder_is_replaced_in_two_steps(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write_folder(path, "old")
+    write_folder(path, "new")
+    assert (path / "sub" / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("two_steps")
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()], ids=["error", "signal"])
 def test_a_folder_that_can_not_be_put_in_place_brings_the_old_one_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     path = tmp_path / "out"
     write_folder(path, "old")
@@ -114,14 +143,34 @@ def test_a_folder_that_can_not_be_put_in_place_brings_the_old_one_back(
 
     def fail(self: Path, target: Path) -> Path:
         if self.name.endswith(TEMPORARY_SUFFIX):
-            raise OSError(5, "Input/output error")
+            raise error
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(type(error)):
         write_folder(path, "new")
     assert (path / "sub" / "file").read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("two_steps")
+def test_a_crash_between_the_steps_leaves_the_old_folder_beside_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    write_folder(path, "old")
+    rename = Path.rename
+
+    def crash(self: Path, target: Path) -> Path:
+        if self != path:
+            raise Crash  # from then on nothing is renamed any more
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", crash)
+    with pytest.raises(Crash):
+        write_folder(path, "new")
+    [old] = tmp_path.glob("out.*.old")
+    assert (old / "sub" / "file").read_text() == "old"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])

@@ -21,6 +21,7 @@ from rnn_engine.fleet.wire import (
     Report,
     unpack_answer,
     unpack_outcomes,
+    unpack_question,
 )
 from rnn_engine.requests import Event, Finished, GenerateRequest
 from rnn_engine.scheduler import Inbox
@@ -94,11 +95,14 @@ class Member:
         for request in self._requests.values():
             request.put(error)
 
-    async def close(self) -> None:
-        """Cancel the stream and all tasks, and wait until they have ended."""
+    def cancel(self) -> None:
+        """Cancel the stream and all tasks."""
         self._stream.cancel()
         for task in self._tasks:
             task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until all that was cancelled has ended."""
         await asyncio.wait((self._stream, *self._tasks))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -184,18 +188,20 @@ class RemoteRequest:
 
 
 SURVEY_SECONDS = 0.5  # between two surveys of the replicas
+_MOST_GONE = 64  # replicas that are gone and would be recognised if they came back
 
 
 class Members:
     """The members of a fleet, by their names. For one event loop."""
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
-        """No replica is known before `survey`. `front` is the id of this front; `close` closes `links`."""
+        """No replica is known before `survey`. `front` is the id of this front."""
         self._links = links
         self._front = front
         self._router = router
         self._members: dict[str, Member] = {}
-        self._gone = EngineCounters()  # the counters of replicas that are gone
+        self._gone: dict[str, EngineCounters] = {}  # the last counters of replicas that are gone, by name
+        self._long_gone = EngineCounters()  # the sum of those that went before
         self.closing = False  # True: no replica is chosen or asked any more
 
     def __iter__(self) -> Iterator[Member]:
@@ -213,7 +219,8 @@ class Members:
 
     def counters(self, own: EngineCounters) -> EngineCounters:
         """Return the sum of all replicas' counters, including those that are gone, and the front's own."""
-        return total_counters(own, (self._gone, *(report.counters for report in self.reports)))
+        known = (member.report.counters for member in self)
+        return total_counters(own, (self._long_gone, *self._gone.values(), *known))
 
     def health(self) -> Health:
         """Return ok if any replica takes requests, else the health of one that is unwell.
@@ -255,15 +262,22 @@ class Members:
             raise position_missing(position) from None
 
     async def ask_all(self, question: bytes) -> dict[str, Any]:
-        """Return each replica's answer, by its name; a replica that is lost meanwhile is left out."""
+        """Return each replica's answer, by its name.
+
+        A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
+        """
         self.refuse_if_unable()
         names = [member.name for member in self if not member.lost]
-        answers = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
-        return {
-            name: unpack_answer(answer)
-            for name, answer in zip(names, answers, strict=True)
-            if not isinstance(answer, BaseException)
-        }
+        found = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
+        answers: dict[str, Any] = {}
+        for name, answer in zip(names, found, strict=True):
+            if isinstance(answer, ReplicaLostError):
+                _log.warning("%s is left out of %s: %s", name, unpack_question(question)[0], answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers[name] = unpack_answer(answer)
+        return answers
 
     async def survey(self) -> None:
         """Update the replicas and their reports. Raises what `Links.survey` raises."""
@@ -277,20 +291,25 @@ class Members:
         new = [
             Member(self._links, self._front, report) for name, report in reports.items() if name not in self._members
         ]
-        self._members |= {member.name: member for member in new}
+        for member in new:
+            self._members[member.name] = member
+            self._gone.pop(member.name, None)  # it is back, and its counters include what it counted before
         gone = self._note(reports)
-        await asyncio.gather(*(member.close() for member in gone))
+        for member in gone:
+            member.cancel()  # at once, since the rest of a survey may be cancelled
+        await asyncio.gather(*(member.ended() for member in gone))
         for member in new:
             with suppress(TimeoutError):  # the next survey follows soon
                 await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
 
     async def close(self) -> None:
-        """End the requests at replicas with EngineClosedError, and close the replicas and the links."""
+        """End the requests at replicas with EngineClosedError, and the streams of their outcomes."""
         for member in self:
             member.fail(_stopped())
         await asyncio.sleep(0)  # the readers of these requests leave
-        await asyncio.gather(*(member.close() for member in self))
-        await self._links.close()
+        for member in self:
+            member.cancel()
+        await asyncio.gather(*(member.ended() for member in self))
 
     def _note(self, reports: Mapping[str, Report]) -> list[Member]:
         """Record the replicas' reports. Forget and return the replicas that are gone and run no requests any more."""
@@ -300,8 +319,11 @@ class Members:
             if (member.leaving or member.lost) and member.outstanding == 0:
                 del self._members[name]
                 self._router.forget(name)
-                self._gone = total_counters(EngineCounters(), (self._gone, member.report.counters))
+                self._gone[name] = member.report.counters
                 gone.append(member)
+        while len(self._gone) > _MOST_GONE:
+            longest_gone = self._gone.pop(next(iter(self._gone)))
+            self._long_gone = total_counters(EngineCounters(), (self._long_gone, longest_gone))
         return gone
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import OverloadedError, check_token_ids
@@ -77,6 +77,7 @@ class RemoteEngine:
 
     def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
         """Use `open`. `close` closes `links` and `front`."""
+        self._links = links
         self._front = front
         self._keys = itertools.count()
         self._members = Members(links, uuid.uuid4().hex, router)
@@ -84,7 +85,7 @@ class RemoteEngine:
         self._admission = Admission(1, max_queued)
         self._facts: EngineInfo | None = None
         self._surveying: asyncio.Task[None] | None = None
-        self._forgetting: set[asyncio.Task[dict[str, Any]]] = set()
+        self._forgetting: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         front.on_forgotten(self._note_forgotten)
 
@@ -94,13 +95,17 @@ class RemoteEngine:
     ) -> Self:
         """Wait for a replica's first report, and return the engine, even if it is unwell.
 
-        Raises what `survey` raises.
+        The engine owns `links` and `front` from then on. Raises what `survey` raises.
         """
         engine = cls(links, front, max_queued, router or PrefixRouter())
-        await engine._survey()
-        while engine._facts is None:
-            await asyncio.sleep(SURVEY_SECONDS)
+        try:
             await engine._survey()
+            while engine._facts is None:
+                await asyncio.sleep(SURVEY_SECONDS)
+                await engine._survey()
+        except BaseException:
+            await engine._close_members()
+            raise
         engine._surveying = asyncio.create_task(engine._keep_surveying())
         return engine
 
@@ -188,13 +193,19 @@ class RemoteEngine:
         """Stop taking requests, end the running ones with EngineClosedError, and close the links. Idempotent."""
         if self._members.closing:
             return
+        await self._close_members()
+        await self._links.close()
+        self._front.close()
+
+    async def _close_members(self) -> None:
+        """End the requests and the streams of all replicas, and ask the replicas nothing more."""
         self._members.closing = True
         self._admission.close()
-        if self._surveying is not None:
-            self._surveying.cancel()
-            await asyncio.wait((self._surveying,))
+        tasks = [*self._forgetting, *(() if self._surveying is None else (self._surveying,))]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._members.close()
-        self._front.close()
 
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._own) as account:
@@ -232,11 +243,17 @@ class RemoteEngine:
             self._loop.call_soon_threadsafe(self._forget_root, root)
 
     def _forget_root(self, root: str) -> None:
-        """Have the replicas drop what they keep of a state that has no name any more."""
         if self._members.health().status == "ok":
-            task = asyncio.create_task(self._members.ask_all(pack_question("forget_root", root)))
+            task = asyncio.create_task(self._have_forgotten(root))
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
+
+    async def _have_forgotten(self, root: str) -> None:
+        """Have the replicas drop what they keep of a state that has no name any more; log if one fails."""
+        try:
+            await self._members.ask_all(pack_question("forget_root", root))
+        except Exception:
+            _log.exception("what the replicas keep of a state that has no name any more may not be dropped")
 
     async def _keep_surveying(self) -> None:
         while True:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from inspect import isawaitable
 from typing import Protocol
@@ -49,8 +48,7 @@ class Replica:
         """`name` must differ from the names of all other replicas."""
         self.name = name
         self._engine = engine
-        self._outboxes: defaultdict[str, _Outbox] = defaultdict(_Outbox)
-        self._reading: dict[tuple[str, int], asyncio.Event] = {}  # front and key -> set unless the reader is far behind
+        self._outboxes: dict[str, _Outbox] = {}  # of the fronts that read their streams
         self._answers: Mapping[Question, Callable[..., object]] = {
             "cache_nodes": engine.cache_nodes,
             "cache_tree": engine.cache_tree,
@@ -63,48 +61,47 @@ class Replica:
     async def run(self, front: str, key: int, call: bytes) -> None:
         """Run a request until it has ended; put its outcomes into the stream of `front`, under `key`.
 
-        Cancelling this frees the request's slot within a step.
+        Cancelling this frees the request's slot within a step. The request ends early if the front stops reading its
+        stream, and does not begin if the front reads none.
         """
+        outbox = self._outboxes.get(front)
+        if outbox is None:
+            return
         request, wait_for_room = unpack_request(call)
-        outbox = self._outboxes[front]
-        reading = self._reading[front, key] = asyncio.Event()
-        reading.set()
         end: Outcome = None
-        try:
-            async with aclosing(self._engine.generate(request, wait_for_room=wait_for_room)) as events:
-                async for event in events:
-                    outbox.put(key, event)
-                    if not reading.is_set():
-                        await reading.wait()
-        except RnnEngineError as error:
-            end = error
-        finally:
-            del self._reading[front, key]
+        with outbox.reader(key) as reading:
+            try:
+                async with aclosing(self._engine.generate(request, wait_for_room=wait_for_room)) as events:
+                    async for event in events:
+                        outbox.put(key, event)
+                        if not reading.is_set():
+                            await reading.wait()
+                        if outbox.is_closed:
+                            return
+            except RnnEngineError as error:
+                end = error
         outbox.put(key, end)
 
     async def parcels(self, front: str) -> AsyncGenerator[bytes]:
         """Yield the outcomes of the requests of `front`, beginning with an empty parcel; never ends by itself.
 
-        When the caller stops reading, outcomes that were not sent are dropped, and the caller must cancel its requests.
+        When the caller stops reading, outcomes that were not sent are dropped, and its requests end.
         """
-        outbox = self._outboxes[front]
-        yield pack_outcomes([])
+        outbox = self._outboxes[front] = _Outbox()
         try:
+            yield pack_outcomes([])
             while True:
                 yield pack_outcomes(await outbox.take())
         finally:
-            if self._outboxes.get(front) is outbox:
+            outbox.close()
+            if self._outboxes[front] is outbox:  # else the front has begun another stream
                 del self._outboxes[front]
 
     async def hold(self, front: str, key: int, held: bool) -> None:
         """Pause (`held`) or resume reading the events of a request. Does nothing for a request that has ended."""
-        reading = self._reading.get((front, key))
-        if reading is None:
-            return
-        if held:
-            reading.clear()
-        else:
-            reading.set()
+        outbox = self._outboxes.get(front)
+        if outbox is not None:
+            outbox.hold(key, held)
 
     async def report(self, known: Mapping[str, int]) -> bytes:
         """Return a pickled `Report`. `known` has the version of this replica's summary that the front knows, if any."""
@@ -137,11 +134,33 @@ class Replica:
 
 
 class _Outbox:
-    """The outcomes that have not been sent to one front."""
+    """The outcomes that have not been sent to one front, and which of its requests are paused."""
 
     def __init__(self) -> None:
+        self.is_closed = False  # True: nobody reads the outcomes any more
         self._outcomes: list[tuple[int, Outcome]] = []
         self._any = asyncio.Event()
+        self._reading: dict[int, asyncio.Event] = {}  # by request; set unless its reader is far behind
+
+    @contextmanager
+    def reader(self, key: int) -> Iterator[asyncio.Event]:
+        """Yield an event that is clear while the request is paused."""
+        reading = self._reading[key] = asyncio.Event()
+        reading.set()
+        try:
+            yield reading
+        finally:
+            del self._reading[key]
+
+    def hold(self, key: int, held: bool) -> None:
+        """Pause (`held`) or resume a request."""
+        reading = self._reading.get(key)
+        if reading is None:
+            return
+        if held:
+            reading.clear()
+        else:
+            reading.set()
 
     def put(self, key: int, outcome: Outcome) -> None:
         self._outcomes.append((key, outcome))
@@ -154,3 +173,9 @@ class _Outbox:
         self._any.clear()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    def close(self) -> None:
+        """Resume the paused requests, so that all see that the outbox is closed."""
+        self.is_closed = True
+        for reading in self._reading.values():
+            reading.set()

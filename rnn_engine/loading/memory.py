@@ -66,9 +66,7 @@ def plan_memory(
     usual = usual_weights(model)
     weights = usual if weights is None else weights
     like = SizingDevice.like(device)
-    given = None if device_memory is None else max(0, device_memory - allocated_on(like.info))
-    available = find_memory(like.info) if given is None else given
-
+    available = _free_memory(like.info, device_memory)
     if available is None:
         if weights == AUTO:
             raise InvalidRequestError(
@@ -159,6 +157,14 @@ def find_memory(device: DeviceInfo) -> int | None:
     return psutil.virtual_memory().available if device.kind in ("software", "integrated") else None
 
 
+def _free_memory(device: DeviceInfo, device_memory: int | None) -> int | None:
+    """Return the bytes that a model may take on `device`, which has `device_memory` bytes, if that is given.
+
+    None if they are unknown.
+    """
+    return find_memory(device) if device_memory is None else max(0, device_memory - allocated_on(device))
+
+
 def in_words(num_bytes: int) -> str:
     """Format a number of bytes as 3.21 GB or 4.5 MB."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
@@ -206,7 +212,8 @@ def inspect_model(
     """Return the facts of an open model, and its needs on each device of this computer, the usual weights first.
 
     Without a device, the needs are those on one with the least limits that WebGPU allows. `device_memory` is a device's
-    number of bytes, for devices whose memory can't be found out; if given, it is used for all devices.
+    number of bytes, for devices whose memory can't be found out; if given, it is used for all devices. The bytes of
+    this process's other models there are subtracted from it.
     """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(
@@ -241,7 +248,7 @@ def _name_tokenizer(choice: str, model: OpenModel) -> str:
 
 def _device_needs(model: OpenModel, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
     name = _title(device.info)
-    available = find_memory(device.info) if device_memory is None else device_memory
+    available = _free_memory(device.info, device_memory)
     measure, size = measure_on(device, model), RunnerSize(num_slots=num_slots)
     try:
         counted = {weights: measure(weights, size) for weights in (usual_weights(model), *WEIGHT_FORMATS)}

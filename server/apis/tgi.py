@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
 
@@ -60,7 +60,11 @@ class TgiRequest(CompletionRequest):
     decoder_input_details: bool = Field(
         default=False, description="Return the log-probabilities of the prompt's tokens, too. Not with a stream."
     )
-    truncate: int | None = Field(default=None, ge=1, description="Use only this many of the prompt's last tokens.")
+    truncate: int | None = Field(
+        default=None,
+        ge=1,
+        description="Use only this many of the prompt's last tokens. `marks` count those that are cut off, too.",
+    )
     watermark: Annotated[Literal[False], only(False, because="answers have no watermark")] = Field(
         default=False, description="Only false."
     )
@@ -86,6 +90,10 @@ class TgiRequest(CompletionRequest):
     def alternatives(self) -> int | None:
         told = self.details or self.decoder_input_details or self.stream
         return (self.logprobs or 0) if told or self.copies > self.n else None
+
+    @property
+    def most_prompt_tokens(self) -> int | None:
+        return self.truncate
 
     @property
     def scores_prompt(self) -> bool:
@@ -364,8 +372,6 @@ async def _answer(request: web.Request, body: TgiRequest) -> web.StreamResponse:
     _check(body)
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
-    if body.truncate is not None:
-        calls = [replace(call, prompt=call.prompt[-body.truncate :]) for call in calls]
     return await answer_in(TgiDialect(engine, body), request, body, calls, resolved)
 
 

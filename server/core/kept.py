@@ -59,8 +59,14 @@ class BoundedStore(Generic[Key, Value]):
         return next((value for value, _ in self._kept.values()), None)
 
     def put(self, key: Key, value: Value, num_bytes: int) -> list[Value]:
-        """Keep a value and replace one with the same key. Return the evicted values, perhaps also the new one."""
+        """Keep a value and replace one with the same key. Return the evicted values.
+
+        A value that has no room by itself is evicted at once, and no other with it.
+        """
         self.pop(key)
+        if num_bytes > self._most_bytes or self._most_values == 0:
+            self._evictions += 1
+            return [value]
         self._kept[key] = value, num_bytes
         self.num_bytes += num_bytes
         evicted = []

@@ -107,6 +107,10 @@ class ServedModel:
             return self._engine.health()
         return Health("closing", f"the model {self.name!r} is unloaded") if self._withdrawn else Health()
 
+    def idle_seconds(self, now: float) -> float:
+        """Return for how long no request has used the model. `now` is by `time.monotonic`."""
+        return 0.0 if self.running else now - self.used
+
     async def acquire(self, wait_seconds: float) -> EngineLike:
         """Return the engine for one more request, loading the model first if necessary. The caller must `release` it.
 
@@ -320,7 +324,7 @@ class ModelRegistry:
         """Unload every model that no request has used for `seconds`."""
         now = clock()
         for model in self:
-            if model.engine is not None and not model.running and now - model.used >= seconds:
+            if model.engine is not None and not model.running and model.idle_seconds(now) >= seconds:
                 await model.unload(withdraw=False)
 
     async def close(self) -> None:

@@ -56,14 +56,20 @@ class SharedValues:
 
         Raises UnavailableError if the store does not answer.
         """
-        key = key_of(unread)
-        if (held := self._held.get(key)) is not None:
-            self._held.move_to_end(key)
+        if (held := self.held(unread)) is not None:
             return held
+        key = key_of(unread)
         frozen = await asyncio.wrap_future(self._client.submit(self._get(key, unread)))
         if frozen is not None:
             self._hold(key, frozen)
         return frozen
+
+    def held(self, unread: UnreadState) -> FrozenState | None:
+        """Return a state with its values if they are in memory, and mark them as recently used."""
+        key = key_of(unread)
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
 
     async def _put(self, key: ValueKey, frozen: FrozenState) -> None:
         if key in self._unreadable:
@@ -214,15 +220,24 @@ class CheckpointStore:
         return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the checkpoint's state file at a path's end and restart the file's time; None if it is missing."""
-        data = await self._bodies.get(_file_of(path))
+        """Return the checkpoint's state file at a path's end and restart the checkpoint's time; None if it is missing.
+
+        If only the restart fails, the checkpoint expires earlier.
+        """
+        data, _ = await asyncio.gather(
+            self._bodies.get(_file_of(path)), self._renew_record(path, has_logits=False), return_exceptions=True
+        )
+        if isinstance(data, BaseException):
+            raise data
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
         """Restart the time of the checkpoint at a path's end. Return False if it is missing, or lacks wanted logits."""
-        if not await self._bodies.renew(_file_of(path)):
-            return False
+        return await self._bodies.renew(_file_of(path)) and await self._renew_record(path, has_logits=has_logits)
+
+    async def _renew_record(self, path: PathKeys, *, has_logits: bool) -> bool:
+        """Restart the time of a checkpoint's record and bitmaps, as `renew` does that of its file, too."""
         keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
         answer = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _RENEW, keys, *arguments)

@@ -74,7 +74,7 @@ class SharedStateStore:
             if (read := await self._with_values(entry)) is not None:
                 return read
             if entry == without:
-                raise NotFoundError(f"state {name_or_id!r} is gone: its values in the store are missing or damaged")
+                raise _without_values(name_or_id)
             without = entry
         raise _busy()
 
@@ -127,7 +127,10 @@ class SharedStateStore:
         check_names(names)
         own = await self._own.find(name_or_id)
         if own is None:
-            return await self._change(lambda table: tuple(map(table.shown, table.fork(name_or_id, names, retention))))
+            return await self._change(
+                lambda table: tuple(map(table.shown, table.fork(name_or_id, names, retention))),
+                partial(self._put_held_values, name_or_id),
+            )
 
         def copy(table: NamedStateTable, unread: UnreadState) -> tuple[NamedState, ...]:
             return tuple(map(table.shown, table.copy(replace(own, frozen=unread), names, retention)))
@@ -135,7 +138,10 @@ class SharedStateStore:
         return await self._change_with(own.frozen, copy)
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        return await self._change(lambda table: table.shown(table.move(name_or_id, name, retention)[1]))
+        return await self._change(
+            lambda table: table.shown(table.move(name_or_id, name, retention)[1]),
+            partial(self._put_held_values, name_or_id),
+        )
 
     async def delete(self, name_or_id: str) -> NamedState:
         return await self._change(lambda table: table.delete(name_or_id))
@@ -187,12 +193,27 @@ class SharedStateStore:
             self._failed_writes += 1
             raise
 
+    async def _put_held_values(self, name_or_id: str) -> None:
+        """Write the values of a state to the store, which has lost them, if this server holds them.
+
+        Raises NotFoundError if it does not.
+        """
+        entry = await self.find(name_or_id)
+        if entry is None:  # it was deleted meanwhile, which the change itself will report
+            return
+        assert isinstance(entry.frozen, UnreadState), "the operator's states need no store"
+        held = self._values.held(entry.frozen)
+        if held is None:
+            raise _without_values(name_or_id)
+        await self._put_values(held)
+
     async def _change(
         self, action: Callable[[NamedStateTable], T], put_again: Callable[[], Awaitable[object]] | None = None
     ) -> T:
         """Change the current names by `action`, and return its result. Try again if others were first.
 
-        `put_again` writes the values again if they have expired in the store meanwhile.
+        `put_again` writes the values that the change needs if the store does not have them, or raises an error. It may
+        be absent only if the change needs none.
         """
         for _ in range(MOST_TRIES):
             async with self._names_now() as table:
@@ -207,7 +228,8 @@ class SharedStateStore:
                 outcome = await self._commit()
             if outcome is Commit.DONE:
                 return result
-            if outcome is Commit.MISSING and put_again is not None:
+            if outcome is Commit.MISSING:
+                assert put_again is not None, "the change needs no values"
                 await put_again()
         raise _busy()
 
@@ -258,6 +280,10 @@ class SharedStateStore:
 def _found(table: NamedStateTable, name_or_id: str) -> NamedState | None:
     entry = table.find(name_or_id)
     return None if entry is None else table.shown(entry)
+
+
+def _without_values(name_or_id: str) -> NotFoundError:
+    return NotFoundError(f"state {name_or_id!r} is gone: its values in the store are missing or damaged")
 
 
 def _busy() -> UnavailableError:

@@ -95,6 +95,24 @@ def test_commands(rnn_engine: Command, install: Install) -> None:
         assert words in said
 
 
+def test_a_copy_has_its_system_text(rnn_engine: Command, install: Install) -> None:
+    engine = FakeEngine()
+    install(engine)
+    lines = (
+        "/fork plain",
+        "/system Count.",
+        "/fork counting",
+        "/go plain",
+        "/new",
+        "One",
+        "/go counting",
+        "/new",
+        "Two",
+    )
+    rnn_engine("chat", "m", stdin="".join(f"{line}\n" for line in lines))
+    assert prompts(engine) == ["User: One\n\nAssistant:", "System: Count.\n\nUser: Two\n\nAssistant:"]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
@@ -21,18 +21,19 @@ from rnn_engine.errors import (
 )
 from rnn_engine.fleet import remote
 from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.fleet.wire import ReplicaLostError
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.scheduler.inboxes import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
-from states.cache.browse import BLOCK_TOKENS
+from states.cache.browse import BLOCK_TOKENS, TreeQuery
 from states.cache.checkpoint import CheckpointKind
 from states.cache.upkeep import make_cache
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.fleet import LocalLinks, local_fleet
+from tests.support.fleet import LocalLinks, front_of, local_fleet, until
 from tests.support.toy_states import ToyDevice, toy_shape
 
 PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
@@ -86,7 +87,7 @@ async def test_requests_are_shared_among_replicas() -> None:
         running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(6)]
         for engine in fakes(links):
             await engine.held.wait()
-        await _until(lambda: len(links.calls) == 6)
+        await until(lambda: len(links.calls) == 6)
         assert sorted(links.calls) == ["a"] * 3 + ["b"] * 3
         assert (fleet.stats().active, fleet.stats().queued) == (4, 2)
         for engine in fakes(links):
@@ -135,7 +136,7 @@ async def test_a_replica_that_refuses_is_passed_on() -> None:
 async def test_the_queue_is_bounded_over_all_replicas() -> None:
     fleet, links = await local_fleet({"a": FakeEngine(hold=0), "b": FakeEngine(hold=0)}, max_queued=1)
     running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(5)]
-    await _until(lambda: len(links.calls) == 5)
+    await until(lambda: len(links.calls) == 5)
     with pytest.raises(OverloadedError, match="5 requests are running or queued"):
         fleet.check_queue()
     with pytest.raises(OverloadedError):
@@ -154,7 +155,7 @@ async def test_a_slow_reader_holds_its_request_and_no_other() -> None:
         request = replace(PROMPT, max_tokens=len(text))
         async with aclosing(fleet.generate(request)) as events:
             await anext(events)
-            await _until(lambda: engine.produced > MAX_UNREAD)
+            await until(lambda: engine.produced > MAX_UNREAD)
             for _ in range(20):
                 await asyncio.sleep(0)
             produced = engine.produced
@@ -169,7 +170,7 @@ async def test_events_that_are_there_together_go_in_one_parcel() -> None:
     async with opened(a=FakeEngine(hold=1, num_slots=8)) as (fleet, links):
         [engine] = fakes(links)
         running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(8)]
-        await _until(lambda: engine.active == 8)
+        await until(lambda: engine.active == 8)
         before = links.parcels_sent
         engine.release.set()
         await asyncio.gather(*running)
@@ -199,7 +200,51 @@ async def test_replicas_forget_a_state_that_has_no_name_any_more() -> None:
         frozen = freeze_state(state_after([1, 2, 3]), fleet.info.shape, "test")
         await fleet.states.put("story", frozen, Retention(), source="test")
         await fleet.states.delete("story")
-        await _until(lambda: all(engine.forgotten == [frozen.digest] for engine in fakes(links)))
+        await until(lambda: all(engine.forgotten == [frozen.digest] for engine in fakes(links)))
+
+
+class _FailingLinks(LocalLinks):
+    """The links to two replicas, of which the second answers no questions."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__({"a": FakeEngine(), "b": FakeEngine()})
+        self._error = error
+
+    async def ask(self, replica: str, question: bytes) -> bytes:
+        if replica == "b":
+            raise self._error
+        return await super().ask(replica, question)
+
+
+@asynccontextmanager
+async def opened_over(links: LocalLinks) -> AsyncIterator[RemoteEngine]:
+    fleet = await RemoteEngine.open(
+        links, replace(front_of(links.engines["a"]), on_forgotten=fakes(links)[0].named.on_forgotten)
+    )
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def test_a_replica_that_is_lost_is_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened_over(_FailingLinks(ReplicaLostError("b", "TimeoutError"))) as fleet:
+        assert await fleet.drop_cache() == 0
+    assert "b is left out of drop_cache: the replica b that ran the request is gone: TimeoutError" in caplog.text
+
+
+async def test_a_question_that_fails_at_a_replica_fails() -> None:
+    async with opened_over(_FailingLinks(KeyError("a fault"))) as fleet:
+        with pytest.raises(KeyError, match="a fault"):
+            await fleet.cache_tree(TreeQuery())
+
+
+async def test_forgetting_a_state_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened_over(_FailingLinks(KeyError("a fault"))) as fleet:
+        frozen = freeze_state(state_after([1, 2, 3]), fleet.info.shape, "test")
+        await fleet.states.put("story", frozen, Retention(), source="test")
+        await fleet.states.delete("story")
+        await until(lambda: "may not be dropped" in caplog.text)
 
 
 async def test_a_deadline_is_the_same_moment_at_the_replica() -> None:
@@ -255,18 +300,18 @@ class TestDeath:
     async def test_without_replicas_requests_are_refused_until_there_is_one(self) -> None:
         async with opened(a=FakeEngine()) as (fleet, links):
             await links.kill("a")
-            await _until(lambda: fleet.health().status == "recovering")
+            await until(lambda: fleet.health().status == "recovering")
             with pytest.raises(UnavailableError, match="no replica is running"):
                 fleet.check_queue()
             links.add("b", FakeEngine())
-            await _until(lambda: fleet.health().status == "ok")
+            await until(lambda: fleet.health().status == "ok")
             assert await text_of(fleet, PROMPT) == " Hello there!"
 
     async def test_a_replica_that_hangs_has_no_other_count_as_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote, "SURVEY_SECONDS", 0.001)
         async with opened(a=FakeEngine(), b=FakeEngine()) as (fleet, links):
             links.one_hangs = True
-            await _until(lambda: links.unanswered > 2)
+            await until(lambda: links.unanswered > 2)
             assert fleet.health().status == "ok"
             assert await text_of(fleet, PROMPT) == " Hello there!"
 
@@ -276,7 +321,7 @@ class TestDeath:
             leaving = fakes(links)[0]
             await leaving.held.wait()
             links.hidden.add("a")
-            await _until(lambda: fleet.info.num_slots == 2)
+            await until(lambda: fleet.info.num_slots == 2)
             assert [await text_of(fleet, PROMPT) for _ in range(2)] == [" Hello there!"] * 2
             assert links.calls == ["a", "b", "b"]
             leaving.release.set()
@@ -296,6 +341,31 @@ async def test_closing_ends_what_runs() -> None:
     assert engine.closed
 
 
+class _SilentLinks(LocalLinks):
+    """The links to replicas whose streams never begin."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__({"a": engine})
+        self.asked = asyncio.Event()
+
+    async def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
+        self.asked.set()
+        await asyncio.Event().wait()
+        yield b""
+
+
+async def test_opening_that_is_cancelled_leaves_no_tasks_and_the_links_open() -> None:
+    engine = FakeEngine()
+    links = _SilentLinks(engine)
+    opening = asyncio.create_task(RemoteEngine.open(links, front_of(engine)))
+    await links.asked.wait()
+    opening.cancel()
+    await asyncio.wait((opening,))
+    assert opening.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not engine.closed
+
+
 async def test_a_position_that_no_replica_has() -> None:
     async with opened(a=FakeEngine()) as (fleet, _):
         for position in ("7", "a-7", "b-7"):
@@ -305,9 +375,3 @@ async def test_a_position_that_no_replica_has() -> None:
 
 def fakes(links: LocalLinks) -> list[FakeEngine]:
     return [engine for engine in links.engines.values() if isinstance(engine, FakeEngine)]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)

@@ -185,6 +185,18 @@ def test_every_item_has_an_id_of_its_own() -> None:
     )
 
 
+def test_an_answer_beyond_the_bound_on_items_is_kept_and_items_can_be_removed() -> None:
+    store = ConversationStore(Limits(max_messages=2))
+    made = store.create("", [said("a"), said("b")], {})
+    store.add_answer("", made.id, [said("c"), said("d")])
+    items = store.get("", made.id).items
+    assert len(items) == 4
+    with pytest.raises(InvalidRequestError, match="max_messages"):
+        store.add("", made.id, [said("e")])
+    assert store.describe("", made.id, {"a": "b"}).items == items
+    assert store.remove_item("", made.id, items[0].id).items == items[1:]
+
+
 def test_the_store_is_bounded_for_each_key() -> None:
     store = ConversationStore(Limits(max_conversations=2, max_conversation_bytes=4900, max_messages=3))
 
@@ -212,6 +224,7 @@ def test_the_store_is_bounded_for_each_key() -> None:
         store.add("ann", third, [said("x" * 3000)])
     with pytest.raises(InvalidRequestError, match="max_messages"):
         store.create("ann", [said("a")] * 4, {})
+    fourth = store.create("ann", [], {}).id
     store.add_answer("ann", third, [said("x" * 3000)])
-    assert kept(third) == [False]
+    assert kept(third, fourth) == [False, True]
     assert store.get("bob", other.id) == other

@@ -119,6 +119,20 @@ async def test_only_some_fields(serve: Serve) -> None:
     assert await response.json() == {"content": "Hi", "generation_settings/seed": 3}
 
 
+async def test_only_some_fields_of_the_last_event_of_a_stream(serve: Serve) -> None:
+    """llama-server chooses the fields of its final result alone."""
+    body = {"prompt": "ab", "echo": True, "n_probs": 1, "stream": True, "return_progress": True}
+    client = await serve(FakeEngine(reply=lambda _: "Hi"))
+    response = await client.post(PATH, json={**body, "response_fields": ["tokens_predicted", "stop"]})
+    *events, last = [parse_event(frame) for frame in (await response.text()).split("\n\n")[:-1]]
+    assert last == {"tokens_predicted": 2, "stop": True}
+    for event in events:
+        check_shape(LlamaCompletionChunk, event)
+    assert events[0]["prompt_progress"]["total"] == 2
+    assert sum("prompt_probabilities" in event for event in events) == 1
+    assert "".join(event["content"] for event in events) == "Hi"
+
+
 async def test_biases_that_forbid_can_be_told(serve: Serve) -> None:
     answer = await complete(serve, FakeEngine(), prompt="a", logit_bias=[[5, False], [6, 1.5]])
     assert answer["generation_settings"]["logit_bias"] == [{"token": 5, "bias": None}, {"token": 6, "bias": 1.5}]

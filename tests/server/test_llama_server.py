@@ -7,27 +7,34 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.model import LoraChoice
+from rnn_engine.telemetry import SlotUse
 from server.apis.engine.status import Props
 from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from server.apis.llama_server.rerank import Reranked
 from server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from server.apis.openai.chat import AppliedTemplate
-from server.core.kept import PromptTable
-from tests.support.fake_engine import FakeEngine, encode
+from server.core.kept import KeptUsage, PromptTable
+from states.files.reading import LoadedState
+from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 
 
+def held(*slots: int) -> list[SlotUse]:
+    """Return uses of these slots by one request, which mixes states if there are several."""
+    return [SlotUse(slot, 1, "", False, 2, 0, 2, 0, 5) for slot in slots]
+
+
 @AT_ONCE
-async def test_slots_tell_how_many_are_taken(serve: Serve) -> None:
+async def test_slots_tell_which_are_taken(serve: Serve) -> None:
     engine = FakeEngine(num_slots=3)
-    engine.active = 1
+    engine.active, engine.slots_held = 1, held(0, 2)
     client = await serve(engine)
     entries = await (await client.get("/slots")).json()
     for entry in entries:
         check_shape(SlotEntry, entry)
-    assert [(entry["id"], entry["is_processing"]) for entry in entries] == [(0, True), (1, False), (2, False)]
+    assert [(entry["id"], entry["is_processing"]) for entry in entries] == [(0, True), (1, False), (2, True)]
     assert (await client.get("/slots?fail_on_no_slot=1")).status == 200
-    engine.active = 3
+    engine.slots_held = held(0, 1, 2)
     await error_of(await client.get("/slots?fail_on_no_slot=1"), 503)
     await error_of(await client.get("/slots?fail_on_no_slot=2"), 400)
 
@@ -102,6 +109,13 @@ async def test_rerank_refuses_what_is_no_list_of_texts(serve: Serve, documents: 
     assert error["param"].startswith("documents")
 
 
+def make_default(engine: FakeEngine, seed: int) -> str:
+    """Make some state the default one; return its digest."""
+    entry = engine.named.add(LoadedState("full", state_after([seed])), f"default-{seed}", "test")
+    engine.named.set_default(entry.name)
+    return entry.frozen.digest
+
+
 class TestSlotActions:
     async def act(self, client: Client, action: str, slot: int = 1, **body: object) -> Body:
         return await post(client, f"/slots/{slot}?action={action}", SlotAction, body)
@@ -141,6 +155,35 @@ class TestSlotActions:
         assert (await client.post("/completion", json={"prompt": "b", "id_slot": 1, **fields})).status == 200
         assert (await self.act(client, "erase"))["n_erased"] == 0
 
+    async def test_a_prompt_that_is_not_noted_takes_the_place_of_an_earlier_one(self, serve: Serve) -> None:
+        client = await serve(FakeEngine())
+        for fields in ({}, {"cache_salt": "secret"}):
+            response = await client.post("/completion", json={"prompt": "b", "id_slot": 1, **fields})
+            assert response.status == 200
+        await error_of(await client.post("/slots/1?action=save", json={"filename": "a"}), 400)
+
+    async def test_prompts_start_from_the_default_state(self, serve: Serve) -> None:
+        engine = FakeEngine()
+        client = await serve(engine)
+        root = make_default(engine, 7)
+        await client.post("/completion", json={"prompt": "ab", "id_slot": 1})
+        assert (await self.act(client, "save", filename="s"))["n_saved"] == 2
+        assert (await self.act(client, "restore", 0, filename="s"))["n_restored"] == 2
+        for request in engine.requests:
+            assert (request.initial_state is not None, list(request.prompt)) == (True, encode("ab"))
+            assert request.initial_state is None or request.initial_state.root == root
+        await client.post("/completion", json={"prompt": "ab", "id_slot": 1, "state": "none"})
+        assert (await self.act(client, "erase"))["n_erased"] == 0
+        make_default(engine, 8)
+        assert (await self.act(client, "restore", 0, filename="s"))["n_restored"] == 0  # it is another state now
+
+    async def test_a_mix_is_not_noted(self, serve: Serve) -> None:
+        client = await serve(FakeEngine())
+        await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
+        states = [{"name": "none", "weight": 1}, {"name": "a", "weight": 1}]
+        response = await client.post("/completion", json={"prompt": "b", "id_slot": 1, "state": states})
+        assert (response.status, (await self.act(client, "erase"))["n_erased"]) == (200, 0)
+
     async def test_a_state_that_was_not_saved_from_a_slot_restores_no_prompt(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
         await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
@@ -172,7 +215,13 @@ def test_prompts_are_kept_as_far_as_there_is_room() -> None:
     assert [prompts.get(key) for key in "abc"] == [(1, 2), None, (4,)]
     prompts.put("a", [1, 2, 3, 4, 5])
     assert [prompts.get(key) for key in "abc"] == [(1, 2, 3, 4, 5), None, None]
+    prompts.put("b", [1, 2, 3, 4, 5, 6])  # has no room at all
+    assert [prompts.get(key) for key in "ab"] == [(1, 2, 3, 4, 5), None]
+    assert prompts.usage == KeptUsage(values=1, num_bytes=20, evictions=3)
     assert (prompts.pop("a"), prompts.pop("a")) == (5, 0)
+    prompts.put("a", [1])
+    prompts.put("a", [1, 2, 3, 4, 5, 6])
+    assert prompts.get("a") is None  # it was replaced
 
 
 async def test_tokenizer_info(serve: Serve) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import ollama
@@ -15,6 +17,7 @@ from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from server.apis.ollama.schemas import Embedded, OllamaChat, OllamaError, OllamaModelFacts, OllamaModels, OllamaText
 from server.core.app import make_app
 from server.core.settings import ServerSettings
+from server.models.registry import MODELS
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post
@@ -127,6 +130,22 @@ async def test_a_request_without_a_prompt_loads_the_model(client: ollama.AsyncCl
     assert (await client.generate("fake")).done_reason == "load"
     assert (await client.chat("fake")).done_reason == "load"
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(("running", "left"), [(0, 7200), (1, 10800)])
+async def test_a_model_that_is_freed_when_it_is_idle_expires(serve: Serve, running: int, left: int) -> None:
+    client = await serve(FakeEngine(), ServerSettings(idle_unload_seconds=10800))
+    model = client.app[MODELS].default
+    model.used -= 3600
+    model.running = running
+    [entry] = (await (await client.get("/api/ps")).json())["models"]
+    expires = datetime.fromisoformat(entry["expires_at"]).timestamp()
+    assert expires == pytest.approx(time.time() + left, abs=1000)
+
+
+async def test_a_model_that_is_never_freed_does_not_expire(serve: Serve) -> None:
+    [entry] = (await (await (await serve(FakeEngine())).get("/api/ps")).json())["models"]
+    assert entry["expires_at"] == "9999-12-31T23:59:59Z"
 
 
 async def test_models(client: ollama.AsyncClient, serve: Serve) -> None:

@@ -272,6 +272,8 @@ async def test_input_items_come_in_pages(serve: Serve) -> None:
     assert ([item["content"][0]["text"] for item in rest["data"]], rest["has_more"]) == (["c"], False)
     error = await error_of(await client.get(f"{PATH}/{made['id']}/input_items?after=x"), 400)
     assert error["param"] == "after"
+    error = await error_of(await client.get(f"{PATH}/{made['id']}/input_items?order=ascending"), 400)
+    assert (error["param"], "expected asc or desc" in error["message"]) == ("order", True)
 
 
 async def test_items_may_be_referred_to(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from rnn_engine.errors import OverloadedError
 from server.apis.tgi import TgiAnswer, TgiError, TgiEvent, TgiInfo
+from server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, parse_event, post
 
@@ -61,10 +62,35 @@ async def test_a_stop_string_is_part_of_the_text(serve: Serve) -> None:
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("aHello", "stop_sequence")
 
 
-async def test_truncated_prompt(serve: Serve) -> None:
-    engine = FakeEngine()
-    await post(await serve(engine), "/generate", TgiAnswer, {"inputs": "abcd", "parameters": {"truncate": 2}})
+@pytest.mark.parametrize("inputs", ["abcdefgh", encode("abcdefgh")], ids=["text", "token ids"])
+async def test_truncated_prompt(serve: Serve, inputs: object) -> None:
+    engine = FakeEngine(reply=lambda _: "!")
+    client = await serve(engine, ServerSettings(limits=Limits(max_prompt_tokens=4)))
+    fields: Body = {"truncate": 3, "marks": [1, 5, 7], "return_full_text": True}
+    answer = await post(client, "/generate", TgiAnswer, {"inputs": inputs, "parameters": fields})
+    assert answer["generated_text"] == "abcdefgh!"
+    [request] = engine.requests
+    assert list(request.prompt) == encode("fgh")
+    assert list(request.checkpoint_positions) == [0, 2]
+    for refused in ({"truncate": 5}, {}, {"truncate": 3, "marks": [9]}):
+        assert (await client.post("/generate", json={"inputs": inputs, **refused})).status == 422
+
+
+async def test_token_ids_that_are_cut_off_are_checked(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    response = await client.post("/generate", json={"inputs": [1, 999, 2], "truncate": 1, "return_full_text": True})
+    assert (response.status, "prompt token 1" in (await response.json())["error"]) == (422, True)
+
+
+async def test_the_prompts_of_a_mix_are_truncated(serve: Serve) -> None:
+    engine = FakeEngine(num_slots=3)
+    client = await serve(engine)
+    state = [{"name": "none", "weight": 2}, {"weight": -0.5, "prompt": "wxyz"}, {"weight": -0.5}]
+    await post(client, "/generate", TgiAnswer, {"inputs": "abcd", "parameters": {"truncate": 2, "state": state}})
+    mix = engine.requests[0].mix
+    assert mix is not None
     assert list(engine.requests[0].prompt) == encode("cd")
+    assert [list(other.prompt or ()) for other in mix.others] == [encode("yz"), encode("cd")]
 
 
 @pytest.mark.parametrize(("limit", "reason", "texts"), [(2, "length", ["H", "e"]), (9, "eos_token", [*"Hello", ""])])

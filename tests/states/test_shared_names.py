@@ -345,6 +345,27 @@ async def test_values_that_are_gone_or_damaged_are_told(
     await third.delete("a")
 
 
+async def test_a_state_whose_values_are_gone_is_copied_and_renamed_by_a_server_that_holds_them(
+    fleet: Fleet, store: StoreServer
+) -> None:
+    one, other = fleet.server(), fleet.server()
+    await put(one, "a", 1)
+    with store.client() as client:
+        client.delete(*store.keys("*:value:*"))
+    before = operations(other)
+    for refused in (other.fork("a", ["b"], LEASED), other.move("a", "b", LEASED)):
+        with pytest.raises(NotFoundError, match="'a' is gone: its values in the store are missing or damaged"):
+            await refused
+    assert operations(other) - before < 10  # it does not try again and again
+    await one.fork("a", ["b"], LEASED)
+    await other.move("b", "c", LEASED)
+    assert same((await other.get("c")).frozen.state, some_initial(1).state)
+    with store.client() as client:
+        client.delete(*store.keys("*:value:*"))
+    await one.move("c", "d", LEASED)
+    assert same((await fleet.server().get("d")).frozen.state, some_initial(1).state)
+
+
 async def test_a_name_that_can_not_be_understood_is_as_if_it_were_not_there(
     fleet: Fleet, store: StoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:

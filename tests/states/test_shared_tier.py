@@ -13,6 +13,7 @@ from valkey import Valkey
 
 from rnn_engine.errors import StateError
 from states.shared.client import StoreOutcome
+from states.shared.entries import BLOCK_TOKENS
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import SlowProxy, StoreServer, free_port
 from tests.support.toy_states import ROOT, look_up
@@ -117,16 +118,19 @@ def test_a_server_that_ends_leaves_what_it_had_in_memory(store: StoreServer) -> 
         assert other.found([*PROMPT, 1]) == 20
 
 
-def test_everything_there_expires(store: StoreServer) -> None:
+@pytest.mark.parametrize("tokens", [PROMPT, LONG], ids=["one block", "many blocks"])
+@pytest.mark.parametrize("logits", [True, False])
+def test_everything_there_expires_unless_it_is_read(store: StoreServer, tokens: list[int], logits: bool) -> None:
     with serving(store.url, ttl=1000) as one, store.client() as client:
-        one.keep(PROMPT)
+        one.keep(tokens, logits=logits)
         keys = store.keys()
-        assert len(keys) == 3
+        assert len(keys) == 2 + -(-len(tokens) // BLOCK_TOKENS)
         assert all(990 <= int(str(client.ttl(key))) <= 1000 for key in keys)
         for key in keys:
             client.expire(key, 10)
-        one.found([*PROMPT, 5])
-        assert int(str(client.ttl(store.keys(FILES)[0]))) > 10
+        assert one.found([*tokens, 5]) == len(tokens)
+        assert store.keys() == keys
+        assert all(990 <= int(str(client.ttl(key))) <= 1000 for key in keys)
 
 
 def damage(store: StoreServer, change: str) -> None:

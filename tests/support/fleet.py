@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import replace
 from typing import TypeVar
@@ -33,6 +33,7 @@ class LocalLinks:
         self.hidden: set[str] = set()  # replicas that take no more requests
         self._replicas: dict[str, Replica] = {}
         self._killed: dict[str, asyncio.Event] = {}
+        self._broken: dict[str, asyncio.Event] = {}  # set when a replica's streams break off
         for name, engine in engines.items():
             self.add(name, engine)
 
@@ -40,6 +41,7 @@ class LocalLinks:
         """Add a replica, which closes the engine at its end."""
         self._replicas[name] = Replica(engine, name)
         self._killed[name] = asyncio.Event()
+        self._broken[name] = asyncio.Event()
 
     async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
         if self.one_hangs:
@@ -53,22 +55,23 @@ class LocalLinks:
         work = self._replica(replica).run(front, key, call)
         running = asyncio.create_task(work, context=Context())  # another process does not have the sender's context
         try:
-            await self._unless_killed(replica, running)
+            await _unless_lost(replica, self._killed[replica], running)
         finally:
             running.cancel()
 
     async def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        parcels = self._replica(replica).parcels(front)
-        while True:
-            waiting = asyncio.ensure_future(anext(parcels))
-            try:
-                parcel = await self._unless_killed(replica, waiting)
-                self.parcels_sent += 1
-                yield parcel
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    await asyncio.wait((waiting,))
+        broken = self._broken[replica]
+        async with aclosing(self._replica(replica).parcels(front)) as parcels:
+            while True:
+                waiting = asyncio.ensure_future(anext(parcels))
+                try:
+                    parcel = await _unless_lost(replica, broken, waiting)
+                    self.parcels_sent += 1
+                    yield parcel
+                finally:
+                    if not waiting.done():
+                        waiting.cancel()
+                        await asyncio.wait((waiting,))
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
         await self._replica(replica).hold(front, key, held)
@@ -80,10 +83,16 @@ class LocalLinks:
         for replica in self._replicas.values():
             await replica.close()
 
+    def break_streams(self, name: str) -> None:
+        """Break off the streams of a replica's outcomes. The replica goes on running."""
+        self._broken[name].set()
+        self._broken[name] = asyncio.Event()
+
     async def kill(self, name: str) -> None:
         """End a replica at once, as SIGKILL does."""
         replica = self._replicas.pop(name)
         self._killed[name].set()
+        self._broken[name].set()
         await asyncio.sleep(0)
         await replica.close()
 
@@ -92,15 +101,17 @@ class LocalLinks:
             raise ReplicaLostError(name, "it was killed")
         return self._replicas[name]
 
-    async def _unless_killed(self, name: str, work: asyncio.Future[T]) -> T:
-        killed = asyncio.create_task(self._killed[name].wait())
-        try:
-            await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            killed.cancel()
-        if self._killed[name].is_set():
-            raise ReplicaLostError(name, "it was killed")
-        return work.result()
+
+async def _unless_lost(name: str, lost: asyncio.Event, work: asyncio.Future[T]) -> T:
+    """Return the result of `work`. Raises ReplicaLostError as soon as `lost` is set."""
+    losing = asyncio.create_task(lost.wait())
+    try:
+        await asyncio.wait((work, losing), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        losing.cancel()
+    if lost.is_set():
+        raise ReplicaLostError(name, "it was killed or its stream broke off")
+    return work.result()
 
 
 class EngineTokenizer:
@@ -130,6 +141,13 @@ async def local_fleet(engines: Mapping[str, ReplicaEngine], max_queued: int = 64
     if isinstance(first, FakeEngine):
         front = replace(front, on_forgotten=first.named.on_forgotten)
     return await RemoteEngine.open(links, front, max_queued=max_queued), links
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` is true. Raises TimeoutError after 10 s."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def replica_processes(application: str) -> list[psutil.Process]:

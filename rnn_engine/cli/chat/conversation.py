@@ -24,6 +24,14 @@ class ChatPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A copy of a conversation that was put aside."""
+
+    place: ChatPlace
+    system: str | None  # the system text with which the conversation begins again
+
+
+@dataclass(frozen=True, slots=True)
 class KnownState:
     """A named state that a conversation may begin from."""
 
@@ -164,7 +172,7 @@ class Talk:
     system: str | None = None
     start: str | None = None  # the name of the state that it begins from; None = the default one
     statistics: Statistics | None = None  # of the last answer
-    forks: dict[str, ChatPlace] = field(default_factory=dict)
+    forks: dict[str, Fork] = field(default_factory=dict)
     state_names: Sequence[str] = ()  # those that `states` found last
 
     def __post_init__(self) -> None:
@@ -246,16 +254,16 @@ class Talk:
 
     def fork(self, name: str) -> None:
         """Store a copy of the conversation under `name`, to return to with `go`."""
-        self.forks[name] = self._place
+        self.forks[name] = Fork(self._place, self.system)
 
     def go(self, name: str) -> None:
         """Return to the copy of the conversation called `name`. Raises InvalidRequestError if `fork` made none."""
-        place = self.forks.get(name)
-        if place is None:
+        fork = self.forks.get(name)
+        if fork is None:
             raise InvalidRequestError(
                 "NAME", name, f"one of {', '.join(self.forks) or 'the names given to /fork: none yet'}"
             )
-        self.start, self.messages = place.start, list(place.messages)
+        self.start, self.messages, self.system = fork.place.start, list(fork.place.messages), fork.system
         self._unanswered = None
 
     def save(self, path: Path) -> int:

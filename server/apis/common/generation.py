@@ -20,6 +20,7 @@ from server.core.bodies import work
 from server.core.kept import SLOT_PROMPTS, pack
 from server.core.schema import INTEGERS, STRING, RefusedError, RequestBody, is_integers
 from server.core.settings import Limits
+from states.named.entry import NamedState
 
 Prompt: TypeAlias = str | tuple[int, ...]
 
@@ -97,15 +98,17 @@ JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
 
 
-def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt]) -> None:
-    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet."""
-    texts = [part for prompt in prompts for part in _parts(prompt) if isinstance(part, str)]
-    limits.check("max_text_bytes", field, sum(len(text.encode()) for text in texts))
+def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most: int | None = None) -> None:
+    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet.
+
+    Of each prompt, only the last `most` tokens are used if that is given.
+    """
+    parts = [_parts(prompt) for prompt in prompts]
     limits.check(
-        "max_prompt_tokens",
-        field,
-        sum(len(part) for prompt in prompts for part in _parts(prompt) if not isinstance(part, str)),
+        "max_text_bytes", field, sum(len(part.encode()) for each in parts for part in each if isinstance(part, str))
     )
+    ids = [sum(len(part) for part in each if not isinstance(part, str)) for each in parts]
+    limits.check("max_prompt_tokens", field, sum(ids if most is None else (min(count, most) for count in ids)))
 
 
 def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
@@ -342,18 +345,23 @@ class ProgressBody(GenerationBody):
 async def note_slot(
     request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
 ) -> None:
-    """Note the prompt of a generation under the slot number that the body names, if any.
+    """Note the prompt of a generation under the slot number that the body names, if any, in place of an earlier one.
 
-    A prompt with a `cache_salt` is not noted, since other requests of the same API key may not go on from it.
+    A prompt with a `cache_salt` is not noted, since other requests of the same API key may not go on from it. Nor is
+    one that starts from another state than the default, since the prompt alone does not lead to its state.
     """
     slot = body.id_slot
     if slot is None or slot < 0:
         return
     check_slot(engine, "id_slot", slot)
-    if calls[0].initial_state is None and body.cache_salt is None:  # else the prompt alone does not lead there
-        prompt = calls[0].prompt
-        packed = await work(request, len(prompt), lambda: pack(prompt))
-        request.app[SLOT_PROMPTS].put(slot_key(request, engine, slot), packed)
+    default = await engine.states.default()
+    key, prompts, first = slot_key(request, engine, default, slot), request.app[SLOT_PROMPTS], calls[0]
+    root = None if first.initial_state is None else first.initial_state.root
+    if root != _root_of(default) or first.mix is not None or body.cache_salt is not None:
+        prompts.pop(key)
+        return
+    packed = await work(request, len(first.prompt), lambda: pack(first.prompt))
+    prompts.put(key, packed)
 
 
 def check_slot(engine: EngineLike, field: str, slot: int) -> None:
@@ -361,5 +369,13 @@ def check_slot(engine: EngineLike, field: str, slot: int) -> None:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {engine.info.num_slots - 1}")
 
 
-def slot_key(request: web.Request, engine: EngineLike, slot: int) -> Hashable:
-    return request[PRINCIPAL].name, engine.info.model, slot
+def slot_key(request: web.Request, engine: EngineLike, default: NamedState | None, slot: int | str) -> Hashable:
+    """Return the key of the prompt of a slot number, or of a saved state with the digest `slot`.
+
+    Prompts start from the default state. If there is another one later, they no longer lead to the same state.
+    """
+    return request[PRINCIPAL].name, engine.info.model, _root_of(default), slot
+
+
+def _root_of(state: NamedState | None) -> str | None:
+    return None if state is None else state.frozen.for_request.root

@@ -53,8 +53,8 @@ class LlamaCompletionRequest(CompletionRequest):
     return_tokens: bool = Field(default=False, description="Return the ids of the tokens; a stream always has them.")
     response_fields: list[str] | None = Field(
         default=None,
-        description="Return only these fields of the answer. `generation_settings/seed` is a field within another, "
-        "and is returned under that whole name. Null or empty: all.",
+        description="Return only these fields of the answer, and of a stream's last event. `generation_settings/seed` "
+        "is a field within another, and is returned under that whole name. Null or empty: all.",
     )
     min_keep: Annotated[int, only(0, because="no sampler keeps tokens against its own rule")] = Field(
         default=0, description="Only 0."
@@ -184,14 +184,14 @@ class LlamaDialect:
         times = progress.clock.tell(event)
         match event:
             case PromptProgress():
-                return encode_event(self._chosen({**_without_text(index, event.prompt_tokens), **times}))
+                return encode_event({**_without_text(index, event.prompt_tokens), **times})
             case TextDelta() if event.text or event.tokens:
                 return encode_event({**self._chunk(index, progress, event), **times})
             case Finished():
                 last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
                 return encode_event(self._chosen({**last, **times, **extra}))
             case PromptScored():
-                return encode_event(self._chosen(self._scored_chunk(index, progress, event)))
+                return encode_event(self._scored_chunk(index, progress, event))
             case Started() | TextDelta():
                 pass
         return b""

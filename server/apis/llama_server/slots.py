@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from typing import NotRequired
 
 from aiohttp import web
@@ -15,7 +14,6 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import create_state, run_tokens
 from server.apis.common.generation import check_slot, slot_key
 from server.apis.common.states import ModelNameBody
-from server.auth.admission import PRINCIPAL
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import json_response, read_body
@@ -23,7 +21,7 @@ from server.core.kept import SLOT_PROMPTS
 from server.core.routing import Route
 from server.core.schema import ErrorBody
 from server.core.settings import SETTINGS
-from states.named.entry import Retention
+from states.named.entry import NamedState, Retention
 
 
 class SlotEntry(TypedDict):
@@ -83,25 +81,30 @@ async def slot_action(request: web.Request) -> web.Response:
     body = await read_body(request, SlotActionRequest)
     engine = engine_of(request)
     slot = _slot(request, engine)
+    default = await engine.states.default()
     if action == "erase":
-        erased = request.app[SLOT_PROMPTS].pop(slot_key(request, engine, slot))
+        erased = request.app[SLOT_PROMPTS].pop(slot_key(request, engine, default, slot))
         return json_response({"id_slot": slot, "n_erased": erased})
     if body.filename is None:
         raise InvalidRequestError("filename", None, f"the name of the state to {action}")
     act = _save if action == "save" else _restore
-    return json_response(await act(request, engine, slot, body.filename))
+    return json_response(await act(request, engine, default, slot, body.filename))
 
 
-async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
+async def _save(
+    request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
+) -> SlotAction:
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
-    tokens = prompts.get(slot_key(request, engine, slot))
+    tokens = prompts.get(slot_key(request, engine, default, slot))
     if tokens is None:
         raise InvalidRequestError(
-            "id_slot", slot, "the id_slot of a prompt that was sent and has not been erased since"
+            "id_slot", slot, "the id_slot of a prompt that was sent last from the default state, and not erased since"
         )
     retention = Retention(persistent="states" in engine.info.folders)
-    named, _ = await create_state(engine, name, tokens, retention)
-    prompts.put(_name_key(request, engine, named.frozen.digest), tokens)
+    named, _ = await create_state(
+        engine, name, tokens, retention, initial_state=None if default is None else default.frozen
+    )
+    prompts.put(slot_key(request, engine, default, named.frozen.digest), tokens)
     return {
         "id_slot": slot,
         "filename": name,
@@ -111,14 +114,16 @@ async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) 
     }
 
 
-async def _restore(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
+async def _restore(
+    request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
+) -> SlotAction:
     """Bring the saved prompt's state into the cache, so that prompts that begin alike go on from it."""
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
     frozen = (await engine.states.get(name)).frozen
-    tokens = prompts.get(_name_key(request, engine, frozen.digest))
+    tokens = prompts.get(slot_key(request, engine, default, frozen.digest))
     if tokens is not None:
-        await run_tokens(engine, None, tokens)  # from the cache, or into it
-        prompts.put(slot_key(request, engine, slot), tokens)
+        await run_tokens(engine, None if default is None else default.frozen, tokens)  # from the cache, or into it
+        prompts.put(slot_key(request, engine, default, slot), tokens)
     return {
         "id_slot": slot,
         "filename": name,
@@ -136,10 +141,6 @@ def _slot(request: web.Request, engine: EngineLike) -> int:
     return int(text)
 
 
-def _name_key(request: web.Request, engine: EngineLike, digest: str) -> Hashable:
-    return request[PRINCIPAL].name, engine.info.model, digest
-
-
 _NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 if all slots are taken."}
 
 
@@ -148,11 +149,11 @@ async def slots(request: web.Request) -> web.Response:
     flag = request.query.get("fail_on_no_slot", "0")
     if flag not in ("0", "1"):
         raise InvalidRequestError("fail_on_no_slot", flag, "0 or 1")
-    active, count, drafts = engine.stats().active, engine.info.num_slots, engine.info.max_draft > 0
-    if flag == "1" and active >= count:
+    held, count, drafts = {use.slot for use in engine.slot_uses()}, engine.info.num_slots, engine.info.max_draft > 0
+    if flag == "1" and len(held) >= count:
         raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")
     entries: list[SlotEntry] = [
-        {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot < active}
+        {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot in held}
         for slot in range(count)
     ]
     return json_response(entries)

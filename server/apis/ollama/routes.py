@@ -204,9 +204,12 @@ def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
     }
 
 
-def running_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
-    """Return the entry of a loaded model in the list of these."""
-    return {**ollama_model(model, info), "size_vram": info.device_bytes or 0, "expires_at": _NEVER}
+def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: float | None) -> OllamaModel:
+    """Return the entry of a loaded model in the list of these. It says when the model is freed if no request comes."""
+    expires = _NEVER
+    if idle_unload_seconds is not None:
+        expires = timestamp(time.time() + idle_unload_seconds - model.idle_seconds(time.monotonic()))
+    return {**ollama_model(model, info), "size_vram": info.device_bytes or 0, "expires_at": expires}
 
 
 def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
@@ -313,8 +316,9 @@ async def tags(request: web.Request) -> web.Response:
 
 
 async def ps(request: web.Request) -> web.Response:
+    seconds = request.app[SETTINGS].idle_unload_seconds
     models = [
-        running_model(model, model.info)
+        running_model(model, model.info, seconds)
         for model in request.app[MODELS]
         if model.info is not None and model.status == "loaded"
     ]

@@ -7,7 +7,7 @@ from functools import partial
 
 from aiohttp import web
 
-from rnn_engine.errors import check_range
+from rnn_engine.errors import check_range, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from server.apis.common.dialect import ChoiceOutcome
@@ -142,15 +142,21 @@ def _calls(
 
 
 def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
-    """Return the request from the state `start`, with its prompt if it has one, else with `prompt`."""
+    """Return the request from the state `start`, with its prompt if it has one, else with `prompt`.
+
+    Of the prompt only the last `body.most_prompt_tokens` are run; the marks count the tokens before them, too.
+    """
     tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
     marks = body.marks if start.prompt is None else []
     for position in marks:
         check_range("marks position", position, 0, len(tokens))
+    cut = 0 if body.most_prompt_tokens is None else max(len(tokens) - body.most_prompt_tokens, 0)
+    if cut:
+        check_token_ids("prompt token", tokens, engine.info.shape.vocab_size)  # those that are cut off may be echoed
     return GenerateRequest(
-        prompt=tokens,
+        prompt=tokens[cut:],
         initial_state=start.initial_state,
-        checkpoint_positions=marks,
+        checkpoint_positions=[position - cut for position in marks if position >= cut],
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
         logprobs=body.alternatives,

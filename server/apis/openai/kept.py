@@ -78,7 +78,10 @@ class ConversationStore:
     def describe(self, owner: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
         """Replace the metadata of a conversation. Raises NotFoundError or InvalidRequestError."""
         with self._lock:
-            return self._keep(owner, replace(self._find(owner, conversation_id), metadata=metadata))
+            described = replace(self._find(owner, conversation_id), metadata=metadata)
+            self._check_bytes(described)
+            self._put(owner, described)
+            return described
 
     def add(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> Sequence[KeptItem]:
         """Add items at the end; return them with their ids. Raises NotFoundError or InvalidRequestError."""
@@ -91,7 +94,8 @@ class ConversationStore:
     def add_answer(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> None:
         """Add the new items of a request and of its response, unless the conversation was deleted meanwhile.
 
-        If the conversation then has more bytes than the limit, it is dropped.
+        The conversation may then have more items than the limit, since its answer would be lost otherwise. If it has
+        more bytes than the limit, it is dropped.
         """
         with self._lock:
             found = self._kept[owner].get(conversation_id)
@@ -104,8 +108,9 @@ class ConversationStore:
         with self._lock:
             found = self._find(owner, conversation_id)
             removed = found.item(item_id)
-            left = tuple(item for item in found.items if item is not removed)
-            return self._keep(owner, replace(found, items=left))
+            left = replace(found, items=tuple(item for item in found.items if item is not removed))
+            self._put(owner, left)
+            return left
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Drop a conversation. Raises NotFoundError."""
@@ -128,11 +133,14 @@ class ConversationStore:
         return found
 
     def _keep(self, owner: str, conversation: StoredConversation) -> StoredConversation:
-        """Keep a new or changed conversation. Raises InvalidRequestError if it is beyond the limits."""
+        """Keep a conversation with new items. Raises InvalidRequestError if it is beyond the limits."""
         self._limits.check("max_messages", "items", len(conversation.items))
-        self._limits.check("max_conversation_bytes", "items", conversation.num_bytes)
+        self._check_bytes(conversation)
         self._put(owner, conversation)
         return conversation
+
+    def _check_bytes(self, conversation: StoredConversation) -> None:
+        self._limits.check("max_conversation_bytes", "items", conversation.num_bytes)
 
     def _put(self, owner: str, conversation: StoredConversation) -> None:
         """Keep a new or changed conversation. To make room, drop others of its owner."""
@@ -275,7 +283,10 @@ PAGE_QUERY = {
 
 def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
     """Return the page of `items` that the query asks for, as JSON. Raises InvalidRequestError."""
-    ordered = items if request.query.get("order", "desc") == "asc" else items[::-1]
+    order = request.query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError("order", order, "asc or desc")
+    ordered = items if order == "asc" else items[::-1]
     ids = [item.id for item in ordered]
     after = request.query.get("after")
     if after is not None and after not in ids:

@@ -78,11 +78,16 @@ class CompletionRequest(ProgressBody):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        check_prompts(limits, "prompt", self.prompt)
+        check_prompts(limits, "prompt", self.prompt, self.most_prompt_tokens)
         if self.weighted is not None and self.scores_prompt:
             raise InvalidRequestError(
                 "logprobs", self.logprobs, "null, since the request has echo and a list as its state"
             )
+
+    @property
+    def most_prompt_tokens(self) -> int | None:
+        """How many of each prompt's last tokens are used; None for all."""
+        return None
 
     @property
     def scores_prompt(self) -> bool:
