@@ -226,5 +226,5 @@ async def test_a_hostile_file_of_conversations_is_taken_in_as_text(visit: Visit,
     for conversations in broken:
         file.write_text(json.dumps(kept | {"conversations": conversations}))
         await page.get_by_label("Import").set_input_files(file)
-        await expect(page.get_by_role("alert")).to_contain_text("conversations.json is no file of conversations")
+        await expect(page.get_by_role("alert")).to_contain_text("conversations.json is not a file of conversations")
         await page.get_by_role("alert").get_by_role("button", name="Close").click()

@@ -126,7 +126,7 @@ async def test_an_answer_is_stopped_and_continued(visit: Visit) -> None:
     await page.get_by_role("button", name="Settings").click()
     await page.get_by_label("Most tokens").first.fill("3")
     answer = await ask(page, CAPITAL)
-    await expect(answer).to_contain_text("ended at the most tokens")
+    await expect(answer).to_contain_text("ended at the token limit")
     await answer.get_by_role("button", name="Continue the answer").click()
     await expect(answer).to_contain_text("The capital of France", ignore_case=True)
     await page.evaluate(READS_FOR_EVER)
@@ -209,7 +209,7 @@ async def test_settings_and_presets(visit: Visit) -> None:
     assert (body["temperature"], body["top_k"], "penalty_decay" in body) == (1.2, 7, False)
     await page.get_by_text("Tools", exact=True).click()
     await page.get_by_label("A JSON list of functions").fill("{")
-    await expect(page.get_by_role("alert")).to_contain_text("This is no JSON list")
+    await expect(page.get_by_role("alert")).to_contain_text("This is not a JSON list")
 
 
 async def test_conversations_are_renamed_exported_imported_and_deleted(
@@ -242,7 +242,7 @@ async def test_conversations_are_renamed_exported_imported_and_deleted(
     await expect(answers(page)).to_contain_text("Paris")
     (tmp_path / "other.json").write_text('{"format": "rnn-engine conversations", "conversations": [{"title": 1}]}')
     await page.get_by_label("Import").first.set_input_files(tmp_path / "other.json")
-    await expect(page.get_by_role("alert")).to_contain_text("other.json is no file of conversations")
+    await expect(page.get_by_role("alert")).to_contain_text("other.json is not a file of conversations")
 
 
 HTML = "<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
