@@ -16,8 +16,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt
-from rnn_engine.operations.naming import text_before_chat
+from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from states.cache.config import CacheConfig
 from states.frozen import FrozenState

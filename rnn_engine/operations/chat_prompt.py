@@ -20,6 +20,7 @@ from rnn_engine.chat_template.messages import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
+from states.frozen import FrozenState
 
 NO_SIZES: Mapping[int, int] = MappingProxyType({})
 
@@ -114,6 +115,13 @@ class ChatPrompt:
     def ends_in_tag(self) -> bool:
         """Whether the prompt ends in a tag around thoughts whose ">" is missing."""
         return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
+
+
+def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
+    """Return the separator between a chat and the text that `initial_state` has taken in; empty without such a text."""
+    if initial_state is None or initial_state.num_tokens == 0:
+        return ""
+    return template.follow(engine.detokenize(initial_state.last_tokens).decode(errors="replace"))
 
 
 def make_chat_prompt(

@@ -12,7 +12,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost
@@ -218,13 +217,6 @@ async def settle_end(
         return initial
     rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
     return (await run_tokens(engine, initial, rest, wait_for_room=True)).frozen  # the answer is complete: don't lose it
-
-
-def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
-    """Return the separator between a chat and the text that `initial_state` has taken in; empty without such a text."""
-    if initial_state is None or initial_state.num_tokens == 0:
-        return ""
-    return template.follow(engine.detokenize(initial_state.last_tokens).decode(errors="replace"))
 
 
 async def check_room(engine: EngineLike, name: str, retention: Retention) -> None:

@@ -15,8 +15,7 @@ from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart
 from rnn_engine.errors import check_range
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, tool_grammar
-from rnn_engine.operations.naming import text_before_chat
+from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
 from server.apis.common.dialect import ChoiceOutcome
