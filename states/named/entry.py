@@ -1,7 +1,7 @@
-"""A named state and what is counted of it: retention, leases, quotas, reference counts, tombstones.
+"""The parts of the named state table: named states, leases, quotas, reference counts and tombstones.
 
-A name is plain, as `talk`, and shared by all, or in a namespace, as `ann/talk`: then it is the client's whose namespace
-that is. The owner of a lease is in the namespace of its states.
+A plain name, as `talk`, is of a shared state, which every client may use. A name with a namespace, as `ann/talk`, is of
+a state of the client that has this namespace. The owner of a lease is in the same namespace as the lease's states.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from states.frozen import NO_INITIAL_STATE, FrozenState
 
 
 class Tombstones:
-    """The names that were deleted last, and why."""
+    """The names that were deleted most recently, each with the reason for its deletion."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
         self._reasons: dict[str, str] = {}
 
     def note(self, name: str, reason: str) -> None:
-        """Remember why a name was deleted."""
+        """Record that `name` was deleted, and why. The oldest record is dropped if there are more than the limit."""
         self._reasons.pop(name, None)
         self._reasons[name] = reason
         if len(self._reasons) > self._limit:
             del self._reasons[next(iter(self._reasons))]
 
     def revive(self, name: str) -> None:
-        """Forget a name, which is in use again."""
+        """Remove the record of `name`, because the name is in use again."""
         self._reasons.pop(name, None)
 
     def reason(self, name: str) -> str | None:
-        """Return why a name was deleted; None where that is not known."""
+        """Return why `name` was deleted, or None if there is no record of it."""
         return self._reasons.get(name)
 
 
@@ -45,9 +45,9 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A name and what it stands for at a moment; equal where id and version are.
+    """A name with the state that it stood for at one moment. Two are equal if their ids and versions are.
 
-    It stays usable when the name is gone or stands for another state.
+    It stays usable after the name was deleted or stands for another state.
     """
 
     id: uuid.UUID  # stays the same when the name moves or the state advances
@@ -63,23 +63,23 @@ class NamedState:
 
     @property
     def persistent(self) -> bool:
-        """Whether it stays until it is removed."""
+        """Whether the state is kept until it is deleted, instead of with a lease."""
         return self.owner is None
 
     @property
     def namespace(self) -> str:
-        """Whose it is; empty for a shared one."""
+        """The namespace in the name, or the empty string for a shared state."""
         return split_name(self.name)[0]
 
     @property
     def plain_name(self) -> str:
-        """Its name as whoever it belongs to says it."""
+        """The name without its namespace."""
         return split_name(self.name)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how long a new name is to be kept: with an owner's lease, or until it is removed."""
+    """How long a new named state is kept: while its owner's lease lasts, or, if persistent, until it is deleted."""
 
     owner: str | None = None  # None = the state's own name
     ttl: float | None = None  # seconds without use; None = as the owner has it already, else an hour
@@ -87,7 +87,7 @@ class Retention:
     shared: bool = False  # for all clients, where a server tells them apart
 
     def check(self) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        """Raise InvalidRequestError, which names the first field whose value is not allowed."""
         if self.owner is not None:
             check_full_name(self.owner, "owner")
         if self.persistent and self.owner is not None:
@@ -98,14 +98,14 @@ class Retention:
             raise InvalidRequestError("ttl", self.ttl, f"seconds, more than 0 and at most {MAX_TTL:.0f}")
 
     def owner_of(self, name: str) -> str | None:
-        """Return who owns a state of this name: None for a persistent one."""
+        """Return the owner of a state called `name` under this retention, or None for a persistent state."""
         return None if self.persistent else self.owner or name
 
 
 def check_changeable(entry: NamedState, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, for a state that is read-only.
+    """Raise InvalidRequestError, which names `field`, if the state `entry` is read-only.
 
-    Those that the operator brings at every start are so for everybody: the next start would undo a change.
+    A state that the operator loads at every start is read-only for everybody: the next start would undo a change.
     """
     if entry.read_only:
         raise InvalidRequestError(
@@ -116,18 +116,18 @@ def check_changeable(entry: NamedState, field: str) -> None:
 
 
 def full_name(namespace: str, name: str) -> str:
-    """Return the name in a namespace; the empty one leaves it plain."""
+    """Return `name` with its namespace, as in `ann/talk`. With an empty namespace, return `name` alone."""
     return f"{namespace}/{name}" if namespace else name
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the namespace of a name and the plain name in it."""
+    """Return the namespace of a full name and its plain name. The namespace is empty for a shared state."""
     namespace, _, plain = name.rpartition("/")
     return namespace, plain
 
 
 def parse_id(text: str) -> uuid.UUID | None:
-    """The id that `text` spells in any of the forms of a UUID; None where it spells none."""
+    """Return the UUID that `text` spells in any of a UUID's notations, or None if it is no UUID."""
     try:
         return uuid.UUID(text)
     except ValueError:
@@ -135,9 +135,9 @@ def parse_id(text: str) -> uuid.UUID | None:
 
 
 def check_new_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, where a state can't be given this plain name.
+    """Raise InvalidRequestError, which names `field`, unless a new state may get the plain name `name`.
 
-    Ids are looked up before names, so a state whose name spells an id could be out of reach. States of earlier
+    A name may not be a UUID: ids are looked up before names, so such a state might be out of reach. States of earlier
     versions may have such names and keep them.
     """
     check_name(name, field)
@@ -146,7 +146,7 @@ def check_new_name(name: str, field: str) -> None:
 
 
 def check_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, where this can't be the plain name of a state or an owner."""
+    """Raise InvalidRequestError, which names `field`, unless `name` is a valid plain name of a state or an owner."""
     if not (len(name) <= MAX_NAME and _is_sayable(name)) or name == NO_INITIAL_STATE:
         raise InvalidRequestError(
             field,
@@ -161,14 +161,14 @@ def _is_sayable(name: str) -> bool:
 
 
 def check_full_name(name: str, field: str) -> None:
-    """The same for a name in a namespace, or a plain one."""
+    """Raise InvalidRequestError, which names `field`, unless `name` is a valid name, with or without a namespace."""
     namespace, plain = split_name(name)
     for part in (namespace, plain) if namespace else (name,):
         check_name(part, field)
 
 
 class ReferenceCounts:
-    """How many names stand for each state; the arrays of a state count once."""
+    """Counts the names of each state and the bytes of all states. A state with several names counts its bytes once."""
 
     def __init__(self) -> None:
         self._names: Counter[FrozenState] = Counter()
@@ -177,7 +177,7 @@ class ReferenceCounts:
         self.num_names = 0
 
     def add(self, state: FrozenState) -> None:
-        """Increment the reference count of `state`."""
+        """Increment the reference count of `state`, because one more name stands for it."""
         if state not in self._names:
             self.num_bytes += state.num_bytes
         self.num_names += 1
@@ -185,7 +185,7 @@ class ReferenceCounts:
         self._digests[state.digest] += 1
 
     def remove(self, state: FrozenState) -> bool:
-        """Decrement the reference count of `state`; whether no state of these values is left."""
+        """Decrement the reference count of `state`. Return True if no state with its digest is left."""
         self.num_names -= 1
         self._names[state] -= 1
         self._digests[state.digest] -= 1
@@ -198,7 +198,10 @@ class ReferenceCounts:
         return True
 
     def growth(self, added: Iterable[FrozenState], removed: Iterable[FrozenState]) -> int:
-        """Return by how many bytes the total would change; negative where it would shrink."""
+        """Return how `num_bytes` would change if each state in `added` got a name and each in `removed` lost one.
+
+        The change is in bytes, and negative if the states would take less.
+        """
         change = Counter(added)
         change.subtract(removed)
         before = self._names
@@ -210,19 +213,19 @@ class ReferenceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one namespace may have. Shared states have no quota."""
+    """The limits on the states and leases of one namespace. Shared states have no quota."""
 
     num_bytes: int | None = None  # of its states; None = a quarter of what all may have
     names: int = 1000
     ttl: float = 7 * 86400.0  # seconds; the longest that a lease of it may go without use
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is none."""
+        """Raise InvalidRequestError if `ttl` is infinite or NaN."""
         check_finite("ttl", self.ttl)
 
 
 class Quotas:
-    """The states in each namespace, and what of them is too much. Not thread-safe."""
+    """Counts the states of each namespace, and checks new ones against the namespace's quota. Not thread-safe."""
 
     def __init__(self, quota: Quota, capacity: int) -> None:
         self.num_bytes = capacity // 4 if quota.num_bytes is None else quota.num_bytes
@@ -230,26 +233,29 @@ class Quotas:
         self._counts: dict[str, ReferenceCounts] = {}
 
     def add(self, entry: NamedState) -> None:
-        """Count a state."""
+        """Count the state `entry` in its namespace."""
         self._counts.setdefault(entry.namespace, ReferenceCounts()).add(entry.frozen)
 
     def remove(self, entry: NamedState) -> None:
-        """Count a state no longer."""
+        """Stop counting the state `entry` in its namespace."""
         counts = self._counts[entry.namespace]
         counts.remove(entry.frozen)
         if counts.num_names == 0:
             del self._counts[entry.namespace]
 
     def used(self, namespace: str) -> int:
-        """Return the bytes that a namespace has; copies share theirs."""
+        """Return the bytes of a namespace's states. A state with several names counts once."""
         return self._of(namespace).num_bytes
 
     def growth(self, namespace: str, added: Iterable[FrozenState], removed: Iterable[FrozenState] = ()) -> int:
-        """Return by how many bytes a namespace would change."""
+        """Return by how many bytes a namespace would grow if it got the states `added` and lost those in `removed`."""
         return self._of(namespace).growth(added, removed)
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
-        """Raise OverloadedError where a namespace may not have so much more."""
+        """Raise OverloadedError if `num_bytes` more bytes or `num_names` more names would exceed the namespace's quota.
+
+        The error suggests to retry after `retry_after` seconds. The empty namespace, of shared states, has no quota.
+        """
         if not namespace:
             return
         counts = self._of(namespace)
@@ -267,7 +273,7 @@ class Quotas:
             )
 
     def check_ttl(self, name: str, ttl: float | None) -> None:
-        """Raise InvalidRequestError for a lease that is too long for the namespace of a name."""
+        """Raise InvalidRequestError if `ttl` is longer than the quota allows for a lease in the namespace of `name`."""
         if split_name(name)[0] and ttl is not None and ttl > self._quota.ttl:
             raise InvalidRequestError("ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, as a key may have")
 
@@ -285,7 +291,7 @@ MAX_TTL = 30 * 86400.0
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What an owner has from its first use on, until it has not been used for `ttl` seconds."""
+    """The lease of an owner: its states are kept until none of them has been used for `ttl` seconds."""
 
     owner: str
     number: int  # grows from one lease to the next: the greatest is the newest
@@ -295,7 +301,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLease:
-    """What an owner has at one moment."""
+    """A description of a lease at one moment: its owner, time to live and states."""
 
     owner: str
     ttl: float  # seconds
@@ -305,17 +311,20 @@ class OwnerLease:
 
 
 class Leases:
-    """The leases that have not ended. Not thread-safe."""
+    """The leases of all owners, except those that have expired or were ended. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds that never go back."""
+        """Start without leases. `clock` returns seconds and never goes back."""
         self._clock = clock
         self._last_number = 0
         self._by_owner: dict[str, Lease] = {}
         self._soonest = math.inf  # nothing expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Begin the owner's lease, or restart its time. `ttl` None leaves it as it is."""
+        """Restart the time to live of the owner's lease, or create the lease. Return the lease.
+
+        `ttl` replaces the lease's time to live; None leaves it unchanged, or is `DEFAULT_TTL` for a new lease.
+        """
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:
@@ -328,21 +337,24 @@ class Leases:
         return lease
 
     def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
-        """Enter a lease as it is elsewhere, in place of the one that the owner has; it was `used` last then."""
+        """Add a lease from another table of leases with its number, replacing the owner's lease if there is one.
+
+        `used` is the clock's time when the lease was last renewed.
+        """
         lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
         self._last_number = max(self._last_number, number)
         self._soonest = min(self._soonest, lease.expires)
 
     def find(self, owner: str) -> Lease | None:
-        """Return the owner's lease, if it has one."""
+        """Return the owner's lease, or None if it has none."""
         return self._by_owner.get(owner)
 
     def end(self, owner: str) -> None:
-        """End the owner's lease, if it has one; its next use begins another, which is the newest then."""
+        """Remove the owner's lease, if it has one. The owner's next `renew` creates a new lease."""
         self._by_owner.pop(owner, None)
 
     def end_expired(self) -> list[Lease]:
-        """End the leases that have expired, and return them."""
+        """Remove and return the leases that have expired."""
         now = self._clock()
         if now < self._soonest:
             return []
@@ -353,11 +365,11 @@ class Leases:
         return ended
 
     def newest_first(self) -> list[Lease]:
-        """Return all leases, the newest first."""
+        """Return all leases, ordered from the newest to the oldest."""
         return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
 
     def seconds_left(self, lease: Lease) -> float:
-        """Return how long a lease lasts if it is not used."""
+        """Return how many seconds remain until a lease expires if it is not renewed; 0 if it has expired."""
         return max(lease.expires - self._clock(), 0.0)
 
     def __len__(self) -> int:
