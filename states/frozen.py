@@ -14,7 +14,7 @@ from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.source import show
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
 
-# Checks that arrays are a state of a model: all its fields, of the right shapes, with finite numbers only.
+# Checks that arrays are a state of a model: all its fields, in the right shapes, with only finite numbers.
 
 
 class Shaped(Protocol):

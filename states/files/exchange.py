@@ -59,9 +59,9 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
     return target
 
 
-# A folder for one process at a time: two processes that write and delete files in it would lose each other's files.
+# Locks that let only one process at a time use a folder: two would overwrite or delete each other's files.
 #
-# The lock is the operating system's, so it ends with the process, even if the process is killed.
+# A lock is the operating system's, so it ends with the process, even if the process is killed.
 
 if sys.platform == "win32":
     import msvcrt

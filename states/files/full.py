@@ -29,7 +29,7 @@ from rnn_engine.tensor_files.source import TensorSource
 from rnn_engine.types import ModelShape
 from states.frozen import Payload, check_array, check_fields, check_shape, check_state
 
-# Open files with states for reading. An error of the tensor readers about a damaged file becomes a `StateError`.
+# Opening state files. An error of the tensor readers about a damaged file becomes a `StateError`.
 
 _HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
 
@@ -218,7 +218,7 @@ def is_full_state(metadata: Mapping[str, str] | None) -> bool:
 def _tensors(saved: SavedState) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {}
     if saved.tokens is not None:
-        # first in the file, so that `read_summary` reads only its beginning
+        # the tokens come first in the file, so that `read_summary` reads only its beginning
         tensors[_TOKENS] = np.frombuffer(saved.tokens, np.uint32)  # [T]
     for name, array in saved.payload.state.items():
         tensors[_STATE_PREFIX + name] = array

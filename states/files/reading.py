@@ -31,7 +31,7 @@ from states.files.prefab import decode_prefab, prefab_dims
 from states.frozen import MAX_LAST_TOKENS, Shaped, check_array, check_shape
 from states.tokens import TOKEN_BYTES, unpack
 
-# Tuned initial states: the trained wkv tensors of a model, `blocks.N.att.time_state`, and nothing else.
+# Tuned initial states: files with a trained wkv tensor `blocks.N.att.time_state` for each layer, and nothing else.
 #
 # A tuned state starts a sequence with these tensors and with shifts of zero. BlinkDL's .pth files have [H, value, key];
 # ai00's `.st` convention has the last two axes swapped. Both axes have the same size, so the tensors can't show which

@@ -63,7 +63,7 @@ class NamedState:
 
     @property
     def persistent(self) -> bool:
-        """Whether the state is kept until it is deleted, instead of with a lease."""
+        """Whether the state is kept until it is deleted. Other states are kept only while their owner's lease lasts."""
         return self.owner is None
 
     @property
@@ -283,7 +283,7 @@ class Quotas:
 
 _NOTHING = ReferenceCounts()
 
-# Owners and their leases: how long what an owner has stays without being used, and whose gives way first.
+# Leases: how long an owner's states are kept without being used, and whose states are removed first if room is short.
 
 DEFAULT_TTL = 3600.0
 MAX_TTL = 30 * 86400.0

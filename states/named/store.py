@@ -71,7 +71,7 @@ class StateStore(Protocol):
         ...
 
     async def default(self) -> NamedState | None:
-        """Return the state from which requests start that name no state; None means the fill values."""
+        """Return the default initial state of requests, or None if they start from the state before any token."""
         ...
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
@@ -137,10 +137,10 @@ class StateStore(Protocol):
         ...
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that locks the state with id `key`.
+        """Return an async context manager that holds the lock of the state with id `key`.
 
-        Tasks that run the model to change it take turns. The lock is for this engine only; `compare_and_set` detects
-        changes by other engines.
+        Tasks that run the model to change the state take turns by it. The lock is for this engine only;
+        `compare_and_set` detects changes by other engines.
         """
         ...
 
@@ -342,7 +342,7 @@ class LocalStateStore:
                     return table.delete(name_or_id)
             if await asyncio.to_thread(self._delete_saved, entry):
                 return entry
-            # it was changed meanwhile, and whoever did that writes its file again
+            # the state was changed meanwhile, and the task that changed it writes its file again
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
         with self.locked() as table:

@@ -173,7 +173,7 @@ class NamedStateTable:
         ]
 
     def end_lease(self, owner: str) -> OwnerLease:
-        """End an owner's lease and remove all its states. Return a description of the lease before that.
+        """End an owner's lease and remove all its states. Return what `leases_of` returned for the lease.
 
         Raises NotFoundError if the owner has no lease.
         """
@@ -381,9 +381,7 @@ class NamedStateTable:
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
     def _check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
-        """Raise OverloadedError if the namespace of `name` has no quota left for `num_bytes` more bytes or `num_names`
-        names.
-        """
+        """Raise OverloadedError if `num_bytes` and `num_names` more would exceed the quota of the name's namespace."""
         self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
 
     def _renew(self, retention: Retention, name: str) -> str | None:

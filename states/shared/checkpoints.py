@@ -1,8 +1,8 @@
-"""Checkpoints and the values of named states in a shared store.
+"""Store and find checkpoints and the arrays of named states in a shared store.
 
 The scripts do not write the state files, since the store would copy each file twice more. So the store may have the
 record of a checkpoint without its file, or the file without the record. The files of checkpoints are `Bodies`, which
-may be in another place.
+may be in an object store.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ _NO_ID = uuid.UUID(int=0)
 
 
 class SharedValues:
-    """The values of named states, by `ValueKey`. For one event loop; no method blocks."""
+    """Reads and writes the arrays of named states in the shared store, and caches some of them in memory.
+
+    For one event loop; no method blocks.
+    """
 
     def __init__(self, client: StoreClient, names: SharedNames, files: StateFiles, model: str, capacity: int) -> None:
-        """Keeps at most `capacity` bytes of values in memory."""
+        """Cache at most `capacity` bytes of arrays in memory. `model` is the fingerprint that state files must have."""
         self._client = client
         self._names = names
         self._files = files
@@ -41,10 +44,10 @@ class SharedValues:
         self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
     async def put(self, frozen: FrozenState) -> UnreadState:
-        """Write the values of a state to the store, unless it has them, and return the state without them.
+        """Write the arrays of a state to the store, unless it has them. Return the state's description without arrays.
 
-        The values expire if no name uses them.
-        Raises StorageError if the store has no room, UnavailableError if it does not answer.
+        The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
+        does not answer.
         """
         unread = UnreadState.of(frozen)
         await asyncio.wrap_future(self._client.submit(self._put(key_of(unread), frozen)))
@@ -52,7 +55,7 @@ class SharedValues:
         return unread
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
-        """Return a state with its values; None if they are missing in the store or damaged.
+        """Return the whole state with arrays from the cache or the store, or None if they are missing or damaged there.
 
         Raises UnavailableError if the store does not answer.
         """
@@ -110,8 +113,9 @@ class SharedValues:
             self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
 
 
-# KEYS: the checkpoint, the bitmap of its block, the bitmaps of all blocks before. Those may be empty; that they exist
-# shows that a path leads through. ARGV: seconds, bit, logits, kind, size.
+# A script that writes the record of a checkpoint and sets its bit. KEYS: the checkpoint, the bitmap of its block, the
+# bitmaps of the blocks before. A bitmap may be empty: its existence shows that a path leads through the block. ARGV:
+# time to live in seconds, number of the bit, 1 if the checkpoint has logits, kind, size in bytes.
 _PUT = """
 redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
@@ -122,8 +126,9 @@ for number = 3, #KEYS do
 end
 """
 
-# KEYS: checkpoints, the longest first. ARGV: 1 if the first one needs logits, then all kinds. Deletes the records that
-# can't be parsed. Returns their number, and the number and record of the first usable checkpoint.
+# A script that finds the longest usable checkpoint, and deletes records that can't be parsed. It returns how many it
+# deleted, then the place in KEYS and the record of the checkpoint found. KEYS: checkpoints, the longest first. ARGV: 1
+# if the first one is usable only with logits, then the names of all kinds.
 _FIND = """
 local kinds, unreadable = {}, 0
 for number = 2, #ARGV do kinds[ARGV[number]] = true end
@@ -142,8 +147,9 @@ end
 return {unreadable}
 """
 
-# KEYS: as for `_PUT`. ARGV: seconds, bit, logits. Restarts the time of an existing checkpoint and sets its bit again,
-# since the bitmap of its block may have been evicted meanwhile.
+# A script that restarts the time to live of a checkpoint's record and sets its bit again, since the bitmap may have
+# been evicted meanwhile. It returns 1, or 0 if the checkpoint is missing or lacks logits. KEYS: as for `_PUT`. ARGV:
+# time to live in seconds, number of the bit, 1 if the checkpoint must have logits.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
 if logits ~= '1' and logits ~= ARGV[3] then return 0 end
@@ -159,7 +165,7 @@ _MOST_ASKED = 512  # checkpoints that one inquiry may ask for
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The store's record of a checkpoint."""
+    """The record of a checkpoint in the store: its length, kind and size."""
 
     length: int  # tokens
     has_logits: bool
@@ -169,23 +175,32 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What the store has along a path."""
+    """What the store has along a path: its longest usable checkpoint, and how far other paths share its tokens."""
 
     known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
     longest: Listed | None  # the longest usable checkpoint
 
 
 class CheckpointStore:
-    """The checkpoints of one model. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
+    """The checkpoints of one model in a shared store. Methods run on the client's thread.
+
+    They raise the errors of `StoreClient.run`.
+    """
 
     def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
-        """`bodies` has the state files. A checkpoint that is not used for `ttl` seconds expires."""
+        """Store the checkpoints' state files in `bodies`.
+
+        A checkpoint expires when it was not used for `ttl` seconds.
+        """
         self._client = client
         self._bodies = bodies
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
-        """Return the longest checkpoint of a path between two lengths. One at the path's end must have logits."""
+        """Find the longest checkpoint on a path that has from `shortest` to `longest` tokens.
+
+        A checkpoint at the very end of the path is usable only with logits.
+        """
         blocks = path.blocks()
         bitmaps: list[bytes | None] = await self._client.run(
             self._client.reading, lambda valkey: execute(valkey, "MGET", *(block.lengths_key for block in blocks))
@@ -197,7 +212,10 @@ class CheckpointStore:
         return Along(known, await self._longest_of(path, wanted))
 
     async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
-        """Return the longest usable checkpoint of these lengths. Some may be gone, although the bitmaps have them."""
+        """Return the record of the longest usable checkpoint among those with these lengths, or None if there is none.
+
+        The lengths ascend. Some checkpoints may have expired, although the bitmaps list them.
+        """
         if not lengths:
             return None
         keys = path.checkpoints(lengths)
@@ -214,13 +232,20 @@ class CheckpointStore:
         return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the checkpoint's state file at a path's end and restart the file's time; None if it is missing."""
+        """Return the state file of the checkpoint at the end of a path, or None if it is missing.
+
+        Reading it restarts the file's time to live.
+        """
         data = await self._bodies.get(_file_of(path))
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time of the checkpoint at a path's end. Return False if it is missing, or lacks wanted logits."""
+        """Restart the time to live of the checkpoint at the end of a path. Return False if the checkpoint is missing.
+
+        With `has_logits`, also return False if the checkpoint lacks logits, so that the caller writes it again with
+        them.
+        """
         if not await self._bodies.renew(_file_of(path)):
             return False
         keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
@@ -230,7 +255,7 @@ class CheckpointStore:
         return bool(answer)
 
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
-        """Keep a state file as the checkpoint at a path's end."""
+        """Write a state file as the checkpoint at the end of a path, with the checkpoint's record."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
         await self._bodies.put(_file_of(path), data)
         await self._client.run(
@@ -239,7 +264,7 @@ class CheckpointStore:
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
-        """Delete the checkpoint at a path's end."""
+        """Delete the checkpoint at the end of a path: its record and its state file."""
         [key] = path.checkpoints([path.length])
         await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
         await self._bodies.delete(_file_of(path))
