@@ -1,4 +1,4 @@
-"""Files of models and states, archives, settings and keys by name, as ai00 has them."""
+"""ai00's routes for files: save models, list folders, load and save settings, unpack archives, look up API keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Token(TypedDict):
 
 
 class SaveRequest(RequestBody):
-    """The file that a loaded model is written to."""
+    """A loaded model to save, and the file to write it to."""
 
     aliases: ClassVar = {"model_path": "path"}
 
@@ -63,7 +63,9 @@ class SaveRequest(RequestBody):
 
 
 class WrittenFile(TypedDict):
-    """What was written: `path` is a file, or a folder whose files have `size` bytes together."""
+    """A saved model or an unpacked archive: the `path` of a file, or of a folder, and the `size` of all its files in
+    bytes.
+    """
 
     path: str
     size: int
@@ -77,13 +79,13 @@ class ListRequest(RequestBody):
 
 
 class FileEntry(ModelFileEntry):
-    """A file or a folder. `sha` is empty unless `is_sha` asks for it."""
+    """A file or a folder. `sha` is its SHA-256, empty unless the request sets `is_sha`."""
 
     is_folder: bool
 
 
 class ConfigModel(RequestBody):
-    """The model to serve, and its settings."""
+    """The section `model` of ai00's Config.toml: the model to serve, and its settings."""
 
     aliases: ClassVar = {"model_path": "path", "model_name": "name"}
 
@@ -167,7 +169,7 @@ class LoadConfigRequest(RequestBody):
 
 
 class SaveConfigRequest(LoadConfigRequest):
-    """Settings to write, for the next start."""
+    """Settings to save in a file. The running server does not change."""
 
     config: Ai00Config = Field(description="What to write.")
 
@@ -287,7 +289,7 @@ async def save_config(request: web.Request) -> web.Response:
 
 
 def _output(request: web.Request, text: str) -> Path:
-    """Return the folder to unpack into.
+    """Return the folder that `text` names, below one of the folders for unpacked archives.
 
     Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
     """
@@ -319,7 +321,11 @@ def _no_config(name: str, error: Exception) -> InvalidRequestError:
 
 
 def _write(path: Path, text: bytes, name: str) -> None:
-    """Write settings. An existing file is replaced only if it has a table [model] and no table that ai00 lacks."""
+    """Write settings as TOML `text` to `path`, replacing an existing file only if it is a Config.toml of ai00.
+
+    That is a file with a table [model] and no table that ai00 lacks. Raises InvalidRequestError, which calls the file
+    `name`, for another existing file, and StorageError if the file can't be written.
+    """
     if os.path.lexists(path):
         content = _parse(path, name)
         if not isinstance(content.get("model"), dict) or not content.keys() <= Ai00Config.model_fields.keys():
