@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's API."""
+"""The schemas of the bodies of Anthropic's API: requests, answers, events and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The contents of a message's blocks, by kind."""
+    """The content blocks of one message, sorted by type."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
@@ -117,7 +117,10 @@ class AnthropicMessage(RequestBody):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The message as chat templates take it. Results of tools become messages of their own and come first."""
+        """The message in the form that chat templates take.
+
+        Results of tools become messages of their own, which come first.
+        """
         content = self.content
         found = [
             Message.model_construct(role=Role.OBSERVATION, content=text, tool_call_id=call_id)
@@ -156,7 +159,7 @@ class AnthropicTool(RequestBody):
 
     @property
     def body(self) -> ToolBody:
-        """The tool in OpenAI's words."""
+        """The tool in OpenAI's format."""
         function = FunctionBody.model_construct(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
@@ -186,7 +189,7 @@ class ToolChoiceBody(RequestBody):
 
 
 class ThinkingBody(RequestBody):
-    """Whether the model thinks before it answers, if the chat template can say it."""
+    """Whether the model thinks before it answers, if its chat template has such a setting."""
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(description="`adaptive` is the same as `enabled`.")
     budget_tokens: int | None = Field(
@@ -223,7 +226,7 @@ class OutputConfig(RequestBody):
 
 
 class AnthropicConversation(GenerationBody):
-    """A conversation in Anthropic's words."""
+    """A conversation in Anthropic's format: the fields that `/v1/messages` and the count of tokens share."""
 
     ignored: ClassVar = GenerationBody.ignored | {
         "cache_control",
@@ -268,7 +271,7 @@ class AnthropicConversation(GenerationBody):
 
     @cached_property
     def chat(self) -> TranslatedChat:
-        """The same conversation in OpenAI's words."""
+        """The conversation as a request for OpenAI's chat completions."""
         fields: dict[str, Any] = {}
         if self.output_config.format is not None:
             fields["json_schema"] = self.output_config.format
@@ -325,8 +328,9 @@ class AnthropicBlock(TypedDict):
 
 
 class AnthropicUsage(TypedDict):
-    """Numbers of tokens. `cache_read_input_tokens` of the prompt were known and not run; `input_tokens` counts the
-    others."""
+    """Numbers of tokens. `cache_read_input_tokens` of the prompt came from the cache and were not run; `input_tokens`
+    counts the others.
+    """
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -350,7 +354,9 @@ class AnthropicAnswer(TypedDict):
 
 
 class AnthropicDelta(TypedDict):
-    """More of a block: `text_delta`, `thinking_delta` or `input_json_delta`; or how the answer ended."""
+    """The change that an event makes: more of a block (`text_delta`, `thinking_delta` or `input_json_delta`), or the
+    reason why the answer ended.
+    """
 
     type: NotRequired[Literal["text_delta", "thinking_delta", "input_json_delta"]]
     text: NotRequired[str]
@@ -361,7 +367,9 @@ class AnthropicDelta(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """What went wrong. A client that sent `thread` learns from `details` that it has to send whole conversations."""
+    """The type and the message of an error. A client that sent `thread` learns from `details` that it has to send whole
+    conversations.
+    """
 
     type: str
     message: str
