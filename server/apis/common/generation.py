@@ -1,4 +1,4 @@
-"""The fields that completions and chats share: the prompt, what ends a text, and how the answer is sent."""
+"""The request fields that completions and chats share: the prompt, stop strings, and how the answer is sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MixedPrompt:
-    """Token ids with texts between them."""
+    """A prompt of texts and token ids in any order."""
 
     parts: tuple[int | str, ...]
 
@@ -42,7 +42,7 @@ _PROMPT_FORMS = (
 
 
 def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
-    """Return the prompts of a field: one prompt in any form, or a list of them. A list with token ids is one prompt."""
+    """Parse a field with one prompt or a list of prompts. A list that contains token ids is one prompt."""
     if isinstance(value, list) and value and not any(type(item) is int for item in value):
         return tuple(_parse_prompt(item, value) for item in value)
     if value == []:
@@ -51,7 +51,7 @@ def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
 
 
 def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
-    """Return prompts as `parse_prompts` does, but join a list of texts to one text. Null is an empty text."""
+    """Parse prompts as `parse_prompts` does, but join a list of texts to one text; null is an empty text."""
     if value is None:
         return ("",)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -97,7 +97,10 @@ Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchem
 
 
 def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt]) -> None:
-    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet."""
+    """Raise InvalidRequestError, naming `field`, if the bytes of texts or the number of token ids exceed the limits.
+
+    The tokens of texts are not counted yet.
+    """
     texts = [part for prompt in prompts for part in _parts(prompt) if isinstance(part, str)]
     limits.check("max_text_bytes", field, sum(len(text.encode()) for text in texts))
     limits.check(
@@ -114,7 +117,7 @@ def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
 
 
 def tokens_of(engine: EngineLike, prompt: AnyPrompt) -> Sequence[int]:
-    """Return the tokens of a prompt; ids that a client sent are not checked."""
+    """Return the token ids of a prompt. Ids that a client sent are not checked."""
     match prompt:
         case str():
             return engine.tokenize(prompt)
@@ -248,7 +251,7 @@ class GenerationBody(GrammarBody):
     def copies_of(
         self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
     ) -> list[GenerateRequest]:
-        """Return the requests of all answers: `copies` of each call. Each call has one prompt.
+        """Return the engine requests of all answers: `copies` of each of `calls`, which have one prompt each.
 
         All calls must have the same tokens that end a text.
         """
@@ -336,9 +339,9 @@ class ProgressBody(GenerationBody):
 async def note_slot(
     request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
 ) -> None:
-    """Note the prompt of a generation under the slot number that the body names, if any.
+    """Store the prompt under the slot number that the body names, if any, so that a later request can save its state.
 
-    A prompt with a `cache_salt` is not noted, since other requests of the same API key may not go on from it.
+    A prompt with a `cache_salt` is not stored, since other requests of the same API key may not continue it.
     """
     slot = body.id_slot
     if slot is None or slot < 0:
