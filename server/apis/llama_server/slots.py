@@ -46,7 +46,7 @@ class LoraAdapter(TypedDict):
 
 
 class SlotActionRequest(ModelNameBody):
-    """The name to save a state under, or to restore it from."""
+    """The name under which a state is saved, or of the state to restore."""
 
     filename: str | None = Field(
         default=None, min_length=1, description="The name of the state; only `erase` does without one."
@@ -59,7 +59,9 @@ class SlotTimings(TypedDict):
 
 
 class SlotAction(TypedDict):
-    """What was saved, restored or erased: numbers of tokens, and of the state's bytes."""
+    """What was saved, restored or erased: `n_saved`, `n_restored` and `n_erased` count tokens, `n_written` and `n_read`
+    bytes of the state.
+    """
 
     id_slot: int
     filename: NotRequired[str]
@@ -110,7 +112,7 @@ async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) 
 
 
 async def _restore(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
-    """Bring the saved prompt's state into the cache, so that prompts that begin alike go on from it."""
+    """Bring a saved prompt's state into the cache, so that prompts with the same beginning continue from it."""
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
     frozen = (await engine.states.get(name)).frozen
     tokens = prompts.get(_name_key(request, engine, frozen.digest))
