@@ -1,4 +1,4 @@
-"""The models that are served."""
+"""Routes that list the served models and report the server's health."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Readiness(TypedDict):
 
 
 def model_entry(model: ServedModel) -> ModelEntry:
-    """Return what clients see of a model. Raises ModelNotFoundError while it is loaded for the first time."""
+    """Return a model's description for clients. Raises ModelNotFoundError while it is loaded for the first time."""
     info = model.info
     if info is None:
         raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")
