@@ -40,8 +40,7 @@ class ComparedState(TypedDict):
 
 
 class ComparedField(TypedDict):
-    """One tensor of the states, compared by layer: for each, a list with a number per head of a `matrix`, else one
-    number.
+    """One tensor of the states: for each layer, a list with a number for each head of a `matrix`, or else one number.
 
     `norms` and `other_norms` are Euclidean. `differences` are the norms of the difference over the mean of both norms:
     0 if the states are equal, 2 if they are opposite or one state is zero.
