@@ -1,4 +1,4 @@
-"""Making a cache with the configured tiers, and its background work on the thread that owns it."""
+"""Make a cache with the configured tiers, and run its background work on the thread that owns it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def make_cache(
 ) -> StateCache:
     """Return a cache with the configured tiers: the device's `pool` if given, host memory, disk, the shared store.
 
-    `model` is the fingerprint of all that must be equal for a state to be continued: weights and their format.
-    `writer` writes the files; None makes one from `config`. `clock` returns seconds that never go back.
-    `store` stays open when the cache is closed.
+    `model` is the fingerprint of all settings that must be equal for a state to be continued: weights and their format.
+    `writer` writes the files; None makes one from `config`. `clock` returns seconds and never goes back. `store` stays
+    open when the cache is closed.
     """
     config = config or CacheConfig()
     tiers: list[Tier] = []
@@ -66,12 +66,15 @@ _WRITE_BEHIND_SECONDS = 1.0  # between two searches for states that are old enou
 
 
 class CacheUpkeep:
-    """Writes states to disk when they are old enough, and drops unreachable ones. For one event loop."""
+    """The background work of a cache: writes states to slow tiers by age, and drops unreachable states.
+
+    For one event loop.
+    """
 
     def __init__(
         self, cache: StateCache, call: Callable[[Callable[[], None]], None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """`call` makes the thread that owns `cache` call its argument."""
+        """Start to write states of `cache` every second. `call` runs its argument on the thread that owns `cache`."""
         self._cache = cache
         self._call = call
         self._loop = loop
@@ -81,24 +84,30 @@ class CacheUpkeep:
             self._write_behind()
 
     def stop(self) -> None:
-        """Stop writing. The thread that owns the cache is about to end, and writes the rest itself."""
+        """Stop the periodic writing. The thread that owns the cache is about to end, and writes the rest itself."""
         self._stopped = True
         if self._next is not None:
             self._next.cancel()  # and drop the reference to the cache
 
     def forget_root(self, root: str) -> None:
-        """Drop the checkpoints of sequences that start from the state with this digest. For any thread."""
+        """Have the checkpoints dropped whose sequences started from the state with the digest `root`.
+
+        For any thread.
+        """
         self._do(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
 
     def changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the cache's summary since a version. If there is none, start it; return None."""
+        """Return the changes of the cache's summary after version `since`.
+
+        If there is no summary, create it and return None.
+        """
         if self._cache.summary is None:
             self._do(self._cache.summarise, "nobody is told what it keeps")
             return None
         return self._cache.summary.changes(since)
 
     def _write_behind(self) -> None:
-        """Have states that are old enough written to disk, now and every second from then on."""
+        """Have states that are old enough written to the slow tiers, and repeat this every second."""
         if self._stopped:
             return
         if self._cache.has_unwritten:
@@ -106,7 +115,10 @@ class CacheUpkeep:
         self._next = self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
 
     def _do(self, action: Callable[[], object], consequence: str) -> None:
-        """Run `action` on the thread that owns the cache. If it fails, log the error and its `consequence`."""
+        """Run `action` on the thread that owns the cache.
+
+        If it fails, log the error and its `consequence`, in words.
+        """
 
         def call() -> None:
             try:
