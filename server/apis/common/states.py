@@ -263,7 +263,10 @@ SaveAs: TypeAlias = Annotated[NewStateBody, BeforeValidator(_from_name)]
 
 
 class StateEntry(TypedDict):
-    """A named state. `num_tokens` is how many tokens the model has read to reach it, null if that is unknown."""
+    """A named state. `num_tokens` is how many tokens the model has read to reach it, null if that is unknown.
+
+    A `read_only` state comes from the operator at every start: requests may start from it and copy it.
+    """
 
     object: Literal["state"]
     id: str

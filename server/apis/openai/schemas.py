@@ -262,8 +262,7 @@ class ChatRequest(ProgressBody, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        """Return the texts that end the answer: the request's own, or else `of_template`, which end a template's turns.
-        """
+        """Return the texts that end the answer: the request's own, or else `of_template`, which end a turn."""
         says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
         return self.stop if says_end else of_template
 
