@@ -1,4 +1,4 @@
-"""API keys, each with a name and a scope. Only their hashes are kept."""
+"""API keys, each with a name and a scope. The server stores only their hashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.auth.rates import Rate, parse_rate
 
 
 class Scope(Enum):
-    """How much a key may do; each scope includes those before it."""
+    """The extent of a key's permissions; each scope includes those before it."""
 
     USE = "use"  # run the model, and read which states there are
     MANAGE = "manage"  # make, change, export and remove states of its own
@@ -33,7 +33,7 @@ _ASCENDING = tuple(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sent a request."""
+    """The sender of a request: an API key's name, scope and limits, or whoever calls a server without keys."""
 
     name: str  # of the key; empty where no key is asked for
     scope: Scope
@@ -60,7 +60,7 @@ _MOST_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that the server accepts. It holds the hash and not the key."""
+    """A key that the server accepts: its principal, and the key's hash instead of the key."""
 
     principal: Principal
     digest: bytes = field(repr=False)
@@ -89,7 +89,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys of a server. One without keys admits everybody."""
+    """All keys that a server accepts."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -191,7 +191,7 @@ def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
 
 
 def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
-    """Return the weight and the rate that follow a key on its line. Raises InvalidRequestError."""
+    """Parse the weight and the rate in the words that follow a key on its line. Raises InvalidRequestError."""
     weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
     rates = [word for word in words if not word.startswith("weight=")]
     return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None
