@@ -1,4 +1,4 @@
-"""Routes as data, and the middleware that answers errors and ends requests that take too long."""
+"""Routes as data, and middleware that turns exceptions into error answers and ends requests that take too long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Kind: TypeAlias = type[object] | UnionType
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. The schemas serve the documentation."""
+    """An HTTP method on a path with its handler, its scope, and the schemas of its bodies for the documentation."""
 
     method: str
     path: str
@@ -106,7 +106,7 @@ def route_of(request: web.Request) -> Route | None:
 
 
 class Lifecycle:
-    """Counts the running requests, refuses new ones once closing, and waits for the last to end."""
+    """Counts running requests; while the server closes, rejects new ones and waits until the last has ended."""
 
     def __init__(self) -> None:
         self._active = 0

@@ -1,4 +1,4 @@
-"""The base of all request bodies, and the parts of answers that all APIs share: errors, token counts, times."""
+"""The base class of all request bodies, and the parts of answers that all APIs share: errors, token counts, times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMES = 30  # of fields that an error lists
 
 
 class RefusedError(ValueError):
-    """Raised by a check of one value; pydantic adds the value's place in the body."""
+    """Raised by the check of one value that is not allowed; pydantic adds the value's place in the body."""
 
     def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
         self.value = value
@@ -34,7 +34,7 @@ class RefusedError(ValueError):
 
 @dataclass(slots=True)
 class UnknownFields:
-    """What to do with unknown fields of a body: refuse them, or leave them out and collect their names."""
+    """How to treat unknown fields of a body: reject the body, or ignore them and collect their names."""
 
     refuse: bool = True
     left_out: set[str] = field(default_factory=set)
@@ -79,7 +79,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _as_spelled(cls, data: object, error: InvalidRequestError) -> InvalidRequestError:
-        """Return the error with the name that the client uses for the field."""
+        """Return `error` with the field named as the client spelled it, which may be an alias."""
         if not isinstance(data, dict) or type(error) is not InvalidRequestError:
             return error
         objects = [data, *(data[name] for name in cls.unfolded if isinstance(data.get(name), dict))]
@@ -121,7 +121,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Return the fields that a body means; subclasses unpack nested objects or derive fields from others."""
+        """Return the fields to validate; subclasses unpack nested objects or derive fields from others."""
         return fields
 
     @classmethod
@@ -141,7 +141,7 @@ class RequestBody(BaseModel):
 
 
 def _names_allowed(name: str, known: Collection[str]) -> str:
-    """Return words for the allowed fields: the one that was probably meant, or all if they are few."""
+    """Return the part of an error text that lists allowed fields: the one probably meant, or all if they are few."""
     nearest = get_close_matches(name[:80], known, n=1)
     if nearest:
         return f"a field that there is, perhaps {nearest[0]}"
@@ -165,7 +165,10 @@ def _is_one_of(value: object, values: Collection[object]) -> bool:
 
 
 def only(*allowed: object, because: str) -> BeforeValidator:
-    """Return a validator that accepts only the `allowed` values of a field that this server does not support."""
+    """Return a pydantic validator that accepts just the `allowed` values.
+
+    `because` says why others are not supported.
+    """
 
     def check(value: Any) -> Any:  # noqa: ANN401
         if not _is_one_of(value, allowed):
