@@ -368,8 +368,7 @@ class OwnStates:
         return replace(lease, owner=_plain(lease.owner, self._namespace), names=names)
 
     def _shown(self, held: NamedState) -> NamedState:
-        """Return a state as this principal sees it, under its plain name; read-only if this principal may not change
-        it.
+        """Return a state as this principal sees it: with its plain name, and read-only unless it may change the state.
 
         An admin sees the states of other principals unchanged.
         """
