@@ -1,4 +1,4 @@
-"""Descriptions of the files in the folder of models, with sizes and digests; unpacking archives into it."""
+"""Describe the files in the folder of models, with sizes and digests, and unpack archives of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KNOWN_FILES = 1024
 
 
 class ModelFileEntry(TypedDict):
-    """A file in the folder of models.
+    """The description of a file or folder among the models.
 
     `sha` is its SHA-256; empty if that was not asked for, and for folders. `info` is null if the file is no model.
     """
@@ -39,7 +39,7 @@ class ModelFileEntry(TypedDict):
 
 
 def describe_file(path: Path, *, with_sha: bool) -> ModelFileEntry:
-    """Return the description of a file or folder.
+    """Return the description of a file or folder, with its SHA-256 if `with_sha` is set and it is a file.
 
     The digest reads the whole file; it is cached until the file changes.
     """
