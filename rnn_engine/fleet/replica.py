@@ -1,4 +1,4 @@
-"""The replica's side of a fleet: an engine whose requests come from fronts in other processes."""
+"""The replica's side of a fleet: run requests that fronts in other processes send, and return their events."""
 
 from __future__ import annotations
 
@@ -27,26 +27,29 @@ from states.cache.browse import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):
-    """The interface that a replica needs of its engine."""
+    """The interface that a replica needs of its engine: `EngineLike` and two methods for the cache."""
 
     def forget_root(self, root: str) -> None:
-        """Drop the kept states of sequences that start from the state with this digest."""
+        """Drop the checkpoints of sequences that started from the state with the digest `root`."""
         ...
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return the changes of the cache's summary since a version; None if there is no summary yet."""
+        """Return the changes of the cache's summary after version `since`, or None if there is no summary yet."""
         ...
 
 
 class Replica:
-    """Runs requests of fronts on an engine, and sends each front the outcomes of its requests in one stream.
+    """Runs the requests of fronts on an engine, and sends each front the outcomes of its requests in one stream.
 
     Events of a front's requests that are ready together are sent in one parcel, so that a step costs one message for
     each front and not one for each token. For one event loop. Owns the engine.
     """
 
     def __init__(self, engine: ReplicaEngine, name: str) -> None:
-        """`name` must differ from the names of all other replicas."""
+        """Make a replica that runs requests on `engine`.
+
+        Its `name` must differ from the names of all other replicas.
+        """
         self.name = name
         self._engine = engine
         self._outboxes: defaultdict[str, _Outbox] = defaultdict(_Outbox)
@@ -61,9 +64,10 @@ class Replica:
         }
 
     async def run(self, front: str, key: int, call: bytes) -> None:
-        """Run a request until it has ended; put its outcomes into the stream of `front`, under `key`.
+        """Run the packed request `call` until it has ended, and put its outcomes into the stream of `front`.
 
-        Cancelling this frees the request's slot within a step.
+        Each outcome has the `key` of the request; see `parcels`. Cancelling this frees the request's slot within a
+        step.
         """
         request, wait_for_room = unpack_request(call)
         outbox = self._outboxes[front]
@@ -83,7 +87,7 @@ class Replica:
         outbox.put(key, end)
 
     async def parcels(self, front: str) -> AsyncGenerator[bytes]:
-        """Yield the outcomes of the requests of `front`, beginning with an empty parcel; never ends by itself.
+        """Yield parcels, packed lists of the outcomes of a front's requests. The first is empty. Never ends by itself.
 
         When the caller stops reading, outcomes that were not sent are dropped, and the caller must cancel its requests.
         """
@@ -97,7 +101,7 @@ class Replica:
                 del self._outboxes[front]
 
     async def hold(self, front: str, key: int, held: bool) -> None:
-        """Pause (`held`) or resume reading the events of a request. Does nothing for a request that has ended."""
+        """Pause reading the events of a request if `held`, else resume. Does nothing for a request that has ended."""
         reading = self._reading.get((front, key))
         if reading is None:
             return
@@ -107,7 +111,10 @@ class Replica:
             reading.set()
 
     async def report(self, known: Mapping[str, int]) -> bytes:
-        """Return a pickled `Report`. `known` has the version of this replica's summary that the front knows, if any."""
+        """Return a pickled `Report` of this replica.
+
+        `known` has the version of each replica's cache summary that the front has; the report has the changes since.
+        """
         engine = self._engine
         info = replace(engine.info, folders={}, chat_template=WorldTemplate())
         slots = tuple(engine.slot_uses())
@@ -137,7 +144,7 @@ class Replica:
 
 
 class _Outbox:
-    """The outcomes that have not been sent to one front."""
+    """The outcomes that wait to be sent to one front."""
 
     def __init__(self) -> None:
         self._outcomes: list[tuple[int, Outcome]] = []
@@ -148,7 +155,7 @@ class _Outbox:
         self._any.set()
 
     async def take(self) -> list[tuple[int, Outcome]]:
-        """Wait for an outcome, and remove and return all outcomes."""
+        """Wait until there is an outcome, then remove and return all outcomes."""
         await self._any.wait()
         await asyncio.sleep(0)  # meanwhile, other requests of the same step put theirs
         self._any.clear()

@@ -123,8 +123,7 @@ def block_digests(root: str, tokens: bytes) -> list[bytes]:
 
 
 def path_digest(blocks: bytes, tail: bytes) -> bytes:
-    """Return a token path's hash, given the hash `blocks` of its whole blocks and the packed tokens `tail` after them.
-    """
+    """Return a path's hash, given the hash `blocks` of its whole blocks and the packed tokens `tail` after them."""
     return hashlib.blake2b(blocks + tail, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -319,9 +318,9 @@ class _Texts:
         return self._between(one, start, min(start + HEAD_TOKENS, self._positions[one].length))
 
     def has(self, one: int, wanted: str) -> bool:
-        """Return True if a match of `wanted`, in lower case, ends in the text of position `one`.
+        """Search the text of position `one` for `wanted`, in lower case.
 
-        It may begin before the text.
+        A match may begin before the text but must end in it.
         """
         start = self.start(one)
         first = max(start - len(wanted.encode()), 0)
@@ -391,9 +390,9 @@ def _below(positions: Sequence[Position], under: str | None) -> list[int]:
 
 
 def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], bool]:
-    """Return which positions of `asked` have `text` in their text, and True if all were searched.
+    """Return the indexes of the positions in `asked` whose text contains `text`, and True if all were searched.
 
-    The search ends early after `MOST_SEARCHED` tokens. Positions are given by their indexes.
+    The search ends early after `MOST_SEARCHED` tokens.
     """
     if not text:
         return set(asked), True
@@ -432,9 +431,7 @@ def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, in
 
 
 def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
-    """Return at most `limit` of the positions `near`, by their indexes: the most recently used ones, with their
-    ancestors.
-    """
+    """Return the indexes of at most `limit` positions of `near`: the most recently used and their ancestors."""
     told: set[int] = set()
     allowed = set(near)
     for one in sorted(near, key=lambda one: positions[one].idle_seconds):

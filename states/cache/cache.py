@@ -194,9 +194,9 @@ class StateCache:
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
-        """Add the path of packed `tokens`, which another server has, without a state.
+        """Add a ghost entry for the path of packed `tokens`, which another server has.
 
-        A prompt that leaves it has a branch point.
+        So a prompt that leaves this path has a branch point.
         """
         if not tokens or self._index.is_too_long(tokens):
             return

@@ -49,7 +49,7 @@ class GhostEntries:
         return oldest
 
     def discard(self, checkpoint: Checkpoint) -> None:
-        """Remove the entry `checkpoint`, if it is one."""
+        """Remove `checkpoint` from the ghost entries, if it is one."""
         if checkpoint in self._entries:
             del self._entries[checkpoint]
             self._tokens -= checkpoint.length

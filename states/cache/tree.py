@@ -62,7 +62,10 @@ class Place(Generic[V]):
     length: int  # tokens from the root
 
     def blocks(self) -> tuple[bytes, ...]:
-        """Return the packed tokens from the root to this position, as blocks and the rest."""
+        """Return the packed tokens from the root to this position, as a tuple of blocks.
+
+        The last one may be shorter.
+        """
         return (*self.node.path(), self.tail)
 
     def tokens(self) -> bytes:
@@ -201,7 +204,7 @@ class TokenTree(Generic[V]):
 
 
 def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
-    """Return how many tokens `wanted` has in common with the most similar member of a sorted list, from their start."""
+    """Return the length in tokens of the longest prefix that `wanted` shares with any member of a sorted list."""
     at = bisect_left(ordered, wanted)
     return max((shared_tokens(near, wanted) for near in ordered[max(at - 1, 0) : at + 1]), default=0)
 

@@ -90,9 +90,9 @@ class CacheUpkeep:
             self._next.cancel()  # and drop the reference to the cache
 
     def forget_root(self, root: str) -> None:
-        """Have the checkpoints dropped whose sequences started from the state with the digest `root`.
+        """Drop the checkpoints of sequences that started from the state with the digest `root`. For any thread.
 
-        For any thread.
+        They are dropped later, on the thread that owns the cache.
         """
         self._do(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
 
@@ -107,7 +107,7 @@ class CacheUpkeep:
         return self._cache.summary.changes(since)
 
     def _write_behind(self) -> None:
-        """Have states that are old enough written to the slow tiers, and repeat this every second."""
+        """Every second, have the thread that owns the cache write states that are old enough to the slow tiers."""
         if self._stopped:
             return
         if self._cache.has_unwritten:

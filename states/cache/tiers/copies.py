@@ -44,7 +44,7 @@ class Keeper:
         return self._behind.is_idle
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written once it is old enough, if the tier lacks it."""
+        """Schedule a checkpoint to be written to the tier once it is old enough, if the tier lacks it."""
         if self._lacks(checkpoint):
             self._behind.note(checkpoint)
 

@@ -93,7 +93,10 @@ class WriteBehind:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """Have a checkpoint written when `seconds` have passed by `clock` since it was passed to `note`."""
+        """Start without checkpoints.
+
+        One is old enough when `seconds` have passed by `clock` since it was passed to `note`.
+        """
         self._seconds = seconds
         self._clock = clock
         self._since: dict[Checkpoint, float] = {}  # when `note` was called; the earliest first
@@ -105,7 +108,7 @@ class WriteBehind:
         return not self._since and not self._reads
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written when it is old enough, unless the tier has it by then."""
+        """Schedule a checkpoint to be written once it is old enough, unless the tier has it by then."""
         self._since.setdefault(checkpoint, self._clock())
 
     def run(

@@ -277,7 +277,7 @@ class Tier(ABC):
         return ()
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Make `found`, a copy that this process did not write, the copy of `checkpoint`.
+        """Register `found`, a copy that this process did not write, as the copy of `checkpoint`.
 
         The queue must have room for it.
         """

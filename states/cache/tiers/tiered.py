@@ -109,10 +109,10 @@ class Fetches:
     def begin(
         self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
     ) -> Fetch:
-        """Lock `checkpoint`, and read its copy of `size` bytes by `start` unless it is being read already.
+        """Lock `checkpoint`, and queue the read of its copy of `size` bytes unless it is queued or running.
 
-        Return the fetch. `on_done` is called at the end of the read, mostly on the thread that reads, unless the read
-        has ended already.
+        Return a fetch of it. `start` starts the read. `on_done` is called at the end of the read, mostly on the thread
+        that reads, unless the read has ended already.
         """
         read = self._reads.get(checkpoint)
         if read is None:
@@ -218,7 +218,7 @@ class TieredStore:
         self._note_unwritten(checkpoint)
 
     def access(self, checkpoint: Checkpoint) -> Access:
-        """Return how the state of a checkpoint with a copy can be reached."""
+        """Return the `Access` to a checkpoint that has a copy: how its state can be reached."""
         move = self._copies.move_of(checkpoint)
         if move is not None:
             return Access.MOVING if move.source.slow else Access.AT_HAND
@@ -300,7 +300,7 @@ class TieredStore:
         return sum(tier.queue.num_waypoints for tier in self.tiers)
 
     def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
-        """Make a copy that was found in a tier the copy of `checkpoint`.
+        """Register a copy found in a tier as the copy of `checkpoint`.
 
         Return False if the tier can't make room for it.
         """
