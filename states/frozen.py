@@ -25,7 +25,7 @@ class Shaped(Protocol):
 
 
 def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
-    """Check that `arrays` are a finite state of the model, and return them as f32 arrays by field name.
+    """Check that `arrays` are a state of the model with finite values, and return them in f32 by field name.
 
     Raises StateError if a field is missing, unknown or of the wrong shape, or if a value is NaN or infinite. The error
     message begins with `source`.

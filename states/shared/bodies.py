@@ -155,7 +155,7 @@ _KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
 
 
 class Bodies(Protocol):
-    """The interface to a place of bodies: state files of checkpoints, by key.
+    """The interface of a store of bodies, the state files of checkpoints, by key.
 
     Methods raise the errors of `StoreClient.run`, and run on the client's thread.
     """
@@ -181,7 +181,7 @@ class StoredBodies:
     """`Bodies` in the shared store itself."""
 
     def __init__(self, client: StoreClient, ttl: int) -> None:
-        """Let a body expire when it was not used for `ttl` seconds."""
+        """Store bodies by `client`. A body expires when it was not used for `ttl` seconds."""
         self._client = client
         self._ttl = ttl
 

@@ -137,10 +137,10 @@ class CircuitBreaker:
         first_pause: float = 1.0,
         longest_pause: float = 30.0,
     ) -> None:
-        """Start closed.
+        """Make a closed circuit breaker, which opens after `most_failures` failures in a row.
 
-        Open after `most_failures` in a row, first for `first_pause`, later for up to `longest_pause` seconds. `clock`
-        returns seconds and never goes back.
+        It opens first for `first_pause`, later for up to `longest_pause` seconds. `clock` returns seconds and never
+        goes back.
         """
         self._clock = clock
         self._most_failures = most_failures

@@ -53,7 +53,7 @@ class PathKeys:
     """Computes the store's keys of the checkpoints and bitmaps along one path of tokens."""
 
     def __init__(self, model: str, root: str, tokens: bytes) -> None:
-        """Take the path of packed `tokens` under `root`.
+        """Compute keys for the path of packed `tokens` under `root`.
 
         `model` is the fingerprint of all settings that must be equal for a state to be continued.
         """

@@ -143,16 +143,16 @@ class SharedNames:
     """
 
     def __init__(self, client: StoreClient, model: str) -> None:
-        """Use the names of the model with the fingerprint `model`."""
+        """Access the named states of the model with the fingerprint `model`, by `client`."""
         self._client = client
         space = space_of(model)
         self._keys = [f"{space}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
         self._values = f"{space}:value"
 
     async def read(self, known: Revision) -> NamesRead:
-        """Return the changes since the revision `known`.
+        """Return the changes since the revision `known`, or all names if those changes are not known.
 
-        If they are no longer logged or can't be parsed, return all names.
+        They are not known if the store no longer logs them, or if they can't be parsed.
         """
         arguments = (known.mark, known.number, repr(known.read_at))
         now, mark, number, version, complete, first, leases, used = await self._client.run(

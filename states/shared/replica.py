@@ -52,7 +52,7 @@ class StoreReplica:
         forget: Callable[[str], None],
         note_unreadable: Callable[[str, object], None],
     ) -> None:
-        """Start a copy that has only the operator's states of `own`.
+        """Make a copy that has only the operator's states, which are in `own`, until names are read from the store.
 
         `capacity`, `max_names` and `quota` bound the table. `forget` is called with the digest of a removed state if no
         name stands for a state with this digest any more. `note_unreadable` is called with a description of a text that

@@ -214,9 +214,10 @@ class SharedStateStore:
 
     @asynccontextmanager
     async def _names_now(self) -> AsyncIterator[NamedStateTable]:
-        """Yield the table of names, at least as recent as the call. No other task changes it during the block.
+        """Yield the table of names, as it is in the store at the time of the call or later.
 
-        Tasks that wait for each other share a read, so a slow store is asked once for all of them.
+        No other task changes the table during the block. Tasks that wait for each other share a read, so a slow store
+        is asked once for all of them.
         """
         begun = self._begun
         async with self._turn:
