@@ -1,4 +1,4 @@
-"""realizar's routes: batches of prompts, and whether the device is ready."""
+"""realizar's routes: generate for batches of prompts, tokenize, and report if the device is ready."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from states.named.entry import Retention
 
 
 class ExchangeRequest(RequestBody):
-    """An API key and its name."""
+    """An API key to look up, with its name."""
 
     app_id: str = Field(description="The key's name.")
     app_secret: str = Field(description="The key.")
@@ -99,14 +99,14 @@ class ConfigModel(RequestBody):
 
 
 class ConfigLora(RequestBody):
-    """A LoRA to merge."""
+    """A LoRA to merge into the model, in ai00's Config.toml."""
 
     path: str = Field(default="", description="Its file.")
     alpha: float = Field(default=1.0, description="Its strength.")
 
 
 class ConfigState(RequestBody):
-    """A state to start from."""
+    """A state to start from, in ai00's Config.toml."""
 
     path: str = Field(default="", description="Its file.")
     name: str | None = Field(default=None, description="Its name.")
@@ -147,7 +147,7 @@ class ConfigWeb(RequestBody):
 
 
 class Ai00Config(RequestBody):
-    """ai00's Config.toml."""
+    """The contents of ai00's Config.toml."""
 
     model: ConfigModel = Field(default=ConfigModel(), description="The model.")
     lora: list[ConfigLora] = Field(default=[], description="LoRAs to merge, in this order.")
@@ -163,7 +163,7 @@ class Ai00Config(RequestBody):
 
 
 class LoadConfigRequest(RequestBody):
-    """A file to read."""
+    """The name of a settings file to read."""
 
     path: str = Field(min_length=1, description="A Config.toml in a folder of the admins.")
 

@@ -1,4 +1,4 @@
-"""Models and devices as ai00 lists them, and loading and unloading models while the server runs."""
+"""ai00's routes that list models and devices, and load and unload models while the server runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parse_adapter(value: object) -> object:
 
 
 class LoraRef(RequestBody):
-    """A LoRA to merge into the weights."""
+    """A LoRA to merge into the model's weights: its file, and how strongly it counts."""
 
     path: str = Field(min_length=1, description="A file in the folder of models.")
     alpha: float | None = Field(default=None, description="Its strength; null is the one that the file says.")
@@ -84,7 +84,7 @@ class StateFileRef(RequestBody):
 
 
 class ReloadRequest(RequestBody):
-    """A model to load, in ai00's words. The fields `name`, `add` and `weights` are this server's own."""
+    """A model to load, with ai00's field names. The fields `name`, `add` and `weights` are this server's own."""
 
     ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
 

@@ -80,7 +80,7 @@ def _add(content: Content, block: object) -> Content:
 
 
 def _text(value: object) -> str:
-    """Return a string unchanged, or join blocks of text with line breaks. Raises RefusedError."""
+    """Return a text field as a string, joining a list of text blocks with line breaks. Raises RefusedError."""
     content = _parse_content(value)
     if content.thoughts or content.calls or content.results:
         raise RefusedError(value, "a string or a list of blocks of text")
@@ -100,7 +100,7 @@ SystemBlocks: TypeAlias = Annotated[
 
 
 class AnthropicMessage(RequestBody):
-    """One message."""
+    """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Blocks = Field(
@@ -167,7 +167,7 @@ class AnthropicTool(RequestBody):
 
 
 class ToolChoiceBody(RequestBody):
-    """Whether the model calls a tool."""
+    """Whether, and which of the tools, the model has to call."""
 
     type: Literal["auto", "any", "tool", "none"] = Field(
         description="`auto`: as it wants; `any`: at least one; `tool`: the one that is named; `none`: no tool."
@@ -306,7 +306,7 @@ class MessagesRequest(AnthropicConversation):
 
 
 class CountTokensRequest(AnthropicConversation):
-    """A conversation to count the tokens of."""
+    """A conversation whose tokens are counted, without an answer."""
 
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -377,7 +377,7 @@ class AnthropicErrorDetail(TypedDict):
 
 
 class AnthropicEvent(TypedDict):
-    """An event of a stream, which is also named by its `type`. `index` is the number of the block."""
+    """An event of a stream; the server-sent event's name is its `type`. `index` is the number of the content block."""
 
     type: Literal[
         "message_start",
@@ -400,7 +400,7 @@ class AnthropicEvent(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """The body of every answer of Anthropic's routes that is not a success."""
+    """The body of every error answer of Anthropic's routes."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail

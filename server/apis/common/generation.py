@@ -158,7 +158,7 @@ class StreamOptions(RequestBody):
 
 
 class GenerationBody(GrammarBody):
-    """A body with the fields that every generation has."""
+    """The request fields that every generation has: sampling, stops, number of answers, and how they are sent."""
 
     ignored: ClassVar = frozenset(
         {
@@ -272,7 +272,7 @@ class GenerationBody(GrammarBody):
 
     @property
     def reports_progress(self) -> bool:
-        """Whether the stream reports how far the prompt has come."""
+        """True if the stream reports how much of the prompt was processed."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""llama-server's own completions, and its infill, which a recurrent model can't do."""
+"""llama-server's own route for completions, and infill, which a recurrent model can't do."""
 
 from __future__ import annotations
 

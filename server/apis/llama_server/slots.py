@@ -1,4 +1,4 @@
-"""llama-server's slots and LoRAs: list them, and save and restore states under a slot's number."""
+"""llama-server's routes for slots and LoRAs: list them, and save and restore states under a slot's number."""
 
 from __future__ import annotations
 

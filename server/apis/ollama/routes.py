@@ -55,9 +55,10 @@ AnswerKind: TypeAlias = Literal["message", "response"]
 
 
 class OllamaDialect:
-    """The `Dialect` that formats answers of Ollama's chats, in the field `message`, or generations, in `response`.
+    """The `Dialect` that formats answers of Ollama's chats and generations.
 
-    `form` says which parts, such as thoughts and calls, to look for in the answer; None means that it is only text.
+    Chats have the field `message`, generations `response`. `form` says which parts, such as thoughts and calls, to look
+    for in the answer; None means that it is only text.
     """
 
     def __init__(self, info: EngineInfo, form: AnswerForm | None, kind: AnswerKind) -> None:

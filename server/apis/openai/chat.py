@@ -1,4 +1,4 @@
-"""Chat completions."""
+"""OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
 
 async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
-    """Answer with the number of prompt tokens that the model would read for a chat, without running it."""
+    """Answer with the number of tokens that the prompt of a chat has, without running the model."""
     [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
 
@@ -255,7 +255,7 @@ async def apply_template(request: web.Request) -> web.Response:
 
 
 def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
-    """Estimate the work of rendering the chat template, as the `size` for `work`.
+    """Estimate how much work it is to render the chat template. The number is the `size` for `work`.
 
     A template that is a program may take long even for short texts.
     """

@@ -1,4 +1,4 @@
-"""Text completions."""
+"""OpenAI's text completions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _calls(
 
 
 def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
-    """Return the engine request for the state `start`: it runs the prompt that `start` has, or else `prompt`."""
+    """Return the engine request from the state `start`. Its prompt is the one given with `start`, or else `prompt`."""
     tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
     marks = body.marks if start.prompt is None else []
     for position in marks:

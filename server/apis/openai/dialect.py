@@ -146,7 +146,7 @@ class ResponseEnvelope:
         return {"object": self._formatter.object, **self._common, "choices": choices, "usage": usage, **extra}
 
     def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the body of one event of a stream."""
+        """Return the body of one event of a stream, with the given choices."""
         return {"object": self._formatter.chunk_object, **self._common, "choices": choices, **extra}
 
 
@@ -238,9 +238,10 @@ class OpenAIDialect:
         times_each: bool,
         extra: Mapping[str, object],
     ) -> None:
-        """`times_each`: send the times with each event of a stream, not only with the last one of a choice.
+        """Format the answers to `calls`.
 
-        `extra` has further fields of an answer that is not streamed.
+        With `times_each`, each stream event has the times, not only a choice's last one. `extra` has further fields of
+        an answer that is not streamed.
         """
         self._envelope = ResponseEnvelope(info, formatter)
         self._formatter = formatter

@@ -22,7 +22,7 @@ class LoraEntry(TypedDict):
 
 
 class ModelMeta(TypedDict):
-    """A model's sizes, which depend on its version, and what it runs on.
+    """A model's sizes, which depend on its version, and the device that it runs on.
 
     `state_bytes` are those of one sequence. An `unloaded` model is loaded at the next request for it, unless an admin
     has unloaded it.

@@ -154,7 +154,7 @@ def _empty_part(kind: ItemType) -> dict[str, Any]:
 
 
 def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a copy of an item as its first event shows it: with empty content."""
+    """Return an item for the event that announces it, with empty content."""
     return {**item, "content": []} if "content" in item else item
 
 
