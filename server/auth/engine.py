@@ -111,7 +111,10 @@ class OwnEngine:
         return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return cached positions of all principals. This and the next three are for routes with the scope `admin`."""
+        """Return the positions in the cache of all principals.
+
+        This and the next three methods are for routes with the scope `admin`.
+        """
         return await self._engine.cache_tree(query)
 
     async def cache_tokens(self, position: str) -> list[int]:
@@ -284,7 +287,7 @@ class OwnStates:
         return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Rename a state within its namespace, or move it out of that to the shared states."""
+        """Rename a state within its namespace, or move it from there to the shared states."""
         held = await self._require_changeable(name_or_id)
         namespace = "" if retention.shared else held.namespace
         plain = held.plain_name if name == self._shown(held).name else name
@@ -340,7 +343,7 @@ class OwnStates:
         return full_name(self._namespace_of(retention), name)
 
     async def _check_new(self, name: str, retention: Retention) -> None:
-        """Raise ForbiddenError if the scope is too small for a new state.
+        """Raise ForbiddenError if the principal's scope does not allow a new state.
 
         Raise InvalidRequestError if the name is not plain, or is that of a shared state.
         """

@@ -74,7 +74,7 @@ class ApiKey:
         weight: float = 1.0,
         rate: Rate | None = None,
     ) -> Self:
-        """Return the entry of a plain-text key. Raises InvalidRequestError for a key that no request could send."""
+        """Make the entry for a plain-text key. Raises InvalidRequestError for a key that no HTTP request could send."""
         if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
             raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
         return cls(Principal(name, scope, weight, rate), _digest(key))
@@ -119,7 +119,7 @@ def check_keys(keys: Iterable[ApiKey]) -> None:
 
 
 def check_key_name(name: str) -> str:
-    """Return `name`. Raises InvalidRequestError if it can't be the name of a key."""
+    """Return `name` unchanged. Raises InvalidRequestError if a key may not have this name."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequestError(
             "key name", name, "1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit"

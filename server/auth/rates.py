@@ -90,7 +90,10 @@ class RateLimiter:
     def __init__(
         self, note_refusal: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`note_refusal` is called if a request is rejected, with the name of the used-up quota: requests or tokens."""
+        """Start without clients.
+
+        `note_refusal` is called with the quota, requests or tokens, that a rejected request exceeds.
+        """
         self.note_refusal = note_refusal
         self.clock = clock
         self._quotas: dict[str, ClientBuckets] = {}  # by client
