@@ -1,4 +1,4 @@
-"""Accept connections, bound their number, and continue after the system had no room for more."""
+"""Accept connections, bound their number, and recover if the system has no room for more."""
 
 from __future__ import annotations
 

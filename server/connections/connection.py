@@ -101,7 +101,7 @@ class Connection(web.RequestHandler):
             self._set_timer(self._settings.header_seconds, self._end_head)
 
     def begin(self, request: web.BaseRequest) -> None:
-        """Note that a request's head has arrived, and start the time limit of its body."""
+        """Start the time limit for a request's body, after its head has arrived."""
         self._request = request
         self.waiting_since = None
         if request.content.is_eof():
@@ -235,7 +235,7 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def connections_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Start the time limit for the request's body on its connection.
+    """Start the time limit that a request's connection has for its body.
 
     This is the first middleware after that of telemetry.
     """
