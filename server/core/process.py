@@ -44,10 +44,10 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 def end_at_signals() -> AbstractContextManager[None]:
-    """Return a context in which a signal to stop ends the process at once with code 0.
+    """Return a context manager; in its block, a stop signal ends the process at once with exit code 0.
 
-    It is for the time before there is anything to stop.
-    A signal that was ignored before stays ignored. For the main thread.
+    It is for the time before there is anything to stop. A signal that was ignored before stays ignored. For the main
+    thread.
     """
     return _handling(lambda *_: os._exit(0))
 

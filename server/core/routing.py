@@ -70,7 +70,8 @@ class Route:
         return (*self._prefixed_paths, *self.also)
 
     def most_body_bytes(self, limit: int) -> int:
-        """Return the most bytes that a body may have; `limit` is the server's for bodies of its kind."""
+        """Return the most bytes that a body may have on this route; `limit` is the server's own limit for such bodies.
+        """
         most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
         return limit if most is None else min(most, limit)
 
@@ -119,7 +120,7 @@ class Lifecycle:
         return self._closing.is_set()
 
     async def wait_closing(self) -> None:
-        """Wait until the server takes no more requests."""
+        """Wait until the server begins to close and rejects new requests."""
         await self._closing.wait()
 
     @property
@@ -128,7 +129,7 @@ class Lifecycle:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one request while the block runs. Raises EngineClosedError once closing."""
+        """Count a request as running while the block runs. Raises EngineClosedError if the server is closing."""
         if self.closing:
             raise EngineClosedError("the server is stopping and takes no new requests")
         self._active += 1
@@ -157,7 +158,10 @@ API_DOCUMENT: web.AppKey[DocumentMaker] = web.AppKey("api_document")
 
 @web.middleware
 async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every exception with an error object."""
+    """Convert exceptions of a handler to error answers in the form of the route's API.
+
+    ConnectionError is raised again, since the client has left.
+    """
     try:
         return await handler(request)
     except ConnectionError:
@@ -186,7 +190,7 @@ _SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ende
 
 
 def deadlines_middleware(seconds: float) -> Middleware:
-    """Return middleware that ends a request if it still runs `_SPARE_SECONDS` after `seconds`.
+    """Return middleware that ends a request `_SPARE_SECONDS` after its time limit of `seconds`.
 
     If the answer has begun, its connection is cut; otherwise TimeLimitError is raised.
     """

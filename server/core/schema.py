@@ -41,11 +41,11 @@ class UnknownFields:
 
 
 class RequestBody(BaseModel):
-    """A JSON object from a client; its values are not converted silently.
+    """The base class of JSON request bodies. Values are checked strictly: none is converted to another type silently.
 
-    If a field has a default, null means that default (official clients send it so).
-    An unknown field is refused, unless it is null or the server's settings leave such fields out.
-    A field that other systems have and that would change the answer is refused in any case.
+    If a field has a default, null means that default (official clients send it so). An unknown field is refused, unless
+    it is null or the server's settings leave such fields out. A field that other systems have and that would change the
+    answer is refused in any case.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -60,7 +60,7 @@ class RequestBody(BaseModel):
     def parse(
         cls, body: bytes | bytearray, limits: Limits = _DEFAULT_LIMITS, unknown: UnknownFields | None = None
     ) -> Self:
-        """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`.
+        """Parse and check the JSON text `body`. Raises InvalidRequestError, also if it exceeds `limits`.
 
         `unknown` says what to do with unknown fields, and collects their names. Without it they are refused.
         """
