@@ -135,7 +135,7 @@ def _extract(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> int:
 
 
 def _checked_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an archive's file or folder. Raises InvalidRequestError for links and unsafe names."""
+    """Return the name of an entry in an archive. Raises InvalidRequestError for links and unsafe names."""
     name = entry.filename
     if not is_inner_path(name):
         raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")

@@ -53,10 +53,10 @@ class ServedModel:
     def __init__(
         self, order: LoadOrder, load: LoadEngine, loading: asyncio.Lock, engine: EngineLike | None = None
     ) -> None:
-        """`loading` is a lock shared by all models.
+        """Make a model that is not loaded, or one with the given `engine`.
 
-        It is held during a load, so that each sees the memory that others took. `engine` is given if the model is
-        loaded already.
+        `loading` is a lock that all models share. It is held during a load, so that each sees the memory that others
+        took.
         """
         self.order = order
         self.running = 0
@@ -120,7 +120,7 @@ class ServedModel:
         return engine
 
     def release(self) -> None:
-        """Note that a request with the engine has ended."""
+        """Stop counting a request that has ended."""
         self.running -= 1
         self.used = time.monotonic()
         if self.running == 0:
@@ -135,7 +135,7 @@ class ServedModel:
         return await asyncio.shield(self._opening)
 
     async def reload(self, order: LoadOrder, load: LoadEngine) -> None:
-        """Load the model with another order when its running requests have ended; new requests wait for that.
+        """Replace the model by the one that `order` describes once its running requests have ended; new requests wait.
 
         Raises what loading raises; the next request then loads the model with the order that it had before.
         """
@@ -213,7 +213,7 @@ class ServedModel:
 
 
 def _note_error(task: asyncio.Task[EngineLike]) -> None:
-    """Retrieve the error of a load, so that asyncio does not log it if no request waits for the load any more."""
+    """Mark the error of a load as seen, so that asyncio does not log it if no request waits for the load any more."""
     if not task.cancelled():
         task.exception()
 
@@ -225,7 +225,7 @@ class ModelRegistry:
     """All served models by name, and which one is the default. For the event loop."""
 
     def __init__(self, make_load: MakeLoad) -> None:
-        """`make_load` takes a `LoadOrder` and returns the function that loads that model."""
+        """Start without models. `make_load` takes a `LoadOrder` and returns the function that loads that model."""
         self._make_load = make_load
         self._models: dict[str, ServedModel] = {}
         self._default = ""
@@ -338,9 +338,9 @@ class ModelUse:
     """One request's use of a model: a context manager that keeps the chosen model loaded until the end of the block."""
 
     def __init__(self, registry: ModelRegistry, *, wait_seconds: float, any_name: bool) -> None:
-        """Prepare the choice. Loading may take `wait_seconds`.
+        """Prepare to choose a model; loading it may take `wait_seconds`.
 
-        With `any_name`, an unknown name stands for the default.
+        With `any_name`, a name that no model has stands for the default.
         """
         self._registry = registry
         self._wait_seconds = wait_seconds
