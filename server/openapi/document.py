@@ -22,7 +22,7 @@ from server.core.schema import ErrorBody, RequestBody
 
 
 class ApiDocument(TypedDict):
-    """All routes and bodies, as an OpenAPI 3.1 document.
+    """The OpenAPI 3.1 document of all routes and bodies.
 
     `x-alias-of` of an operation is the main path of the same route. `x-scope` is the scope that an API key needs.
     `x-event-schema` describes one event of a stream.
@@ -220,7 +220,10 @@ class DocumentMaker:
 
 
 def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = True) -> ApiDocument:
-    """Return the document of a server. With `strict` the server refuses unknown fields, otherwise it ignores them."""
+    """Generate the OpenAPI document of `routes`.
+
+    With `strict` the server rejects unknown fields, else it ignores them.
+    """
     routes = list(routes)
     schemas, shared = describe_bodies(dict.fromkeys(_kinds(routes)), strict=strict)
     operations = _Operations(schemas)
