@@ -155,10 +155,7 @@ _OTHER = "other"
 
 
 class HttpCounters:
-    """Counts of HTTP requests since the start, for metrics. For the event loop.
-
-    Their labels have few values, whatever clients send.
-    """
+    """Counts of HTTP requests since the start, by labels with few values, whatever clients send. For the event loop."""
 
     def __init__(self) -> None:
         self.in_progress = 0

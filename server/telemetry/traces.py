@@ -142,7 +142,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
 
 
 def _phases(report: RequestReport) -> Iterator[tuple[str, float, float, dict[str, int]]]:
-    """Yield the name, beginning, end and token counts of each phase of a request."""
+    """Yield each phase of an engine request: name, start, end, and token counts as attributes."""
     timing = report.timing
     if timing is None:
         yield "queued", report.arrived, report.ended, {}
