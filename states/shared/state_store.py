@@ -214,7 +214,7 @@ class SharedStateStore:
 
     @asynccontextmanager
     async def _names_now(self) -> AsyncIterator[NamedStateTable]:
-        """Yield the table of names, as it is in the store at the time of the call or later.
+        """Yield the table of names, read from the store no earlier than the call.
 
         No other task changes the table during the block. Tasks that wait for each other share a read, so a slow store
         is asked once for all of them.
