@@ -27,7 +27,9 @@ from shaders import Constant, Include
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Everything needed to build a model's stages: the model, its device, its compiled kernels and the shared buffers."""
+    """Everything needed to build a model's stages: the model, its device, its compiled kernels and the shared
+    buffers.
+    """
 
     model: Model
     format_of: FormatOf

@@ -126,7 +126,9 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a boolean array [B]: True if all rows of the run have finite logits. `finite` [R] has this for each row."""
+    """Return a boolean array [B]: True if all rows of the run have finite logits. `finite` [R] has this for each
+    row.
+    """
     if finite.all():
         return np.ones(len(batch), np.bool_)
     num_rows = np.array([run.rows for run in batch])
@@ -185,7 +187,9 @@ def _check_tokens(batch: Batch, vocab_size: int) -> None:
 
 
 def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
-    """Check that the numeric fields of all draws are in range, one field of all draws at a time, since that is quicker."""
+    """Check that the numeric fields of all draws are in range, one field of all draws at a time, since that is
+    quicker.
+    """
     drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
     if drawing and max_draws == 0:
         raise InvalidRequestError(f"run {drawing[0][0]}: draw", drawing[0][1], "null: this runner draws nothing")

@@ -221,7 +221,7 @@ class SlotBiases:
         self._biases: list[DrawBiases | None] = [None] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Upload the biases of each run of `batch` whose draw has some, unless its slot already has them."""
+        """Upload the biases of the draws of `batch`, except those that their slots already have."""
         for run in batch:
             biases = None if run.draw is None else run.draw.biases
             if biases is not None and biases is not self._biases[run.slot]:

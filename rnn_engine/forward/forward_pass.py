@@ -119,7 +119,9 @@ def table_stages(
 
 
 class Head:
-    """The model's head on the device: its norm and its weights. `bind` returns the stages that write to given outputs."""
+    """The model's head on the device: its norm and its weights. `bind` returns the stages that write to given
+    outputs.
+    """
 
     def __init__(self, context: BuildContext) -> None:
         shape = context.model.shape
@@ -186,7 +188,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class HeadStages:
-    """The stages after the last layer, bound to one `HeadOutputs`: they compute logits and candidates and draw tokens."""
+    """The stages after the last layer, bound to one `HeadOutputs`: they compute logits and candidates and draw
+    tokens.
+    """
 
     logits: tuple[Stage, ...]  # write the logits
     candidates: Stage  # reduces them to candidates

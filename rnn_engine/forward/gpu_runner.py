@@ -334,7 +334,9 @@ class GpuRunner:
         return _Step(ticket, batch, submission, download)
 
     def _upload_masks(self, batch: Batch) -> bool:
-        """Make the masks of `batch` and upload them. Return False if no run has a mask, so that nothing was uploaded."""
+        """Make the masks of `batch` and upload them. Return False if no run has a mask, so that nothing was
+        uploaded.
+        """
         masks = encode_masks(batch, self._shape.vocab_size)
         if masks is not None:
             self._memory.upload(self._forward.buffers.masks, 0, masks)

@@ -88,8 +88,6 @@ class Segment:
     """Rows `start` to `end` of `matrix`, as stored in one part of a matmul.
 
     Their first row is row `first_row` of the part.
-
-    `first_row` is where they begin among all rows of the part.
     """
 
     matrix: Matrix
@@ -192,7 +190,9 @@ R = TypeVar("R")
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:
-    """Allocate buffers for `num_blocks` blocks of the format `weights`. Return them by the name of their WGSL variable."""
+    """Allocate buffers for `num_blocks` blocks of the format `weights`. Return them by the name of their WGSL
+    variable.
+    """
     return {
         variable: memory.create_buffer(f"{label} {variable}", num_blocks * num_bytes)
         for variable, num_bytes in weights.block_bytes.items()

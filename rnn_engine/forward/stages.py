@@ -56,7 +56,9 @@ _THREADS: Final = 64  # of a workgroup
 
 @dataclass(frozen=True, slots=True, order=True)
 class BufferSource:
-    """The place of the inputs of one or more matrices in the inputs' buffer: first index, stride and length, in floats."""
+    """The place of the inputs of one or more matrices in the inputs' buffer: first index, stride and length, in
+    floats.
+    """
 
     start: int
     stride: int
@@ -91,7 +93,9 @@ class QuantisedInputs:
         return 4 * _BLOCK_WORDS * self.num_blocks
 
     def read_by(self, matrix: Matrix) -> Matrix:
-        """Return a copy of `matrix` that reads its inputs from the quantised buffer. Offsets there count 4-byte words."""
+        """Return a copy of `matrix` that reads its inputs from the quantised buffer. Offsets there count 4-byte
+        words.
+        """
         before = self.sources[: self.sources.index(BufferSource.of(matrix))]
         start = _BLOCK_WORDS * sum(source.num_blocks for source in before)
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)

@@ -205,8 +205,6 @@ def decode_readout(
     """Return the read-out of `batch`, decoded from `answer`: the bytes of a `struct Readout` for each row.
 
     The read-out's `full_row` and `drawn` are the arguments of these names.
-
-    `full_row` and `drawn` are stored in the read-out as they are.
     """
     count = limits.num_candidates
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]

@@ -69,7 +69,9 @@ class Choice:
 
 @dataclass(slots=True)
 class _Task:
-    """A pair of a matmul class and a token count that needs a choice of kernel, and the times measured for it so far."""
+    """A pair of a matmul class and a token count that needs a choice of kernel, and the times measured for it so
+    far.
+    """
 
     kind: MatMulClass
     tokens: int
@@ -236,7 +238,9 @@ class Tuner:
 
 
 def _that_matter(tasks: list[_Task]) -> list[_Task]:
-    """Return the tasks whose matmuls take a relevant share of the predicted time of all tasks of the same token count."""
+    """Return the tasks whose matmuls take a relevant share of the predicted time of all tasks of the same token
+    count.
+    """
     totals: defaultdict[int, float] = defaultdict(float)
     for task in tasks:
         totals[task.tokens] += task.work_seconds

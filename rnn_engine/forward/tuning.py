@@ -57,7 +57,9 @@ class Tuning:
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
     def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
-        """Return the variant to run for `num_tokens` tokens: the one found by tuning for `kind`, else the fixed choice."""
+        """Return the variant to run for `num_tokens` tokens: the one found by tuning for `kind`, else the fixed
+        choice.
+        """
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
         fixed, tiled = self._fixed(kind)

@@ -270,7 +270,9 @@ class SoftwareCost:
 
 @dataclass(frozen=True, slots=True)
 class HardwareCost:
-    """The predicted time of a matmul on a GPU: the longest of the times of memory access, cache access and arithmetic."""
+    """The predicted time of a matmul on a GPU: the longest of the times of memory access, cache access and
+    arithmetic.
+    """
 
     memory: float  # bytes a second
     near_memory: float  # bytes a second of the first cache, and of workgroup memory
