@@ -46,7 +46,9 @@ class VersionTable:
         raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")
 
     def find_layout(self, tensors: Mapping[str, TensorInfo]) -> Layout:
-        """Return the tensor layout of the version of a file with these tensors. Raises ModelError as `recognise` does."""
+        """Return the tensor layout of the version of a file with these tensors. Raises ModelError as `recognise`
+        does.
+        """
         return self.recognise(tensors).layout
 
     def get(self, name: str) -> Version:

@@ -165,7 +165,9 @@ class Layer(LayerBuilder):
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
-        """Return the adapters that this layer uses. Layer 0 has no value residual, since the others mix in its value."""
+        """Return the adapters that this layer uses. Layer 0 has no value residual, since the others mix in its
+        value.
+        """
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
     def _recurrence(self) -> KernelStage:
