@@ -1,1 +1,1 @@
-"""The HTTP side of rnn-engine: an OpenAI-compatible API over any `EngineLike`."""
+"""The HTTP server of rnn-engine: OpenAI's and other APIs over any engine with the interface `EngineLike`."""

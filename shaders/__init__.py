@@ -1,4 +1,4 @@
-"""The WGSL of every kernel, and the specialiser that turns a WGSL file into a shader module's source."""
+"""The WGSL source files of all kernels, and the function that makes a shader module's source text from them."""
 
 from shaders.specialiser import Binding, Constant, Include, ShaderSource, specialise
 

@@ -1,4 +1,6 @@
-"""Turn a WGSL file into the text of a shader module: resolve includes, add constants, and map lines to their files.
+"""Make the source text of a shader module from a WGSL file: resolve includes, and add constants.
+
+Each line of the text is traced to its file, for error messages.
 
 A kernel varies in two ways only. A line `#include NAME` is replaced by the file that the caller gives for NAME,
 or by NAME.wgsl itself. Constants become generated `const` lines at the top, since WGSL's `override` can't size
@@ -26,7 +28,7 @@ _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage)\s*,\s
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A storage buffer that a shader declares in group 0."""
+    """A storage buffer binding, in group 0, of a shader."""
 
     number: int
     read_only: bool
@@ -34,7 +36,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class ShaderSource:
-    """The text of one shader module.
+    """The source text of one shader module, with its bindings and the origin of each line.
 
     `bindings` maps a variable's name to its binding. `lines` holds the origin of each line of `text`, as file and
     line, so that a compiler's message can be traced back.
@@ -46,7 +48,7 @@ class ShaderSource:
     lines: tuple[tuple[str, int], ...]
 
     def origin(self, line: int) -> str:
-        """Return the origin of the 1-based `line` of `text`, as `file:line`."""
+        """Return the file and line that the 1-based `line` of `text` comes from, as `file:line`."""
         file, number = self.lines[line - 1]
         return f"{file}:{number}"
 
@@ -54,7 +56,9 @@ class ShaderSource:
 def specialise(
     name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
 ) -> ShaderSource:
-    """Return the module of `name`.wgsl with `constants` and with each `#include X` resolved through `includes`.
+    """Return the source text of `name`.wgsl with `constants` added and each `#include X` replaced.
+
+    `includes` maps X to the file to include; without an entry it is X.wgsl.
 
     Raises KeyError for a constant or an include that the text never mentions, since it is probably misspelt.
     """

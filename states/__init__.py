@@ -1,7 +1,9 @@
-"""States of sequences, kept so that no token is run twice.
+"""Store, cache and exchange recurrent states, so that no token is run twice.
 
-cache/     StateCache, from token prefixes to checkpoints in tiers; single flight; where checkpoints are made
-named/     StateStore, states under names with leases, in memory and in a folder
-files/     the forms in which users have states
-frozen.py  what a sequence may start from
+cache/     StateCache: maps token prefixes to checkpoints, which are stored in tiers.
+named/     StateStore: states under names with leases, in memory and in a folder.
+shared/    The same two in an object store and a Redis server that several servers share.
+files/     The file formats in which states are read and written.
+frozen.py  FrozenState: a state from which sequences can start.
+tokens.py  Token sequences packed as bytes.
 """

@@ -1,4 +1,4 @@
-"""States that are checked, read-only and identified by a digest, and the arrays of a checkpoint on the host."""
+"""`FrozenState`, a checked read-only state from which sequences start, and `Payload`, the arrays of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.source import show
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
 
-# Checks that arrays are a state of a model: all its fields, of the right shapes, with finite numbers only.
+# Checks that arrays are a state of a model: all its fields, in the right shapes, with only finite numbers.
 
 
 class Shaped(Protocol):
-    """An array, or the description of one in a file."""
+    """Anything with a shape: an array, or the header entry that describes an array in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
-    """Return `arrays` as a state in f32.
+    """Check that `arrays` are a state of the model with finite values, and return them in f32 by field name.
 
-    Raises StateError if a field or its shape is not the model's, or a value is not finite. The message begins with
-    `source`.
+    Raises StateError if a field is missing, unknown or of the wrong shape, or if a value is NaN or infinite. The error
+    message begins with `source`.
     """
     check_fields(arrays, shape, source)
     return {name: check_array(array, array.shape, f"{source}: {name}") for name, array in arrays.items()}
 
 
 def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
-    """Raise StateError if the fields or their shapes are not the model's. The message begins with `source`."""
+    """Raise StateError unless `arrays` has exactly the model's state fields, each [L, ...] with the field's shape.
+
+    The error message begins with `source`.
+    """
     expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     if set(arrays) != set(expected):
         raise StateError(
@@ -46,7 +49,10 @@ def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -
 
 
 def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F32:
-    """Return `array` in f32. Raises StateError if its shape differs or it has NaN or infinity."""
+    """Return `array` in f32. Raises StateError if its shape is not `expected` or if it has NaN or infinite values.
+
+    `what` names the array in error messages.
+    """
     check_shape(array.shape, expected, what)
     with np.errstate(over="ignore", invalid="ignore"):  # a value too large for f32 becomes infinity, found below
         values = np.ascontiguousarray(array, np.float32)
@@ -59,7 +65,7 @@ def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F3
 
 
 def check_shape(found: tuple[int, ...], expected: tuple[int, ...], what: str) -> None:
-    """Raise StateError if the two shapes differ. The message begins with `what`."""
+    """Raise StateError if shape `found` differs from shape `expected`. The error message begins with `what`."""
     if found != expected:
         raise StateError(f"{what} has shape {list(found)}; this model needs {list(expected)}")
 
@@ -73,23 +79,27 @@ LARGEST_F16 = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """The arrays of one checkpoint. They must not be changed."""
+    """The state and the last logits of one checkpoint, as read-only arrays in host memory."""
 
     state: Mapping[str, NDArray[Any]]  # field name -> [L, *StateField.shape] f32 or f16
     logits: F32 | None  # [V]
 
     @property
     def num_bytes(self) -> int:
-        """The exact size of the arrays in bytes."""
+        """The total size of the state's arrays and the logits in bytes."""
         logits = 0 if self.logits is None else self.logits.nbytes
         return logits + sum(array.nbytes for array in self.state.values())
 
     def expand(self) -> State:
-        """Return the state in f32."""
+        """Return the state with all arrays in f32."""
         return {name: array.astype(np.float32, copy=False) for name, array in self.state.items()}
 
     def stored_as(self, precision: Precision) -> Payload:
-        """Return a payload in `precision`. Logits stay f32, since an exact repeat takes its probabilities from them."""
+        """Return a copy whose state arrays are in `precision`: f32 or f16. Logits stay f32.
+
+        A repeated prompt takes its probabilities from the logits. A state array with a value beyond f16's range stays
+        f32, too.
+        """
         if precision == "f32":
             return Payload(self.expand(), self.logits)
         return Payload({name: _halved(array) for name, array in self.state.items()}, self.logits)
@@ -109,7 +119,10 @@ MAX_LAST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenState:
-    """A state from which sequences can start. Its arrays are read-only: names, sequences and the cache share them."""
+    """A read-only state from which sequences can start, identified by the digest of its values.
+
+    Named states, sequences and the cache share its arrays.
+    """
 
     digest: str  # of the values without the logits, which follow from them; equal for equal states
     state: State
@@ -120,12 +133,12 @@ class FrozenState:
 
     @property
     def for_request(self) -> InitialState:
-        """The state in the form that requests use. The cache keeps checkpoints under its digest, not under a name."""
+        """The state as the `InitialState` of a request. It is identified by its digest, not by a name."""
         return InitialState(self.digest, self.state, self.logits)
 
     @property
     def num_bytes(self) -> int:
-        """The exact size of the arrays in bytes."""
+        """The total size of the state's arrays and the logits in bytes."""
         return sum(array.nbytes for array in self.state.values()) + (0 if self.logits is None else self.logits.nbytes)
 
 
@@ -138,10 +151,10 @@ def freeze_state(
     num_tokens: int = 0,
     last_tokens: Sequence[int] = (),
 ) -> FrozenState:
-    """Check and copy arrays. Raises StateError if they do not fit the model; the message begins with `source`.
+    """Check and copy the arrays of `state` and return them as a `FrozenState`.
 
-    `num_tokens` may be 0 if it is not known: the result then has None if shifts are set, since such a state has taken
-    in some tokens.
+    Raises StateError if they do not fit the model; the message begins with `source`. `num_tokens` may be 0 if it is
+    unknown: the result has None instead if a token shift is not zero, since such a state has taken in some tokens.
     """
     checked = check_state(state, shape, source)
     kept = {name: _read_only(array) for name, array in checked.items()}

@@ -1,4 +1,4 @@
-"""Token sequences as bytes, four a token, so that prefixes compare at the speed of memory."""
+"""Token sequences packed as bytes, four bytes a token, so that common prefixes are found by comparing bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOKEN_BYTES = array("I").itemsize
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """Pack token ids, which must fit 32 bits without a sign."""
+    """Return token ids as bytes, four bytes a token. Each id must fit an unsigned 32-bit integer."""
     return array("I", tokens).tobytes()
 
 
@@ -21,7 +21,7 @@ def unpack(packed: bytes) -> list[int]:
 
 
 def shared_tokens(first: bytes, second: bytes) -> int:
-    """Return how many tokens two packed sequences have in common from their start."""
+    """Return the length in tokens of the longest common prefix of two packed sequences."""
     length = min(len(first), len(second))
     first, second = first[:length], second[:length]
     if first == second:

@@ -1,6 +1,6 @@
-"""Replicas of an engine on Ray Serve, and the engine that represents all of them in the server's process.
+"""Run several replicas of an engine on Ray Serve, and represent them as one engine in the server's process.
 
-Only `deployment`, `cluster` and `start` import Ray, which reads its settings from the environment when it is imported.
+Only `deployment` and `cluster` import Ray, which reads its settings from the environment when it is imported.
 """
 
 import os

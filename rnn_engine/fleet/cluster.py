@@ -1,4 +1,4 @@
-"""Ray as the link from a front to its replicas: start it, deploy replicas on it, and call them."""
+"""Connect the server process (the front) to replicas on Ray: start Ray, deploy replicas on it, and call them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def start_ray(address: str | None, replicas: int, resources: Resources, device: str = "auto") -> None:
-    """Join the cluster at `address`, or start one on this machine that ends with this process. Blocks.
+    """Join the Ray cluster at `address`, or start a cluster on this machine that ends with this process. Blocks.
 
     `auto` is the cluster that this machine belongs to. A cluster on this machine has room for `replicas` on all GPUs
     that are as good for `device`; they are counted here because Ray itself knows few makers' GPUs. Does nothing if Ray
@@ -57,7 +57,7 @@ def start_ray(address: str | None, replicas: int, resources: Resources, device: 
 
 
 def _init_for_good(**settings: Any) -> None:  # noqa: ANN401 - Ray's
-    """Call `ray.init` on a thread that never ends, and raise what it raises.
+    """Call `ray.init` on a thread that never ends, and raise the exceptions of that call.
 
     Linux kills the processes that Ray has started when the thread that started them ends. If that happened before Ray's
     own end, at the exit of this process, Ray would wait long for processes that are gone.
@@ -78,7 +78,7 @@ def _init_for_good(**settings: Any) -> None:  # noqa: ANN401 - Ray's
 
 
 def _check_address(address: str) -> None:
-    """Raise InvalidRequestError unless `address` can be that of a cluster's head.
+    """Raise InvalidRequestError unless `address` has the form HOST:PORT.
 
     Raises RnnEngineError if nothing listens there; Ray would wait for minutes.
     """
@@ -93,7 +93,10 @@ def _check_address(address: str) -> None:
 
 
 def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, Any]:
-    """Return the settings with which Ray is started on this machine."""
+    """Return the arguments of `ray.init` that start a cluster on this machine: its numbers of CPUs and GPUs.
+
+    Raises InvalidRequestError if the GPUs are too few for the replicas.
+    """
     cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
     gpus = 0
     if resources.gpus:
@@ -108,9 +111,9 @@ def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, 
 
 
 def deploy(name: str, application: serve.Application) -> None:
-    """Start an application, or replace the one of this name, and wait until its replicas run. Blocks.
+    """Start a Serve application called `name`, replacing one of this name, and wait until its replicas run. Blocks.
 
-    Raises RnnEngineError if they can't be started.
+    Raises RnnEngineError if the replicas can't be started.
     """
     try:
         serve.run(application, name=name, route_prefix=None, logging_config=_CALM)
@@ -119,12 +122,12 @@ def deploy(name: str, application: serve.Application) -> None:
 
 
 def remove(name: str) -> None:
-    """Delete an application and wait until its replicas have ended. Blocks."""
+    """Delete the Serve application called `name`, and wait until its replicas have ended. Blocks."""
     serve.delete(name)
 
 
 def check_application(name: str) -> None:
-    """Raise InvalidRequestError unless the cluster has an application `name` of replicas. Blocks."""
+    """Raise InvalidRequestError unless the cluster runs an application of replicas called `name`. Blocks."""
     found = serve.status().applications
     names = [each for each, application in found.items() if NAME in application.deployments]
     if name not in names:
@@ -137,7 +140,7 @@ def check_application(name: str) -> None:
 
 
 def _failure(name: str) -> str | None:
-    """Return the error message of an application's replicas that fail to start; None if Serve does not report it."""
+    """Return the error message of an application's replicas that fail to start, or None if Serve reports none."""
     application = serve.status().applications.get(name)
     if application is None or NAME not in application.deployments:
         return None
@@ -146,10 +149,10 @@ def _failure(name: str) -> str | None:
 
 
 class RayLinks:
-    """The `Links` to the replicas of a Serve application."""
+    """The connection of a front to the replicas of a Serve application. Implements `Links` by calls of Ray Serve."""
 
     def __init__(self, application: str, *, owned: bool) -> None:
-        """If the application is `owned`, `close` deletes it."""
+        """Connect to the application called `application`. If it is `owned`, `close` deletes it."""
         self._application = application
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
@@ -201,7 +204,7 @@ class RayLinks:
 
 @contextmanager
 def _losing(replica: str) -> Iterator[None]:
-    """Raise ReplicaLostError if Ray can't reach a replica any more."""
+    """Raise ReplicaLostError if the block raises an exception of Ray that means that the replica can't be reached."""
     try:
         yield
     except RayTaskError:  # the replica is well, but the call in it has failed
@@ -210,7 +213,7 @@ def _losing(replica: str) -> Iterator[None]:
         raise ReplicaLostError(replica, type(error).__name__) from error
 
 
-# Open a fleet from its settings: replicas deployed on Ray, and the engine that represents them.
+# Opening a fleet from its settings: deploy the replicas on Ray, and make the engine that represents them.
 
 
 async def open_fleet(
@@ -222,7 +225,7 @@ async def open_fleet(
     slots: int,
     max_queued: int,
 ) -> RemoteEngine:
-    """Return an engine over replicas of a model that run on Ray.
+    """Start or join the replicas that `settings` describe, and return an engine that runs requests on them.
 
     The replicas are deployed here and removed by the engine's `close`. If `settings` name a running application, its
     replicas are used, and left running. `load` loads a replica's engine, with `slots` slots, and can be pickled. Raises

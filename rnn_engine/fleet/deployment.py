@@ -1,4 +1,4 @@
-"""The Serve deployment of replicas, and the router that sends each call to the replica that it names."""
+"""Deploy replicas on Ray Serve, with a router that sends each call to the replica that the call names."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CHECK_SECONDS = 2.0  # between two of Serve's checks that a replica lives
 
 
 class EngineReplica:
-    """A replica in one of Serve's processes. The first argument of its calls names it, for `NamedReplicaRouter`."""
+    """A replica in one of Serve's processes. The first argument of each call is its name, for `NamedReplicaRouter`."""
 
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
-        """Load the engine; Serve sends calls once it is warmed up."""
+        """Load the engine by `load`. Serve sends calls only after this returns."""
         freeze_modules()
         context = serve.get_replica_context()
         gpus = get_runtime_context().get_accelerator_ids()["GPU"]
@@ -58,16 +58,20 @@ class EngineReplica:
             raise RuntimeError(health.reason)
 
     async def __del__(self) -> None:
-        """Save the states to be kept and free the device; Serve calls this when the replica's calls have ended."""
+        """Close the engine: save the cache's checkpoints and free the device.
+
+        Serve calls this after the replica's last call has ended.
+        """
         await self._replica.close()
 
 
 class NamedReplicaRouter(RequestRouter):
-    """Sends a call to the replica that its first argument names, even if that replica is about to leave.
+    """A request router for Ray Serve that sends a call to the replica that its first argument names.
 
-    `RemoteEngine` decides beforehand which replica runs a request. It has the prompt, and knows at once how many of its
-    requests each replica has; a router would have to ask the replicas. A call to a replica that has died raises
-    ReplicaLostError at once: Serve routes few calls at a time, and one that waits holds up the others.
+    It does so even if that replica is about to leave. `RemoteEngine` decides beforehand which replica runs a request.
+    It has the prompt, and knows at once how many of its requests each replica has; a router would have to ask the
+    replicas. A call to a replica that has died raises ReplicaLostError at once: Serve routes few calls at a time, and a
+    call that waits blocks the others.
     """
 
     def initialize_state(self, **_: object) -> None:
@@ -107,9 +111,10 @@ def make_application(
     resources: Resources | None = None,
     drain_seconds: float = 30.0,
 ) -> serve.Application:
-    """Return an application of `replicas` replicas, or of more when requests need them and `scaling` allows it.
+    """Return a Serve application with `replicas` replicas, or more when requests need them and `scaling` allows it.
 
-    A replica that is removed ends its requests first, within `drain_seconds`.
+    `load` loads a replica's engine, which has `slots` slots. A replica that is removed finishes its requests first,
+    within `drain_seconds`.
     """
     wanted = resources or Resources()
     deployment = serve.deployment(

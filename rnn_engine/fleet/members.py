@@ -1,4 +1,4 @@
-"""The replicas that one front knows: their reports, the choice of one for a request, and their answers."""
+"""The replicas that a front knows, called members: their reports, their requests, and the sums of their counters."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ _log = logging.getLogger(__name__)
 
 
 class EndedError(RnnEngineError):
-    """A request's stream of events ended without a last event or an error."""
+    """The replica ended a request's stream of events without a last event or an error."""
 
 
 class Member:
-    """A replica, and the requests of this front that it runs. For one event loop."""
+    """A replica as its front sees it: its latest report and the requests that it runs for the front.
+
+    For one event loop.
+    """
 
     def __init__(self, links: Links, front: str, report: Report) -> None:
         self.name = report.name
@@ -63,35 +66,44 @@ class Member:
 
     @property
     def outstanding(self) -> int:
-        """The number of this front's requests at the replica."""
+        """The number of this front's requests that the replica has not finished."""
         return len(self._requests)
 
     def note(self, report: Report | None) -> None:
-        """Record the replica's report; None if it is no longer among those that take requests."""
+        """Record the replica's latest report.
+
+        None means that the replica is no longer among those that take requests.
+        """
         self.leaving = report is None
         self.report = report or self.report
 
     def request(self, key: int, call: bytes) -> RemoteRequest:
-        """Return a context manager that has a request run while its block runs."""
+        """Return a context manager that runs a request at the replica while its block runs.
+
+        `key` identifies the request to the replica, and `call` is the packed request.
+        """
         return RemoteRequest(self, key, call)
 
     def enter(self, request: RemoteRequest) -> asyncio.Task[None]:
-        """Send a request to the replica. Called by `RemoteRequest`."""
+        """Send a request to the replica, and return the task that runs it. Called by `RemoteRequest`."""
         self._requests[request.key] = request
         if self.lost:
             request.put(self._lost_error("its stream has ended"))
         return self._spawn(self._run(request))
 
     def leave(self, request: RemoteRequest) -> None:
-        """Ignore a request's outcomes from now on. Called by `RemoteRequest`."""
+        """Ignore the outcomes of a request from now on. Called by `RemoteRequest`."""
         del self._requests[request.key]
 
     def hold(self, key: int, held: bool) -> None:
-        """Have the replica stop reading a request's events, or go on. Called by `RemoteRequest`."""
+        """Ask the replica to pause the events of the request `key`, or, if `held` is False, to resume them.
+
+        Called by `RemoteRequest`.
+        """
         self._spawn(self._links.hold(self.name, self._front, key, held))
 
     def fail(self, error: RnnEngineError) -> None:
-        """End all requests with `error`."""
+        """End all requests at the replica with `error`."""
         for request in self._requests.values():
             request.put(error)
 
@@ -112,7 +124,10 @@ class Member:
         return task
 
     async def _run(self, request: RemoteRequest) -> None:
-        """Have the replica run a request. The stream reports how it ends, unless the call itself fails."""
+        """Call the replica to run a request.
+
+        The stream reports the request's outcomes, unless the call itself fails.
+        """
         try:
             await self._links.run(self.name, self._front, request.key, request.call)
         except ReplicaLostError as error:
@@ -145,7 +160,7 @@ class Member:
 
 
 class RemoteRequest:
-    """A request at one replica. A context manager that returns itself: the request runs while the block runs.
+    """A request that a replica runs while the `with` block of this context manager runs.
 
     Not a generator: an event loop that shuts down closes all generators at once.
     """
@@ -158,7 +173,7 @@ class RemoteRequest:
         self._ended = False
 
     def put(self, outcome: Outcome) -> None:
-        """Pass an outcome of the request to its reader; ignore outcomes after the end."""
+        """Pass an outcome from the replica to the reader of the request. Ignore outcomes after the end."""
         if self._ended:
             return
         if outcome is None:
@@ -167,12 +182,12 @@ class RemoteRequest:
         self._inbox.put(outcome)
 
     async def get(self) -> Event:
-        """Wait for the next event. Raises the error that ends the request, or EndedError."""
+        """Wait for the request's next event and return it. Raises the error that ends the request, or EndedError."""
         return await self._inbox.get()
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens received."""
+        """The number of tokens received from the replica so far."""
         return self._inbox.num_tokens
 
     def __enter__(self) -> Self:
@@ -192,7 +207,10 @@ _MOST_GONE = 64  # replicas that are gone and would be recognised if they came b
 
 
 class Members:
-    """The members of a fleet, by their names. For one event loop."""
+    """All members of a fleet: surveys them, chooses one for each request, and sums their counters.
+
+    For one event loop.
+    """
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
         """No replica is known before `survey`. `front` is the id of this front."""
@@ -209,12 +227,12 @@ class Members:
 
     @property
     def takers(self) -> list[Member]:
-        """The replicas that take requests."""
+        """The members that take new requests."""
         return [member for member in self if member.takes_requests]
 
     @property
     def reports(self) -> list[Report]:
-        """The latest reports of the replicas that can be reached."""
+        """The latest report of each member that can be reached."""
         return [member.report for member in self if not member.lost]
 
     def counters(self, own: EngineCounters) -> EngineCounters:
@@ -223,7 +241,7 @@ class Members:
         return total_counters(own, (self._long_gone, *self._gone.values(), *known))
 
     def health(self) -> Health:
-        """Return ok if any replica takes requests, else the health of one that is unwell.
+        """Return the fleet's health: ok if any member takes requests, else the health of an unwell member.
 
         Serve restarts the replicas that fail.
         """
@@ -236,7 +254,7 @@ class Members:
         return next((health for health in unwell if health.status != "ok"), nothing)
 
     def refuse_if_unable(self) -> None:
-        """Raise UnavailableError or EngineClosedError if no replica takes requests."""
+        """Raise EngineClosedError if the fleet is closing, or the error of its health if no member takes requests."""
         if self.closing:
             raise _stopped()
         self.health().check()
@@ -252,7 +270,10 @@ class Members:
         return self._members[found.name]
 
     async def ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Return the answer of the replica that keeps `position`. Raises NotFoundError for an unknown position."""
+        """Send a question about a cache position to the replica in the position's id, and return the answer.
+
+        Raises NotFoundError for an unknown position.
+        """
         replica, _ = split_position(position)
         if replica not in self._members:
             raise position_missing(position)
@@ -336,7 +357,10 @@ _OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens
 
 
 def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
-    """Return the sum of the replicas' counters, with the front's own counters of requests."""
+    """Return the sum of the replicas' counters, except that the counters of requests are the front's own.
+
+    The front counts requests itself, since it also sees those that no replica ran.
+    """
     total = EngineCounters()
     for name in _OF_REQUESTS:
         setattr(total, name, getattr(own, name))
@@ -352,7 +376,7 @@ def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> E
 
 
 def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
-    """Return the sum of the caches' counters; None if there are no caches."""
+    """Return the sum of the caches' counters, or None if there are no caches."""
     if not replicas:
         return None
     tiers: dict[str, TierStats] = {}
@@ -369,7 +393,7 @@ def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
 
 
 def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
-    """Return the sum of the counters of a shared store's clients; None if there are no clients."""
+    """Return the sum of the counters of several clients of a shared store, or None if there are no clients."""
     known = [counters for counters in clients if counters is not None]
     if not known:
         return None
@@ -415,9 +439,9 @@ def _add_fields(total: CacheStats | TierStats, more: CacheStats | TierStats) -> 
 
 
 def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
-    """Return the positions of all replicas, one replica after another.
+    """Join the cache snapshots of all replicas, by replica name, into one list of at most `limit` positions.
 
-    If there are more than `limit`, only the first of each replica are returned.
+    If there are more, only the first of each replica are returned.
     """
     most = max(limit // max(len(replicas), 1), 1)
     joined: list[SnapshotNode] = []
@@ -429,7 +453,10 @@ def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> 
 
 
 def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
-    """Return the positions of all replicas, at most `limit`, each with an id that includes its replica's name."""
+    """Join the cache trees of all replicas, by replica name, into one tree of at most `limit` positions.
+
+    The id of each position includes its replica's name.
+    """
     nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
     return CacheTree(
         tuple(nodes[:limit]),
@@ -439,7 +466,7 @@ def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
 
 
 def split_position(position: str) -> tuple[str, str]:
-    """Split a position's id from `join_trees` into its replica and the position's id there."""
+    """Return the replica's name and the position's id at that replica, given a position's id from `join_trees`."""
     replica, _, own = position.rpartition("-")
     return replica, own
 

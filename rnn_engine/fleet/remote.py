@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The server process's own part of a fleet: tokenizer, chat template and named states."""
+    """The parts of a fleet in the server's process: tokenizer, chat template and named states."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -66,7 +66,7 @@ class Front:
 
 
 class RemoteEngine:
-    """Many replicas as one engine. Implements `EngineLike`.
+    """An engine that runs each request on one of many replicas. Implements `EngineLike`.
 
     A request goes to one replica and stays there: to one that has run the beginning of its prompt, if that is worth it.
     The replica is chosen here and not by a router of Ray Serve: only here are the prompt and, at once, the number of
@@ -123,7 +123,7 @@ class RemoteEngine:
         return self._front.state_files
 
     def stats(self) -> EngineStats:
-        """Return how many requests of this front hold a slot, and how many wait for one."""
+        """Return how many requests of this front are in a slot, and how many wait for one."""
         active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members)
         return EngineStats(active, self._admission.taken - active)
 
@@ -143,7 +143,10 @@ class RemoteEngine:
         return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """See `EngineLike.cache_nodes`. Afterwards, `cache_stats` includes everything from before the call."""
+        """Return a snapshot of all replicas' caches; see `EngineLike.cache_nodes`.
+
+        Afterwards, `cache_stats` includes everything from before the call.
+        """
         await self._survey()
         return join_nodes(await self._members.ask_all(pack_question("cache_nodes", limit, scope)), limit)
 
@@ -184,7 +187,10 @@ class RemoteEngine:
             raise
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """See `EngineLike.generate`. The request goes to a replica when the iteration begins."""
+        """Run a request and yield its events; see `EngineLike.generate`.
+
+        A replica gets it when the iteration begins.
+        """
         slots = max((report.info.num_slots for report in self._members.reports), default=1)
         request.check(self.info.shape, self.info.max_logprobs, slots)
         return self._generate(request, wait_for_room)
@@ -238,7 +244,7 @@ class RemoteEngine:
                     return
 
     def _note_forgotten(self, root: str) -> None:
-        """Drop what replicas keep of a state without names. Called on any thread."""
+        """Drop the replicas' checkpoints that start from the state with the digest `root`. Called on any thread."""
         with suppress(RuntimeError):  # the loop was closed, so the replicas are no longer used
             self._loop.call_soon_threadsafe(self._forget_root, root)
 
@@ -268,7 +274,7 @@ class RemoteEngine:
         self._note_members()
 
     def _note_members(self) -> None:
-        """Count the replicas' slots, and update `info`."""
+        """Update `info` and the limit on running requests from the replicas' latest reports."""
         infos = [member.report.info for member in self._members.takers]
         if not infos and self._facts is None:
             infos = [report.info for report in self._members.reports]

@@ -1,4 +1,4 @@
-"""The replica's side of a fleet: an engine whose requests come from fronts in other processes."""
+"""The replica's side of a fleet: run requests that fronts in other processes send, and return their events."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from states.cache.browse import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):
-    """The interface that a replica needs of its engine."""
+    """The interface that a replica needs of its engine: `EngineLike` and two methods for the cache."""
 
     def forget_root(self, root: str) -> None:
-        """Drop the kept states of sequences that start from the state with this digest."""
+        """Drop the checkpoints of sequences that started from the state with the digest `root`."""
         ...
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return the changes of the cache's summary since a version; None if there is no summary yet."""
+        """Return the changes of the cache's summary after version `since`, or None if there is no summary yet."""
         ...
 
 
 class Replica:
-    """Runs requests of fronts on an engine, and sends each front the outcomes of its requests in one stream.
+    """Runs the requests of fronts on an engine, and sends each front the outcomes of its requests in one stream.
 
     Events of a front's requests that are ready together are sent in one parcel, so that a step costs one message for
     each front and not one for each token. For one event loop. Owns the engine.
@@ -104,7 +104,10 @@ class Replica:
             outbox.hold(key, held)
 
     async def report(self, known: Mapping[str, int]) -> bytes:
-        """Return a pickled `Report`. `known` has the version of this replica's summary that the front knows, if any."""
+        """Return a pickled `Report` of this replica.
+
+        `known` has the version of each replica's cache summary that the front has; the report has the changes since.
+        """
         engine = self._engine
         info = replace(engine.info, folders={}, chat_template=WorldTemplate())
         slots = tuple(engine.slot_uses())
@@ -134,7 +137,7 @@ class Replica:
 
 
 class _Outbox:
-    """The outcomes that have not been sent to one front, and which of its requests are paused."""
+    """The outcomes that wait to be sent to one front."""
 
     def __init__(self) -> None:
         self.is_closed = False  # True: nobody reads the outcomes any more
@@ -167,7 +170,7 @@ class _Outbox:
         self._any.set()
 
     async def take(self) -> list[tuple[int, Outcome]]:
-        """Wait for an outcome, and remove and return all outcomes."""
+        """Wait until there is an outcome, then remove and return all outcomes."""
         await self._any.wait()
         await asyncio.sleep(0)  # meanwhile, other requests of the same step put theirs
         self._any.clear()

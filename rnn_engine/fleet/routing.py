@@ -1,8 +1,8 @@
-"""Choose the replica for a request: the one that has run most of its prompt before, unless it has too many requests.
+"""Choose the replica for a request: the one that has most of its prompt cached, unless it has too many requests.
 
-There are two sources of what a replica keeps. A front remembers the prompts that it sent as hashes of their blocks, so
-it knows at once when prompts that begin alike arrive together. And replicas send summaries of their caches: they show
-prompts that came by other fronts, and states that were evicted. This module knows neither Ray nor engines.
+There are two sources for what a replica has cached. A front remembers the prompts that it sent as hashes of their
+blocks, so it knows at once when prompts that begin alike arrive together. And replicas send summaries of their caches:
+they show prompts that came by other fronts, and states that were evicted. This module knows neither Ray nor engines.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from states.tokens import TOKEN_BYTES, pack
 
 MOST_BLOCKS = 1 << 16  # remembered for each replica: the prompts of the last four million tokens
 
-# The cost of each request at a replica for a new one, in tokens of a prompt that could be run meanwhile.
+# How much each request at a replica delays a new one, in tokens of a prompt that could be run in the same time.
 RUNNING_TOKENS = 8  # a running request shares the steps
 QUEUED_TOKENS = 32  # a queued request has to end first
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that takes requests."""
+    """A replica that may be chosen for a request, with its number of slots and of this front's requests."""
 
     name: str
     num_slots: int
@@ -32,20 +32,19 @@ class Candidate:
 
 
 class PrefixRouter:
-    """Chooses the replicas of requests, and remembers what they keep."""
+    """Chooses a replica for each request by the prompt prefixes that the replicas have probably cached."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        """`most_blocks` bounds how many blocks of the prompts sent to each replica are remembered."""
+        """Remember at most `most_blocks` blocks of the prompts that were sent to each replica."""
         self._most = most_blocks
         self._replicas: dict[str, _Kept] = {}
         self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
-        """Return the candidate that is likely to finish running `prompt` first.
+        """Return the candidate that is likely to finish running `prompt` first, and remember that it gets the prompt.
 
         Of equal candidates, the one with the fewest requests for each slot is chosen, and then the one with the fewest
-        remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared. From
-        now on the prompt counts as run by the chosen candidate.
+        remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared.
         """
         packed = pack(prompt)
         blocks = block_digests(root, packed)
@@ -63,15 +62,15 @@ class PrefixRouter:
         return chosen
 
     def note(self, replica: str, changes: SummaryChanges) -> None:
-        """Apply the changes of a replica's cache since the version that `versions` returned."""
+        """Apply the changes of a replica's cache summary since the version that `versions` returned."""
         self._replica(replica).note(changes)
 
     def versions(self) -> Mapping[str, int]:
-        """Return the known version of each replica's summary, without the replicas that have sent none."""
+        """Return the known version of each replica's cache summary, without replicas whose summary is unknown."""
         return {name: kept.version for name, kept in self._replicas.items() if kept.version is not None}
 
     def forget(self, replica: str) -> None:
-        """Forget a replica that is gone."""
+        """Remove all records of a replica that is gone."""
         if (kept := self._replicas.pop(replica, None)) is not None:
             kept.clear()
 
@@ -82,7 +81,7 @@ class PrefixRouter:
         return kept
 
     def _saved_tokens(self, blocks: Sequence[bytes], packed: bytes) -> Mapping[str, int]:
-        """Return how many tokens of a prompt each replica is likely to keep, without the replicas that keep none.
+        """Return how many tokens of a prompt each replica has probably cached, without replicas that have none.
 
         Takes the hashes of the prompt's blocks and its packed tokens.
         """
@@ -99,10 +98,10 @@ _Holders: TypeAlias = defaultdict[bytes, set[str]]
 
 
 class _Kept:
-    """What is known of the states that one replica keeps."""
+    """The prompt prefixes that one replica has probably cached: those that it was sent, and those in its summary."""
 
     def __init__(self, name: str, holders: _Holders) -> None:
-        """`holders`, which all replicas share, is kept up to date."""
+        """Start without prefixes. `holders` maps each prefix's hash to the replicas that have it; this updates it."""
         self.version: int | None = None  # of its summary
         self._name = name
         self._holders = holders
@@ -117,17 +116,24 @@ class _Kept:
         return len(self._sent)
 
     def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
-        """Return how many tokens of a prompt are likely to be kept: up to the end of a block, some more, or 0."""
+        """Return how many tokens of a prompt the replica has probably cached, given the longest prefix that it knows.
+
+        The prefix has the hash `block` and `number` whole blocks; `packed` is the whole prompt. The result is the
+        prefix's length if it was sent to the replica, or the length of a checkpoint in the block after it, or 0.
+        """
         longest = max(self._lengths(block, number, packed), default=0)
         return max(longest, number * BLOCK_TOKENS) if block in self._sent else longest
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove the replica from the holders of all prefixes."""
         for block in {*self._sent, *self._marks}:
             self._leave(block)
 
     def note_sent(self, blocks: Iterable[bytes], most: int) -> None:
-        """Remember a prompt that is sent to the replica."""
+        """Remember the prefixes of a prompt that is sent to the replica, given their hashes.
+
+        Store at most `most` hashes.
+        """
         shorter = None
         for block in blocks:
             if block not in self._sent and shorter is not None:
@@ -140,7 +146,7 @@ class _Kept:
             self._remove(next(iter(self._sent)))
 
     def note(self, changes: SummaryChanges) -> None:
-        """Apply a summary of the replica's cache, or its changes."""
+        """Apply a summary of the replica's cache, or the changes of one."""
         lost = {(mark.blocks, mark.path) for mark in unpack_marks(changes.lost)}
         if changes.whole:
             lost = {(blocks, path) for blocks, paths in self._marks.items() for path in paths}
@@ -160,16 +166,19 @@ class _Kept:
         self._notes += 1
 
     def _lengths(self, block: bytes, number: int, packed: bytes) -> Iterable[int]:
-        """Yield the lengths of the checkpoints along a prompt that end in the block after the one with hash `block`."""
+        """Yield the lengths of the replica's checkpoints on a prompt's path that end in the block after a prefix.
+
+        The prefix has the hash `block` and `number` whole blocks.
+        """
         start = number * BLOCK_TOKENS * TOKEN_BYTES
         for path, length in self._marks.get(block, {}).items():
             if path_digest(block, packed[start : length * TOKEN_BYTES]) == path and length * TOKEN_BYTES <= len(packed):
                 yield length
 
     def _prune(self, block: bytes | None) -> None:
-        """Forget a beginning of prompts of which nothing is kept any more, and the shorter ones that led only to it.
+        """Remove a sent prefix that the replica no longer has cached, and the shorter ones that led only to it.
 
-        A beginning that was sent since the summary before the last one stays, because the last one may not cover it.
+        A prefix that was sent since the summary before the last one stays, because the last one may not cover it.
         """
         while block is not None and not self._longer[block] and block not in self._marks:
             sent = self._sent.get(block)
@@ -188,7 +197,7 @@ class _Kept:
                 del self._longer[sent.shorter]
 
     def _leave(self, block: bytes) -> None:
-        """Remove the replica from the holders of a beginning."""
+        """Remove the replica from the holders of the prefix with the hash `block`."""
         holders = self._holders[block]
         holders.discard(self._name)
         if not holders:
@@ -197,7 +206,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Sent:
-    """A beginning of prompts that were sent to a replica."""
+    """The record of a prefix of whole blocks of prompts that were sent to a replica."""
 
     shorter: bytes | None  # the beginning that is one block shorter
     notes: int  # how many summaries had come when it was last sent

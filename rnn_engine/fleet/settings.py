@@ -1,4 +1,4 @@
-"""The settings of a fleet: how many replicas it has, on which machines, and with which resources."""
+"""Settings of a fleet: the number of its replicas, their Ray cluster, their resources and their devices."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from rnn_engine.gpu import equal_devices
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The resources that Ray reserves for one replica."""
+    """The CPUs and GPUs that Ray reserves for one replica."""
 
     cpus: float = 1.0
     gpus: float = 0.0  # 1 at most
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless the numbers are finite and not negative."""
+        """Raise InvalidRequestError unless `cpus` and `gpus` are finite and not negative."""
         check_finite("cpus", self.cpus)
         check_finite("gpus", self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the number of replicas follows the number of requests."""
+    """The settings by which Serve adds and removes replicas as the number of requests changes."""
 
     most: int
     up_seconds: float = 10.0  # for which there must be more requests than slots
     down_seconds: float = 300.0  # for which fewer replicas must suffice
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless the numbers are finite and not negative."""
+        """Raise InvalidRequestError unless `up_seconds` and `down_seconds` are finite and not negative."""
         check_finite("up_seconds", self.up_seconds)
         check_finite("down_seconds", self.down_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """The number of replicas, their cluster, and their resources."""
+    """The settings of a fleet: how many replicas it has, in which Ray cluster, and with which resources."""
 
     replicas: int = 2
     scaling: Scaling | None = None  # None: always as many as `replicas`
@@ -48,7 +48,7 @@ class FleetSettings:
     drain_seconds: float = 30.0  # in which a replica that is removed ends its requests
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless the number is finite and not negative."""
+        """Raise InvalidRequestError unless `drain_seconds` is finite and not negative."""
         check_finite("drain_seconds", self.drain_seconds)
 
     @property
@@ -56,12 +56,12 @@ class FleetSettings:
         return self.replicas if self.scaling is None else self.scaling.most
 
 
-# The place of a replica: its number, and its device on its machine.
+# The place of a replica in the fleet, and the device that it uses there.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """The numbers and GPUs that Ray gave a replica."""
+    """A replica's number in the fleet and on its machine, and the GPUs that Ray reserved for it."""
 
     number: int  # among all replicas, from 0; that of a replica that is gone is used again
     local_number: int = 0  # among the replicas on its machine
@@ -69,11 +69,11 @@ class ReplicaPlace:
 
 
 def device_at(place: ReplicaPlace, choice: str) -> str:
-    """Return the device of a replica in the form that `--device` takes.
+    """Return which device a replica uses, in the form of the option `--device`. `choice` is the fleet's device setting.
 
     WebGPU ignores the variable by which Ray hides a process's other GPUs (CUDA_VISIBLE_DEVICES), so the device is
-    named. Of several devices that are as good for `choice`, the replica gets the one with the number of its GPU.
-    Without a GPU of Ray's, the replicas of a machine take turns. Raises DeviceError if WebGPU does not reach the GPU.
+    named. Of several devices that are as good for `choice`, the replica gets the one with the number of its GPU. If Ray
+    reserved no GPU, the replicas of a machine take turns. Raises DeviceError if WebGPU does not reach the GPU.
     """
     if choice == "cpu" or choice.isdecimal():
         return choice

@@ -1,6 +1,6 @@
-"""The messages between a front, which is a process of the server, and a replica, which runs the front's requests.
+"""The messages between a front (the server's process) and a replica, which runs the front's requests.
 
-Messages are converted to bytes here, so that the transport copies them and does not look into them.
+Messages are converted to bytes here, so that the transport copies them without reading them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ RETRY_SECONDS = 1.0  # after which another replica is likely to answer
 
 
 class ReplicaLostError(UnavailableError):
-    """The replica that ran a request is gone, or can't be reached; another one may run it from the start."""
+    """The replica that ran a request has ended or can't be reached.
+
+    Another replica may run the request from the start.
+    """
 
     def __init__(self, replica: str, reason: str) -> None:
         super().__init__(f"the replica {replica} that ran the request is gone: {reason}", RETRY_SECONDS)
@@ -40,7 +43,7 @@ Question: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica's report of itself at one moment."""
+    """A replica's report to a front: the description, health, counters, slots and cache changes of its engine."""
 
     name: str  # no other replica of the deployment has it
     info: EngineInfo  # without folders and chat template: a front has its own
@@ -66,7 +69,7 @@ def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
 
 
 def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
-    """Return a request with its deadline by this process's clock, and whether it may wait for room."""
+    """Return the request in `data`, with its deadline by this process's clock, and True if it may wait for room."""
     request, left, wait_for_room = pickle.loads(data)
     if left is not None:
         request = replace(request, deadline=time.monotonic() + left)
@@ -74,12 +77,15 @@ def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
 
 
 def pack_outcomes(outcomes: list[tuple[int, Outcome]]) -> bytes:
-    """Return outcomes of requests, each with the request's key, as bytes."""
+    """Return outcomes of requests, each with the key of its request, as bytes."""
     return pickle.dumps((_monotonic_zero(), outcomes), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
-    """Return outcomes with times by this process's clock. They are as exact as the machines' times of day agree."""
+    """Return the outcomes in `data`, each with the key of its request, with times converted to this process's clock.
+
+    The times are as exact as the machines' times of day agree.
+    """
     zero, outcomes = pickle.loads(data)
     ahead = zero - _monotonic_zero()
     return [(key, _shifted(outcome, ahead) if type(outcome) is Started else outcome) for key, outcome in outcomes]
@@ -99,18 +105,18 @@ def _shifted(started: Started, seconds: float) -> Started:
 
 
 def unpack_report(data: bytes) -> Report:
-    """Return the report that `Replica.report` packed."""
+    """Return the report in `data`, the bytes that `Replica.report` returned."""
     report: Report = pickle.loads(data)
     return report
 
 
 def pack_question(method: Question, *args: object) -> bytes:
-    """Pack a question to a replica: the method of its engine that answers, and that method's arguments."""
+    """Return a question to a replica as bytes: the name of a method of its engine, and the method's arguments."""
     return pickle.dumps((method, args))
 
 
 def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
-    """Return a method's name and its arguments. Raises InvalidRequestError for a method that may not be called."""
+    """Return the method's name and the arguments in a question. Raises InvalidRequestError if it may not be called."""
     method, args = pickle.loads(data)
     for question in get_args(Question):
         if method == question:
@@ -119,12 +125,12 @@ def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
 
 
 def pack_answer(value: object, error: RnnEngineError | None) -> bytes:
-    """Pack an answer, or the error that takes its place."""
+    """Return a replica's answer to a question as bytes: the method's result `value`, or the error that it raised."""
     return pickle.dumps((value, error), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_answer(data: bytes) -> Any:  # noqa: ANN401 - the question says which type it has
-    """Return an answer. Raises the error that takes its place."""
+    """Return the result in an answer, or raise the error in it."""
     value, error = pickle.loads(data)
     if error is not None:
         raise error
@@ -135,38 +141,43 @@ NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 
 
 class Links(Protocol):
-    """The connection to all replicas of one deployment. For one event loop."""
+    """The interface by which a front calls the replicas of one deployment. For one event loop."""
 
     async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
-        """Return a report of each replica that takes requests; None if not all answer in time.
+        """Return a report of each replica that takes requests, or None if not all answer in time.
 
-        `known` has the version of each replica's cache summary that the caller knows; the reports have the changes
-        since.
+        `known` has the version of each replica's cache summary that the caller has; the reports have the changes since.
         """
         ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
-        """Have a replica run a request; see `Replica.run`. Cancelling this cancels the request there.
+        """Run a packed request at a replica, until it has ended; see `Replica.run`.
 
-        Raises ReplicaLostError if the replica is gone.
+        Cancelling this cancels the request there. Raises ReplicaLostError if the replica is gone.
         """
         ...
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        """Yield the outcomes of the requests of `front`; see `Replica.parcels`.
+        """Yield parcels, packed lists of outcomes of the requests of `front` at a replica; see `Replica.parcels`.
 
         Ends, or raises, when the replica is gone.
         """
         ...
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
-        """See `Replica.hold`. A replica that is gone is ignored."""
+        """Pause or resume the events of a request at a replica; see `Replica.hold`.
+
+        Does nothing if the replica is gone.
+        """
         ...
 
     async def ask(self, replica: str, question: bytes) -> bytes:
-        """Return a replica's answer; see `Replica.ask`. Raises ReplicaLostError if the replica is gone."""
+        """Return a replica's packed answer to a packed question; see `Replica.ask`.
+
+        Raises ReplicaLostError if the replica is gone.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of the replicas; stop them if they were started for this front alone."""
+        """Disconnect from the replicas. Stop them if they were started for this front alone."""
         ...

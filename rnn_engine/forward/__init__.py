@@ -1,4 +1,4 @@
-"""The forward pass: a model's weights on a device, and the runners that step them."""
+"""The forward pass: loads a model's weights onto a device, and defines the runners that execute its steps."""
 
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.forward_pass import Progress

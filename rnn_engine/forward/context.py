@@ -1,5 +1,6 @@
-"""The inputs for building the stages of a forward pass, and the layer norm with token shift that begins each part of
-a layer.
+"""What the stages of a forward pass are built from.
+
+Also the stage of layer norm and token shift with which the time mix and the channel mix of each layer begin.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from shaders import Constant, Include
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """A model, the device it is loaded onto, and the buffers that its stages share."""
+    """Everything needed to build a model's stages: the model, its device, its compiled kernels and the shared
+    buffers.
+    """
 
     model: Model
     format_of: FormatOf
@@ -40,7 +43,11 @@ class BuildContext:
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] if it is `transposed`."""
+        """Return the tensor `name` as a matrix and the format in which the device stores it.
+
+        The matrix is [R, C] as the tensor has it, or [C, R] if `transposed`. It is in the quantised blocks of the
+        model's file if the device stores that block format, else an array of floats.
+        """
         chosen = self.format_of(name)
         if not transposed and (weights := self._kept_blocks(name, chosen)) is not None:
             return weights
@@ -49,7 +56,10 @@ class BuildContext:
         return SegmentWeights(tensor.T if transposed else tensor, chosen)
 
     def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> SegmentWeights | None:
-        """Return a matrix in the blocks of the model's file; None if it has none, or another format is `chosen`."""
+        """Return the tensor `name` in the quantised blocks of the model's file, without conversion.
+
+        Return None if the file has no blocks for it, no kernel reads their format, or `chosen` is another format.
+        """
         stored = WEIGHT_FORMATS.get((self.model.block_type(name) or "").lower())
         if stored is None or (chosen is not None and chosen.name != stored.name):
             return None
@@ -67,7 +77,11 @@ class BuildContext:
         *,
         state_bytes: int = 0,
     ) -> KernelStage:
-        """Compile `name`.wgsl and bind `buffers` and the step's batch to its variables."""
+        """Compile the shader `name`.wgsl and return it as a stage, bound to `buffers` and to the step's batch.
+
+        `buffers` maps the variables of the shader to their buffers. `workgroups` returns the workgroups in x and y of a
+        step.
+        """
         kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)
         bind_group = self.kernels.bind(kernel.source, {"batch": self.buffers.batch, **buffers})
         return KernelStage(label, kernel, bind_group, workgroups, state_bytes)
@@ -75,21 +89,27 @@ class BuildContext:
     def matmul_stage(
         self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer
     ) -> BoundMatMul:
-        """Upload `matrices` and return the stage that multiplies them with the tokens of a step."""
+        """Upload `matrices` and return the stage that multiplies them with the activations of a step's tokens.
+
+        The stage reads `inputs` and writes `outputs`. `vectors` has the operands, such as biases.
+        """
         matmul = MatMul(label, matrices, self.matmuls, self.memory)
         return matmul.bind(MatMulBuffers(self.buffers.batch, vectors, inputs, outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedVectors:
-    """Vectors of a model in one buffer, so that a kernel needs one binding for all of them."""
+    """Several vectors of a model, packed one after another into one buffer, so that a kernel binds only that buffer."""
 
     buffer: Buffer
     starts: Mapping[str, int]  # name -> its first float
 
     @classmethod
     def load(cls, context: BuildContext, label: str, prefix: str, names: Sequence[str]) -> PackedVectors:
-        """Upload the tensors called `prefix` + name, in the order of `names`; skip those that the model lacks."""
+        """Upload the tensors whose names are `prefix` followed by each of `names`, packed in the order of `names`.
+
+        Names that the model lacks are skipped.
+        """
         model = context.model
         return cls.pack(
             context, label, {name: model.tensor(prefix + name) for name in names if model.has(prefix + name)}
@@ -97,7 +117,7 @@ class PackedVectors:
 
     @classmethod
     def pack(cls, context: BuildContext, label: str, vectors: Mapping[str, NDArray[Any]]) -> PackedVectors:
-        """Upload `vectors`, of any float type and shape, in their order."""
+        """Upload `vectors` as f32, packed in their order. Each may have any float type and any shape."""
         flat = {name: vector.astype(np.float32).reshape(-1) for name, vector in vectors.items()}
         ends = np.cumsum([vector.size for vector in flat.values()]).tolist()
         packed = np.concatenate(list(flat.values()))
@@ -118,7 +138,8 @@ def norm_shift_stage(
     outputs: Buffer,
     keeps_difference: bool = False,
 ) -> KernelStage:
-    """Return the stage that norms each token and mixes it with the one before, into `outputs`.
+    """Return the stage that applies layer norm to each token and then the token shift, and writes the mixes to
+    `outputs`.
 
     `outputs` is [len(mixes), max_tokens, D].
     `norm` is the layer norm's name in `vectors`.

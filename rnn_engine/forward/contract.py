@@ -1,4 +1,4 @@
-"""The checks of a batch, a slot, a state and a ticket that every runner makes, whatever device it runs on."""
+"""Argument checks that every runner makes, on any device: of batches, slots, states and tickets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ T = TypeVar("T")
 
 
 def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
-    """Raise InvalidRequestError for the first thing in `batch` that a step does not take."""
+    """Check `batch` before a step. Raises InvalidRequestError for the first run that is invalid or total that is too
+    high.
+
+    The draws are left to `check_draws`, the contents of masks to `make_masks`.
+    """
     if len(batch) == 0:
         raise InvalidRequestError("batch", list(batch), "at least one token run")
     _check_slots([run.slot for run in batch], num_slots)
@@ -48,7 +52,12 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
 def check_draws(
     batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0, max_logprobs: int = 0
 ) -> None:
-    """Raise InvalidRequestError for the first draw in `batch` that a step does not take."""
+    """Check the draws of `batch` before a step. Raises InvalidRequestError for the first that the runner does not
+    support.
+
+    A draw asks the device to sample tokens after a run. `max_draws` is the most tokens of one draw; 0 means that the
+    runner draws none.
+    """
     _check_draw_ranges(batch, max_draws)
     for position, run in enumerate(batch):
         if run.draw is not None:
@@ -64,7 +73,7 @@ def check_draws(
 
 
 def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
-    """Return the ids of each run's tokens.
+    """Return the token ids of each run of `batch`, as indices into the embedding.
 
     Tokens that come with embeddings get ids from V on, in the order of `given_rows`.
     """
@@ -80,19 +89,20 @@ def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.
 
 
 def given_rows(batch: Batch) -> F32 | None:
-    """Return the embeddings [n, D] that runs bring, or None if no run brings any."""
+    """Return the embeddings [n, D] of all runs that have some instead of token ids; None if no run does."""
     given = [run.embeddings for run in batch if run.embeddings is not None]
     return np.concatenate(given) if given else None
 
 
 def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
-    """Raise InvalidRequestError if a runner of `num_slots` slots has no such slot."""
+    """Raise InvalidRequestError, with the name `field`, if `slot` is not one of a runner's `num_slots` slots."""
     if not 0 <= slot < num_slots:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
 
 
 def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]:
-    """Make and return the masks [rows, ceil(V / 32)] of each run; None allows all tokens.
+    """Call the mask function of each run; return a mask array [rows, ceil(V / 32)], or None to allow all tokens, per
+    run.
 
     Call it once a step. Raises InvalidRequestError for masks of another type or shape.
     """
@@ -107,7 +117,7 @@ def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]
 
 
 def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], vocab_size: int) -> NDArray[np.bool_]:
-    """Return [R, V] whether the mask of each row allows each token. A row without a mask allows all.
+    """Return a boolean array [R, V]: True if the mask of the row allows the token. A row without a mask allows all.
 
     `masks` has one item for each run of `batch`.
     """
@@ -118,7 +128,9 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return [B] whether all rows of each run are finite. `finite` [R] says it of each row."""
+    """Return a boolean array [B]: True if all rows of the run have finite logits. `finite` [R] has this for each
+    row.
+    """
     if finite.all():
         return np.ones(len(batch), np.bool_)
     num_rows = np.array([run.rows for run in batch])
@@ -129,7 +141,9 @@ def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def check_state(state: State, shape: ModelShape) -> None:
-    """Raise StateError if the fields, sizes or number format of `state` are not those of the model."""
+    """Check `state` before it is written to a slot. Raises StateError if its fields, shapes or f32 type don't fit the
+    model.
+    """
     check_fields(state, shape, "state")
     for name, values in state.items():
         if values.dtype != np.float32:
@@ -137,7 +151,7 @@ def check_state(state: State, shape: ModelShape) -> None:
 
 
 def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
-    """Remove the step of `ticket`, which must be the oldest, from the uncollected steps and return it.
+    """Remove the oldest step in flight from `in_flight` and return it. `ticket` must be the ticket of that step.
 
     Raises InvalidRequestError if it was collected before, or if an older one was not.
     """
@@ -149,7 +163,10 @@ def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
 
 
 def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
-    """Check a run, except its slot and the ids of its tokens. Build messages only if something is wrong."""
+    """Check `run`, except its slot and its token ids. `position` is its place in the batch, for the error message.
+
+    Builds messages only if something is wrong.
+    """
     length = len(run.tokens)
     if length == 0:
         raise InvalidRequestError(f"run {position}: tokens", list(run.tokens), "at least one token")
@@ -172,7 +189,9 @@ def _check_tokens(batch: Batch, vocab_size: int) -> None:
 
 
 def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
-    """Check the numbers that every draw has, field by field, since that is quicker than draw by draw."""
+    """Check that the numeric fields of all draws are in range, one field of all draws at a time, since that is
+    quicker.
+    """
     drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
     if drawing and max_draws == 0:
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Run a model with numpy behind the same protocol as a GPU: for machines without one, and as a reference."""
+"""A runner that computes with numpy, for machines without a GPU and as the reference for the GPU's results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def read_out(
     num_candidates: int,
     full_row: Callable[[int], F32],
 ) -> Readout:
-    """Return the read-out of a step's `logits` [R, V], with K = `num_candidates`. `masks` has one item a run."""
+    """Return the read-out of a step: for each row its top logits, log-sum-exp and target logit.
+
+    `logits` is [R, V]. The read-out has `num_candidates` top tokens a row, as allowed by `masks`, which has one item a
+    run. `full_row` returns all logits of a row.
+    """
     has_masks = any(own is not None for own in masks)
     allowed = allowed_tokens(batch, masks, logits.shape[-1])  # [R, V]
     allowed_logits = np.where(allowed & ~np.isnan(logits), logits, np.float32(-np.inf))
@@ -68,26 +72,29 @@ def read_out(
 
 
 def _row_targets(batch: Batch) -> list[int | None]:
-    """Return [R] the target of each row; None if its run has no targets."""
+    """Return the target token of each of the R rows; None for the rows of a run without targets."""
     return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
 
 
 def _greatest(row: F32, count: int) -> I32:
-    """Return the ids of the `count` greatest logits of `row` [V], greatest first, equal ones by ascending id."""
+    """Return the ids of the `count` greatest logits of `row` [V], greatest first; equal logits by ascending id."""
     least = np.partition(row, len(row) - count)[len(row) - count]
     ids = np.flatnonzero(row >= least).astype(np.int32)  # ascending; more than `count` if others equal the least
     return ids[np.argsort(-row[ids], kind="stable")[:count]]
 
 
 def _logsumexp(logits: F32) -> F32:
-    """Return [R] the log-sum-exp of each row of `logits` [R, V]."""
+    """Return the log-sum-exp [R] of each row of `logits` [R, V]."""
     peak = logits.max(axis=-1)
     total = np.exp(logits - peak[:, np.newaxis]).sum(axis=-1, dtype=np.float64)
     return np.asarray(peak + np.log(total), np.float32)
 
 
 class CpuRunner:
-    """A `Runner` in f32. The model may be closed once this exists; weights are cast to f32 when first used."""
+    """A `Runner` that computes with numpy in f32.
+
+    The model may be closed after the constructor returns. Each weight is cast to f32 when first used.
+    """
 
     def __init__(
         self,
@@ -99,7 +106,10 @@ class CpuRunner:
         max_rows: int = 64,
         num_candidates: int = 128,
     ) -> None:
-        """K of the read-outs is `num_candidates`, or V if that is less."""
+        """Copy references to the tensors of `model` and allocate the states of `num_slots` slots.
+
+        A read-out has `num_candidates` top tokens a row, or V if that is less.
+        """
         self._shape = model.shape
         self._run_layers = run_layers
         self._num_slots = num_slots
@@ -192,6 +202,6 @@ class CpuRunner:
 
 
 def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
-    """Return [R] the place of each row on the token axis. A run's rows are its last `rows` tokens."""
+    """Return the index [R] among the step's tokens of each row. A run's rows are its last `rows` tokens."""
     ends = np.cumsum([len(run.tokens) for run in batch])
     return np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])

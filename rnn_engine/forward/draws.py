@@ -1,4 +1,7 @@
-"""Draws on the device: encode them as the words of draw.wgsl, decode their results, and keep the slots' penalties."""
+"""Sampling on the device: encodes draws for draw.wgsl, decodes the drawn tokens, and updates each slot's sampling data.
+
+That data is a slot's stop tokens, logit biases and penalties.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,15 @@ _SETTLED, _GOES_ON = 1, 2  # outcomes; the third, 0, is a row that is left to th
 
 
 def count_draws(batch: Batch) -> int:
-    """Return the greatest number of tokens that are drawn after a run; 0 if no run has a draw."""
+    """Return the most tokens that any run of `batch` has drawn after it in the step; 0 if no run has a draw."""
     return max((run.draw.count for run in batch if run.draw is not None), default=0)
 
 
 def count_told(batch: Batch) -> int:
-    """Return the most words that the draws of `batch` report beside their tokens: log-probabilities and ids."""
+    """Return the number of 4-byte words that the draws of `batch` report beside their tokens, at most.
+
+    These words are log-probabilities and the ids of the likeliest tokens.
+    """
     return sum(_count_told(run.draw) for run in batch)
 
 
@@ -50,12 +56,13 @@ def _count_told(draw: TokenDraw | None) -> int:
 
 
 def _told_words(draw: TokenDraw) -> int:
-    """Return the number of words that are reported with each token."""
+    """Return the number of 4-byte words that the device reports with each drawn token; 0 without log-probabilities."""
     return 0 if draw.logprobs is None else 2 + 2 * draw.logprobs
 
 
 def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
-    """Return a `struct Draw` for each row of `batch`, [R, words]. A row without a draw is all zeros.
+    """Return the array [R, words] of a `struct Draw` of draw.wgsl for each row of `batch`. Rows without a draw are
+    zeros.
 
     Updates `penalties`, uploading what the draws need before their first token.
     """
@@ -89,7 +96,7 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
 
 
 def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]:
-    """Return what was drawn after each run of `batch`.
+    """Return the tokens that the device drew after each run of `batch`, with their log-probabilities if requested.
 
     `answer` holds a `struct Draw` for each row, then the words that the draws have reported.
     """
@@ -107,7 +114,7 @@ def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]
 
 
 def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn]) -> None:
-    """Set the `logprobs` of each of `drawn` from the words that the draws have reported."""
+    """Set the log-probabilities of each item of `drawn`, from the words `told` that the device reported."""
     first = 0
     floats = told.view(np.float32).astype(np.float64)
     for run, one in zip(batch, drawn, strict=True):
@@ -119,7 +126,10 @@ def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn])
 
 
 def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[TokenLogprobs]:
-    """Return the log-probabilities of a run's tokens. `words` and `floats` hold the same words [tokens, words]."""
+    """Return the log-probabilities of the drawn tokens of one run, and those of the likeliest tokens at each.
+
+    `words` and `floats` are the same reported words [tokens, words], as integers and as f32.
+    """
     values = floats - floats[:, 1:2]
     half = words.shape[1] // 2
     ids, likeliest = words[:, 2 : 1 + half].tolist(), values[:, 1 + half :].tolist()
@@ -128,7 +138,10 @@ def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[To
 
 
 class Following:
-    """The first stage of a step, which gives each following run its token: the last one that its slot has drawn."""
+    """The stage that runs first in a step and sets the input token of each run that `follows`.
+
+    That token is the one that the device drew last for the run's slot.
+    """
 
     weight_bytes = 0
 
@@ -148,7 +161,7 @@ class Following:
 
 
 class DeviceDraws:
-    """The draws of a step on a device: uploads their inputs, and lists the copies of their results."""
+    """Sampling on the device: uploads what the draws of a step need, and lists the copies that return their results."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._draws = buffers.draws
@@ -159,13 +172,16 @@ class DeviceDraws:
         self._penalties = SlotPenalties(buffers.penalties, vocab_size, limits.num_penalty_slots, memory)
 
     def upload(self, batch: Batch) -> None:
-        """Upload what the draws of `batch` need and the device does not have yet."""
+        """Upload the stop tokens, biases, penalties and `struct Draw` of the draws of `batch`.
+
+        Stop tokens, biases and penalties that the slot already has are not uploaded again.
+        """
         self._halts.upload(batch)
         self._biases.upload(batch)
         self._memory.upload(self._draws, 0, encode_draws(batch, self._limits, self._penalties))
 
     def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
-        """Yield the copies that put the input of `decode_draws` into `answer`, from the byte `start` on."""
+        """Yield the copies of the draws' results into `answer`, from byte `start` on, as `decode_draws` reads them."""
         row_bytes = 4 * self._limits.draw_words
         num_bytes = row_bytes * sum(run.rows for run in batch)
         yield BufferCopy(self._draws, 0, answer, start, num_bytes)
@@ -174,10 +190,10 @@ class DeviceDraws:
 
 
 class SlotHalts:
-    """For each slot of a device, the mask of the tokens after which no further token is drawn."""
+    """The stop tokens mask of each slot on the device: the tokens after which no further token is drawn."""
 
     def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
-        """`buffer`: [slots, ceil(V / 32)] u32, of zeros."""
+        """Use `buffer` for the masks: [slots, ceil(V / 32)] u32, zeros at first."""
         self._buffer = buffer
         self._memory = memory
         self._num_bytes = 4 * mask_words(vocab_size)  # of a slot
@@ -185,7 +201,7 @@ class SlotHalts:
         self._masks = [self._none] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Upload the masks of the runs that draw, unless their slots have them already."""
+        """Upload the stop tokens mask of each run of `batch` that draws, unless its slot already has it."""
         for run in batch:
             if run.draw is None:
                 continue
@@ -196,16 +212,16 @@ class SlotHalts:
 
 
 class SlotBiases:
-    """For each slot of a device, the biases that are added to tokens' logits."""
+    """The logit biases of each slot on the device."""
 
     def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
-        """`buffer`: [slots, MOST_DRAW_BIASES] struct Bias."""
+        """Use `buffer` for the biases: [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl."""
         self._buffer = buffer
         self._memory = memory
         self._biases: list[DrawBiases | None] = [None] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Upload the biases of the runs that draw with some, unless their slots have them already."""
+        """Upload the biases of the draws of `batch`, except those that their slots already have."""
         for run in batch:
             biases = None if run.draw is None else run.draw.biases
             if biases is not None and biases is not self._biases[run.slot]:
@@ -222,17 +238,18 @@ _ERROR: Final = 2.0**-23  # twice the greatest relative error of one operation i
 
 
 class SlotPenalties:
-    """The penalties of the sequences in the first `num_slots` slots, on a device."""
+    """The sampling penalties of the sequences in the first `num_slots` slots, in a buffer on the device."""
 
     def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
-        """`buffer`: [slots, 2, V] u32."""
+        """Use `buffer` for the penalties: [slots, 2, V] u32, the rows of penalties.wgsl."""
         self._buffer = buffer
         self._memory = memory
         self._vocab_size = vocab_size
         self._texts: list[_Text | None] = [None] * num_slots  # by slot: the text whose penalties it holds
 
     def prepare(self, run: TokenRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the words of struct Draw from `presence` to `repeat`, and those from `position` to `counts_input`.
+        """Return the penalty fields of struct Draw for `run`: those from `presence` to `repeat`, and `position` to
+        `counts_input`.
 
         `run` must have a draw with penalties. If its slot holds the penalties of another text, this uploads the
         penalties from which the new text starts.
@@ -256,7 +273,10 @@ class SlotPenalties:
         return amounts, (text.num_seen + counted - text.first, window, draw.counts_input)
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
-        """Upload the penalties with which a slot starts a text, of which `counted` tokens are in them already."""
+        """Upload the penalties of a sequence that starts to draw in `slot`, and return its record.
+
+        `counted` is the number of the sequence's tokens that `penalties` already includes.
+        """
         first = slot * slot_penalty_bytes(self._vocab_size)
         if penalties.earlier is not None:
             self._memory.upload(self._buffer, first, penalties.earlier)
@@ -270,7 +290,7 @@ class SlotPenalties:
 
 @dataclass(slots=True)
 class _Text:
-    """A text whose penalties a slot keeps."""
+    """The sequence whose penalties a slot has on the device, and how far they were counted."""
 
     penalties: DrawPenalties
     first: int  # the number of the text's tokens that were counted when the slot took it over
@@ -279,7 +299,7 @@ class _Text:
 
 
 def _penalty_error(decay: float, length: int) -> float:
-    """Return a bound of a penalty's relative error after `length` tokens.
+    """Return an upper bound of the relative error of a penalty that the device has computed over `length` tokens.
 
     A number is a sum of f32, and each addition may be off by half a unit in the last place.
     If the penalties decay, that error's share of the sum shrinks with later additions.

@@ -1,4 +1,4 @@
-"""A model on its device, from the embedding to the head: its states, its steps' buffers, and the plan of a step."""
+"""A model loaded onto a device: its weights, the states of its slots, and the dispatches of each step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from shaders import Constant
 
 
 class GivenEmbeddings:
-    """The stage that takes in the embeddings that runs bring. Their table is written anew for each step with some."""
+    """The stage that loads the input embeddings that runs supply instead of token ids.
+
+    Its table of embeddings is overwritten before each step that has such runs.
+    """
 
     def __init__(self, context: BuildContext, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> None:
         self._memory = context.memory
@@ -55,13 +58,16 @@ class GivenEmbeddings:
             yield from self._stage.dispatches(step)
 
     def upload(self, rows: F32) -> None:
-        """Upload the embeddings `rows` [n, D] of the next step."""
+        """Upload the embeddings `rows` [n, D] that the runs of the next step supply."""
         for variable, array in self._format.pack(rows).items():
             self._memory.upload(self._stored[variable], 0, array)
 
 
 def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
-    """Upload the embedding. Return the stages that look tokens up in it, and the stage for given embeddings."""
+    """Upload the embedding and build its stages.
+
+    Return the stages that look up token ids, and the stage for embeddings that runs supply.
+    """
     names = context.model.shape.tensor_names
     vectors = PackedVectors.load(context, "embedding norm", f"{names.embedding_norm}.", ("weight", "bias"))
     constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
@@ -113,7 +119,9 @@ def table_stages(
 
 
 class Head:
-    """The weights of the head on the device. `bind` returns its stages for one set of outputs."""
+    """The model's head on the device: its norm and its weights. `bind` returns the stages that write to given
+    outputs.
+    """
 
     def __init__(self, context: BuildContext) -> None:
         shape = context.model.shape
@@ -124,7 +132,7 @@ class Head:
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
-        """Return the stages that write `outputs`, for steps with at least one row."""
+        """Return the stages that write to `outputs`. Run them only in steps with at least one row."""
         context = self._context
         shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
         norm = context.kernel_stage(
@@ -180,7 +188,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class HeadStages:
-    """The stages of the head for one set of outputs."""
+    """The stages after the last layer, bound to one `HeadOutputs`: they compute logits and candidates and draw
+    tokens.
+    """
 
     logits: tuple[Stage, ...]  # write the logits
     candidates: Stage  # reduces them to candidates
@@ -189,7 +199,7 @@ class HeadStages:
 
 @dataclass(frozen=True, slots=True)
 class FindCandidates:
-    """The stage that reduces rows to candidates. It runs a quicker kernel if no row has a mask."""
+    """The stage that reduces each row of logits to its top candidates. Steps without masks run a quicker kernel."""
 
     without_masks: KernelStage
     with_masks: KernelStage
@@ -211,7 +221,7 @@ LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
 
 
 class ForwardPass:
-    """The stages of a model, bound to their buffers. `plan` returns what a step dispatches."""
+    """A model loaded onto a device, and the plans, that is lists of dispatches, of its steps."""
 
     def __init__(
         self,
@@ -223,7 +233,7 @@ class ForwardPass:
         format_of: FormatOf,
         progress: Progress,
     ) -> None:
-        """Upload `model`, whose file may be closed afterwards. Raises DeviceError if no kernel takes its width."""
+        """Upload `model`, whose file may be closed afterwards. Raises DeviceError if its width is no multiple of 8."""
         shape = model.shape
         if shape.width % COLUMNS_AT_ONCE:
             raise DeviceError(
@@ -261,21 +271,28 @@ class ForwardPass:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of matrices that a step reads, the head's included."""
+        """The size in bytes of all matrices that a step with logits reads: those of all layers and the head."""
         return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0].logits))
 
     def logits_plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches of a step up to the logits. These go to `outputs[side]`, if the step has rows."""
+        """Return the dispatches of a step up to the logits, without masks and draws.
+
+        If the step has rows, their logits are written to `outputs[side]`.
+        """
         return Plan(tuple(self._logits_dispatches(step, side)))
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches that reduce the logits of a step with rows, and draw. Upload its masks before."""
+        """Return the dispatches that follow `logits_plan` in a step with rows: find the candidates, and draw tokens if
+        asked to.
+
+        Upload the step's masks before submitting them.
+        """
         head = self._heads[side]
         stages = (head.candidates, head.draw) if step.has_draws else (head.candidates,)
         return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
 
     def plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches of a step. If it has rows, they include those that write `outputs[side]`."""
+        """Return all dispatches of a step. If it has rows, they write their logits and read-out to `outputs[side]`."""
         logits = self.logits_plan(step, side).dispatches
         return Plan((*logits, *self.readout_plan(step, side).dispatches) if step.num_rows else logits)
 
@@ -285,7 +302,7 @@ class ForwardPass:
 
 
 def _create_states(layer: int, initial: F32, num_slots: int, memory: Memory) -> Buffer:
-    """Return a buffer with the state `initial` [stride] in each of its slots."""
+    """Create the buffer of a layer's states, with `initial` [stride] in each slot."""
     buffer = memory.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes)
     if initial.any():  # a new buffer holds zeros
         memory.upload(buffer, 0, np.tile(initial, num_slots))

@@ -1,4 +1,4 @@
-"""Run a model on a GPU, one batch of token runs in each step."""
+"""The runner of a model on a GPU. It executes one batch of token runs in each step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from rnn_engine.types import (
 
 
 class OpenRuns:
-    """Keeps the shift sides of `states` right while the device has yet to report how many tokens it has drawn.
+    """Tracks the runs in flight whose number of drawn tokens is unknown, to correct which shift side each slot uses
+    next.
 
     A run with a draw counts as complete until the device reports how far it came.
     So a run that follows it can be submitted at once. On the device it does nothing if the run before is not complete.
@@ -48,7 +49,7 @@ class OpenRuns:
         self._followable: set[int] = set()  # slots whose last run has a draw
 
     def check(self, batch: Batch) -> None:
-        """Raise InvalidRequestError for a run that `follows` if its slot's last run has no draw."""
+        """Raise InvalidRequestError if a run of `batch` `follows` a run without a draw in its slot."""
         for position, run in enumerate(batch):
             if run.follows and run.slot not in self._followable:
                 raise InvalidRequestError(
@@ -56,7 +57,7 @@ class OpenRuns:
                 )
 
     def add(self, ticket: Ticket, batch: Batch) -> None:
-        """Record the runs of `batch`, which was submitted."""
+        """Record the runs of `batch`, which was submitted as `ticket`, as if each draw had drawn all its tokens."""
         self._steps[ticket] = {}
         for run in batch:
             if run.draw is None:
@@ -69,7 +70,10 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """Take in what was drawn in the oldest step in flight; `drawn` is empty if the step failed."""
+        """Correct the sides of the slots by the number of tokens that the oldest step in flight has really drawn.
+
+        `drawn` has one item for each run of `batch`; it is empty if the step failed.
+        """
         own = self._steps.pop(ticket)
         for run, one in zip(batch, drawn, strict=False):
             if run.slot in own:
@@ -81,13 +85,13 @@ class OpenRuns:
                         del later[run.slot]
 
     def forget(self, slot: int) -> None:
-        """Drop what is known of the runs of `slot`, since it holds another state from now on."""
+        """Drop the records of the runs of `slot`, because another state is written to it."""
         self._followable.discard(slot)
         for step in self._steps.values():
             step.pop(slot, None)
 
     def any_in(self, slots: Iterable[int]) -> bool:
-        """Return True if one of `slots` has an open run, so that the side of its state is not known yet."""
+        """Return True if a run in one of `slots` is open, so that the side of the slot's state is still unknown."""
         return any(slot in step for slot in slots for step in self._steps.values())
 
     def _correct(self, run: TokenRun, num_run: int) -> None:
@@ -101,7 +105,7 @@ _MAX_IN_FLIGHT = 2
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A step that was submitted. Even steps use side 0 of the buffers that exist twice, odd ones side 1."""
+    """A submitted step. Steps with an even ticket number use side 0 of the double buffers, others side 1."""
 
     ticket: Ticket
     batch: Batch
@@ -117,7 +121,7 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It may share the device with others; it owns its memory there and frees it.
+    """A `Runner` on a GPU. It allocates device memory of its own and frees it at `close`; the device may be shared.
 
     The buffers that the device writes and the host reads, logits and answer, exist twice.
     The buffers that the host writes exist once: uploads and submissions run in the order of the calls, so a step's
@@ -136,7 +140,7 @@ class GpuRunner:
         limits: StepLimits,
         progress: Progress,
     ) -> None:
-        """Upload `model`, which may be closed afterwards.
+        """Upload `model`, which may be closed afterwards, and allocate the buffers of its steps.
 
         `matmuls` are kernels of `device` for steps of `limits`.
         `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
@@ -195,12 +199,12 @@ class GpuRunner:
 
     @property
     def allocated_bytes(self) -> int:
-        """The bytes of the device's memory that the runner holds."""
+        """The bytes of device memory that the runner has allocated."""
         return self._memory.allocated_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of matrices that a step with logits reads."""
+        """The size in bytes of all matrices that a step with logits reads."""
         return self._forward.weight_bytes
 
     def plan(
@@ -213,7 +217,7 @@ class GpuRunner:
         has_draws: bool = False,
         has_following: bool = False,
     ) -> Plan:
-        """Return what a step of these counts of tokens, runs and rows dispatches."""
+        """Return the dispatches of a step with these numbers of tokens, runs and rows."""
         size = StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws, has_following=has_following)
         return self._plan(size, side=0)
 
@@ -239,7 +243,10 @@ class GpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        """See `Runner`. Does not wait for a step without rows, since it has nothing to read."""
+        """Wait for the step of `ticket`, the oldest not yet collected, and return its read-out. See `Runner`.
+
+        Returns at once for a step without rows, since it has no results.
+        """
         step = take_oldest(self._uncollected, ticket)
         if step.download is not None:
             while step in self._unfinished:
@@ -249,7 +256,10 @@ class GpuRunner:
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Run a step of each of `token_counts` in slot 0, then one with a mask and one with a draw, and clear slot 0.
+        """Compile the kernels by running steps of each of `token_counts` in slot 0, one with a mask and one with a
+        draw.
+
+        Slot 0 has the initial state afterwards.
 
         Each step has as many rows as it may have.
         """
@@ -292,7 +302,7 @@ class GpuRunner:
             self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
-        """Upload what the step needs, submit it and start the download of its read-outs and draws.
+        """Upload the inputs of `batch`, submit its dispatches and start the download of its read-outs and draws.
 
         Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
         one plan for each of them, so that the device begins while the later ones are encoded.
@@ -326,14 +336,16 @@ class GpuRunner:
         return _Step(ticket, batch, submission, download)
 
     def _upload_masks(self, batch: Batch) -> bool:
-        """Make the masks of `batch` and upload them. Return True if there are any."""
+        """Make the masks of `batch` and upload them. Return False if no run has a mask, so that nothing was
+        uploaded.
+        """
         masks = encode_masks(batch, self._shape.vocab_size)
         if masks is not None:
             self._memory.upload(self._forward.buffers.masks, 0, masks)
         return masks is not None
 
     def _finish(self, step: _Step) -> None:
-        """Wait until the device has done `step`, and keep its answer or its error until it is collected."""
+        """Wait until the device has executed `step`, and store its results or its error in it."""
         if step.download is None:
             self._recorder.wait(step.submission)
         else:
@@ -349,7 +361,7 @@ class GpuRunner:
         self._open.close(step.ticket, step.batch, step.drawn)
 
     def _finish_open(self, slots: Iterable[int]) -> None:
-        """Wait for all steps in flight if any has an open run in any of `slots`."""
+        """Wait for all steps in flight if one of them has an open run in any of `slots`."""
         if self._open.any_in(slots):
             while self._unfinished:
                 self._finish(self._unfinished.popleft())

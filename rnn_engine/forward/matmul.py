@@ -1,4 +1,7 @@
-"""Matrices times activations. One dispatch takes several matrices; those larger than a binding are split by rows."""
+"""Matrix multiplication on the device: uploads a model's matrices and yields the dispatches that multiply them.
+
+One dispatch multiplies several matrices. A matrix larger than a binding is split by rows into several dispatches.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from shaders import Constant, ShaderSource
 
 @dataclass(frozen=True, slots=True)
 class MatMulBuffers:
-    """The buffers that a matmul reads and writes besides its weights."""
+    """The buffers of a matmul other than its weights: the step's batch, the operands, the inputs and the outputs."""
 
     batch: Buffer
     vectors: Buffer
@@ -38,7 +41,10 @@ class MatMulBuffers:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """A part on the device. It holds no reference to the weights on the host, so that their memory can be freed."""
+    """The matrices of one dispatch on the device.
+
+    It has no reference to the weights on the host, so that their memory can be freed.
+    """
 
     format: WeightFormat
     num_rows: int
@@ -50,13 +56,16 @@ class LoadedPart:
 
 
 class MatMulKernels:
-    """The compiled variants of the matmul kernels for one model on one device, and the model's matmuls.
+    """The compiled matmul kernels for one model on one device, and a list of the model's matmuls.
 
     `tuning` may be replaced before the first plan is made.
     """
 
     def __init__(self, kernels: Kernels, tuning: Tuning, limits: StepLimits, *, activations: str = "f32") -> None:
-        """`activations` is f32, or int8 to multiply matrices of bytes with inputs in bytes."""
+        """Compile kernels with `kernels`, as `tuning` chooses them, for steps of at most `limits`.
+
+        `activations` is f32, or int8 to quantise the inputs of matrices with 8-bit weights to bytes.
+        """
         self.kernels = kernels
         self.tuning = tuning
         self.limits = limits
@@ -70,7 +79,7 @@ class MatMulKernels:
         }
 
     def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
-        """Return the kernel of a variant for matrices of a format. The first call compiles it."""
+        """Return the kernel of `variant` for matrices of the format `weights`. The first call compiles it."""
         include = weights.packed if variant.number == "int8" else weights.include
         assert include is not None
         return self.kernels.get(
@@ -80,15 +89,20 @@ class MatMulKernels:
         )
 
     def source(self, part: LoadedPart) -> ShaderSource:
-        """Return the WGSL of one variant for a part. All variants for the part have the same bindings."""
+        """Return the WGSL of a kernel for `part`, to make its bind group. All variants for `part` have the same
+        bindings.
+        """
         return self.get(self.tuning.matmul(1, part.kind), part.format).source
 
     def number_of(self, weights: WeightFormat) -> str:
-        """Return the type, f32 or int8, of the products with weights of this format."""
+        """Return the number type in which matrices of the format `weights` are multiplied: f32 or int8."""
         return "int8" if self._quantises and weights.packed is not None else "f32"
 
     def packed_inputs(self, memory: Memory, token_bytes: int) -> Buffer:
-        """Return a buffer for the quantised inputs of a step. Matmuls share it: each writes it anew."""
+        """Return the buffer for the quantised inputs of a matmul, of `token_bytes` for each token.
+
+        All matmuls with the same `token_bytes` share it, and each overwrites it.
+        """
         if token_bytes not in self._packed:
             num_bytes = token_bytes * max(self.limits.max_tokens, self.limits.max_rows)
             self._packed[token_bytes] = memory.create_buffer("quantised inputs", num_bytes)
@@ -96,7 +110,9 @@ class MatMulKernels:
 
 
 class MatMul:
-    """Matrices on the device, which are multiplied with the tokens or the rows of a step."""
+    """One or more matrices on the device, which are multiplied with the activations of a step's tokens or of its logit
+    rows.
+    """
 
     def __init__(
         self,
@@ -107,7 +123,7 @@ class MatMul:
         *,
         counts_rows: bool = False,
     ) -> None:
-        """Upload `matrices`. If `counts_rows`, they are multiplied with the step's logit rows instead of its tokens."""
+        """Upload `matrices`. They are multiplied with the step's tokens, or with its logit rows if `counts_rows`."""
         self._label = label
         self._kernels = kernels
         self._memory = memory
@@ -119,7 +135,9 @@ class MatMul:
         self._parts = [self._load(part, memory) for part in split_matrices(readers, memory.max_binding_bytes)]
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
-        """Return the stage that multiplies what these buffers hold. The weights are not copied."""
+        """Return the stage that multiplies `buffers.inputs` and writes `buffers.outputs`. It shares this object's
+        weights.
+        """
         parts = []
         quantised, stage = self._quantise(buffers)
         for loaded in self._parts:
@@ -137,7 +155,10 @@ class MatMul:
         return bound
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
-        """Return the buffer of the quantised inputs and the stage that makes them; without any, `inputs` and None."""
+        """Return the buffer of the quantised inputs, and the stage that writes it from `buffers.inputs`.
+
+        If no matrix needs quantised inputs, return `buffers.inputs` and None.
+        """
         if not self._inputs.sources:
             return buffers.inputs, None
         packed = self._kernels.packed_inputs(self._memory, self._inputs.token_bytes)
@@ -169,7 +190,7 @@ class MatMul:
 
 @dataclass(frozen=True, slots=True)
 class BoundMatMul:
-    """A stage: a matmul with its inputs and outputs."""
+    """The stage that runs a `MatMul` on given inputs and outputs."""
 
     label: str
     kernels: MatMulKernels
@@ -183,7 +204,10 @@ class BoundMatMul:
         return sum(part.weight_bytes for part, _ in self.parts)
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        """Yield one dispatch a part, for the tokens or rows of the step. There must be at least one token or row."""
+        """Yield the dispatch that quantises the inputs, if they are quantised, then one for each part of the matrices.
+
+        The step must have at least one token, or one row if the inputs are rows.
+        """
         if self.quantise is not None:
             yield from self.quantise.dispatches(step)
         count = step.num_rows if self.counts_rows else step.num_tokens
@@ -192,7 +216,7 @@ class BoundMatMul:
             yield self.dispatch(part, bind_group, variant, count)
 
     def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
-        """Return the dispatch of a part for `count` tokens or rows by the kernel of `variant`."""
+        """Return the dispatch that multiplies `part` with `count` tokens or rows by the kernel of `variant`."""
         tiles = -(-count // variant.tokens)
         moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
         kernel = self.kernels.get(variant, part.format)

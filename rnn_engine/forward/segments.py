@@ -1,4 +1,4 @@
-"""Cut matrices into parts, one for each dispatch, and pack and upload them piece by piece."""
+"""Division of the matrices of a matmul into parts, one for each dispatch, and their upload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ SEGMENT_WORDS = 12  # of struct Segment
 
 
 class Activation(IntEnum):
-    """What a matmul does with a finished sum. segments.wgsl uses the same numbers."""
+    """The function that a matmul applies to each finished sum before it is written. segments.wgsl uses the same
+    numbers.
+    """
 
     NONE = 0
     TANH = 1
@@ -47,7 +49,10 @@ class SegmentWeights:
 
     @property
     def numbers(self) -> NDArray[Any]:
-        """The values as numbers. They must not be in blocks; transposed and three-dimensional tensors never are."""
+        """The weights as an array of floats. Fails if `values` are quantised blocks.
+
+        Transposed and three-dimensional tensors are never in blocks.
+        """
         assert not isinstance(self.values, Blocks)
         return self.values
 
@@ -58,7 +63,8 @@ class SegmentWeights:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a matmul: its weights, and the places of its inputs, outputs and operands. Offsets count floats.
+    """One matrix of a matmul: its weights, and the offsets of its inputs, outputs and operands in their buffers, in
+    floats.
 
     An operand is what the activation combines a sum with: a bias, or a factor of each token.
     """
@@ -79,7 +85,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `start` to `end` of `matrix`. The first of them is row `first_row` of its part."""
+    """Rows `start` to `end` of `matrix`, as stored in one part of a matmul.
+
+    Their first row is row `first_row` of the part.
+    """
 
     matrix: Matrix
     start: int
@@ -89,16 +98,16 @@ class Segment:
 
     @property
     def rows(self) -> NDArray[Any] | Blocks:
-        """The weights [rows, C] of these rows."""
+        """The weights [rows, C] of the segment."""
         return self.matrix.weights.values[self.start : self.end]
 
     @property
     def row_blocks(self) -> int:
-        """The number of blocks of a row."""
+        """The number of blocks of the weight format in each row."""
         return self.matrix.weights.row_blocks
 
     def pack(self) -> list[int]:
-        """Return the fields of struct Segment of segments.wgsl."""
+        """Return the words of the segment's struct Segment of segments.wgsl."""
         matrix = self.matrix
         return [
             self.first_row,
@@ -118,7 +127,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """The segments that one dispatch multiplies: all of one weight format, together small enough for a binding."""
+    """The segments that one dispatch multiplies. They share one weight format, and their weights fit one binding."""
 
     format: WeightFormat
     segments: tuple[Segment, ...]
@@ -130,7 +139,7 @@ class SegmentPart:
 
     @property
     def num_weights(self) -> int:
-        """The number of weights without padding."""
+        """The number of weights in the part, without padding."""
         return sum((s.end - s.start) * s.matrix.num_columns for s in self.segments)
 
     @property
@@ -140,7 +149,10 @@ class SegmentPart:
 
 
 def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[SegmentPart]:
-    """Divide `matrices` into parts of one format each. A part's weights take at most `max_bytes` in any buffer."""
+    """Yield parts for one dispatch each, which together have all rows of `matrices`.
+
+    The matrices of a part share a weight format. Its weights take at most `max_bytes` in each of the format's buffers.
+    """
     formats = {matrix.weights.format.name: matrix.weights.format for matrix in matrices}
     for name, weights in formats.items():
         max_blocks = max_bytes // max(weights.block_bytes.values())
@@ -149,7 +161,7 @@ def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Segme
 
 
 def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:
-    """Divide the rows of `matrices` into parts of at most `max_blocks` blocks."""
+    """Yield the segments of each part. The rows of a part take at most `max_blocks` quantised or float blocks."""
     part: list[Segment] = []
     first_row = blocks = 0
     for matrix in matrices:
@@ -178,7 +190,9 @@ R = TypeVar("R")
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:
-    """Allocate the buffers of a format for `num_blocks` blocks; return them by the variable's name in the WGSL."""
+    """Allocate buffers for `num_blocks` blocks of the format `weights`. Return them by the name of their WGSL
+    variable.
+    """
     return {
         variable: memory.create_buffer(f"{label} {variable}", num_blocks * num_bytes)
         for variable, num_bytes in weights.block_bytes.items()
@@ -192,7 +206,9 @@ def upload_rows(
     rows: NDArray[Any] | Blocks,
     first_block: int,
 ) -> None:
-    """Pack `rows` [R, C] and upload them to `buffers` from block `first_block` on. Packs on all cores."""
+    """Convert `rows` [R, C] to the format `weights` on all cores, and upload them to `buffers` from block `first_block`
+    on.
+    """
     blocks = row_blocks(weights, rows.shape[1])
     piece = max(1, _PIECE_BYTES // (4 * rows.shape[1]) // PANEL_ROWS) * PANEL_ROWS
     starts = range(0, len(rows), piece)
@@ -204,7 +220,7 @@ def upload_rows(
 
 
 def _map_ahead(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield what `function` returns for each item, in order, while threads work on the next few."""
+    """Apply `function` to each item on a thread pool and yield the results in order, computing a few items ahead."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         ahead: deque[Future[R]] = deque()
         for item in items:

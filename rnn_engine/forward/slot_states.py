@@ -1,4 +1,4 @@
-"""The live states of a runner's slots on a device: their layout, and writing, reading and copying them."""
+"""The live states of a runner's slots on the device: their memory layout, and how they are written, read and copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _KEYS_AT_ONCE: Final = 8  # the keys that a kernel of a recurrence loads at once
 
 
 class StateLayout:
-    """How a layer's buffer holds a slot's state: field after field, each beginning at a multiple of 4 floats.
+    """The memory layout of a slot's state in the buffer of one layer.
+
+    The fields lie one after another, each from a multiple of 4 floats on.
 
     A shift is stored twice, as sides 0 and 1: a step reads the side that its run names and writes the other one.
     A matrix [H, value, key] is stored as [H, key / 4, value, 4], with the keys padded with zeros to a multiple of 8.
@@ -34,7 +36,7 @@ class StateLayout:
             self.stride += round_up(_stored_size(field), 4)
 
     def pack(self, state: State) -> F32:
-        """Return the fields of every layer as [L, stride], with the shifts in side 0."""
+        """Return `state` in this layout as an array [L, stride], with the token shifts in side 0."""
         packed = np.zeros((self._num_layers, self.stride), np.float32)
         for field in self._fields:
             values = state[field.name]
@@ -49,7 +51,7 @@ class StateLayout:
         return packed
 
     def unpack(self, packed: F32, side: int) -> dict[str, F32]:
-        """Return the fields of `packed` [L, stride], which `pack` or a device wrote, with the shifts of `side`."""
+        """Return the state fields of `packed` [L, stride], an array in this layout, with the token shifts of `side`."""
         return {field.name: self._unpack_field(packed, field, side) for field in self._fields}
 
     def _unpack_field(self, packed: F32, field: StateField, side: int) -> F32:
@@ -67,7 +69,7 @@ class StateLayout:
 
 
 def _stored_size(field: StateField) -> int:
-    """Return the number of floats that a field takes in a layer's buffer."""
+    """Return the number of floats that the state field `field` takes in a layer's buffer."""
     match field.kind:
         case FieldKind.SHIFT:
             return 2 * prod(field.shape)
@@ -83,12 +85,15 @@ _MAX_READS = 4  # that are on their way to the host at the same time
 
 
 class SlotStates:
-    """The states of all slots in their layers' buffers. The device carries out the calls in their order."""
+    """The live states of all slots on the device, in one buffer for each layer.
+
+    The device executes writes, reads and copies in the order of the calls.
+    """
 
     def __init__(
         self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, memory: Memory
     ) -> None:
-        """`buffers`: for each layer [slots, layout.stride] f32."""
+        """Use `buffers` for the states: for each layer [slots, layout.stride] f32."""
         self._buffers = buffers
         self._layout = layout
         self._memory = memory
@@ -103,14 +108,17 @@ class SlotStates:
 
     @property
     def sides(self) -> Sequence[int]:
-        """For each slot, the side from which the next step reads the shifts; that step writes the other one.
+        """For each slot, the side, 0 or 1, from which the next step reads the token shifts; that step writes the other
+        side.
+
+        A run that draws counts as if it had drawn all its tokens, until the device reports how many it has drawn.
 
         A run that draws counts as complete until it is known how far it came.
         """
         return self._sides
 
     def advance(self, slot: int, times: int = 1) -> None:
-        """Count `times` more submitted passes over `slot`; each swaps its side."""
+        """Record that `times` forward passes over `slot` were submitted. Each pass swaps the slot's side."""
         self._sides[slot] ^= times & 1
 
     def write(self, slot: int, state: State) -> None:
@@ -125,7 +133,7 @@ class SlotStates:
         self._sides[target] = self._sides[source]
 
     def start_read(self, slot: int) -> SlotRead:
-        """Submit a copy of the state of `slot` to the host.
+        """Start a download of the state of `slot`, as it is after all steps submitted before.
 
         Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
         Raises DeviceError if the device refuses.
@@ -146,7 +154,7 @@ class SlotStates:
         return read
 
     def close(self) -> None:
-        """Abandon the reads that are under way: their `result` raises from now on."""
+        """Abandon the downloads under way: `SlotRead.result` raises DeviceError for them from now on."""
         while self._reads:
             self._reads.popleft().abandon()
 
@@ -169,7 +177,7 @@ class SlotStates:
         return self._memory.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
 
     def _plan_copy(self, kernels: Kernels) -> Plan:
-        """Return the dispatches that copy a state from slot to slot, one a layer."""
+        """Return the dispatches that copy a state from one slot to another, one for each layer."""
         kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": self._layout.stride})
         num_groups = -(-self._layout.stride // (4 * _COPY_THREADS))
         return Plan(
@@ -181,7 +189,7 @@ class SlotStates:
 
 
 class SlotRead:
-    """A `PendingState` that comes from a device."""
+    """A `PendingState` whose download from the device is under way."""
 
     def __init__(
         self, layout: StateLayout, side: int, download: Download, on_finished: Callable[[SlotRead], None]
@@ -205,7 +213,7 @@ class SlotRead:
         return self._layout.unpack(self._packed, self._side)
 
     def finish(self) -> None:
-        """Wait for the state and take it out of its staging buffer."""
+        """Wait for the download, store the state on the host, and free the staging buffer."""
         if self._download is None:
             return
         download, self._download = self._download, None
@@ -216,6 +224,6 @@ class SlotRead:
         self._on_finished(self)
 
     def abandon(self) -> None:
-        """Drop the download. `result` raises from now on."""
+        """Drop the download. `result` raises DeviceError from now on."""
         self._download = None
         self._packed = DeviceError("a state was not read before the runner was closed")

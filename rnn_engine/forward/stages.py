@@ -1,4 +1,4 @@
-"""The stages of a forward pass, and the one that quantises the inputs of matmuls to bytes.
+"""The protocol of a stage of the forward pass, and the stage that quantises the inputs of matmuls to bytes.
 
 A stage is bound to its buffers when the model is loaded. It yields dispatches for each step.
 """
@@ -19,11 +19,11 @@ from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 
 
 class Stage(Protocol):
-    """One part of every step, such as a norm or a matmul."""
+    """One part of the forward pass, such as a norm or a matmul, bound to its buffers."""
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of the matrices that the stage reads."""
+        """The size in bytes of the weight matrices that the stage reads."""
         ...
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]: ...
@@ -31,7 +31,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelStage:
-    """A stage of one dispatch that reads no matrix."""
+    """A stage of one dispatch that reads no weight matrix."""
 
     label: str
     kernel: Kernel
@@ -56,7 +56,9 @@ _THREADS: Final = 64  # of a workgroup
 
 @dataclass(frozen=True, slots=True, order=True)
 class BufferSource:
-    """The place, in floats, of the inputs of one or more matrices before they are quantised."""
+    """The place of the inputs of one or more matrices in the inputs' buffer: first index, stride and length, in
+    floats.
+    """
 
     start: int
     stride: int
@@ -73,7 +75,7 @@ class BufferSource:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedInputs:
-    """The inputs of some matrices as blocks. The blocks of a token lie side by side, token after token."""
+    """The layout of quantised inputs for some matrices: for each token, the blocks of all distinct inputs in turn."""
 
     sources: tuple[BufferSource, ...]
 
@@ -83,7 +85,7 @@ class QuantisedInputs:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of a token."""
+        """The number of quantised blocks of each token."""
         return sum(source.num_blocks for source in self.sources)
 
     @property
@@ -91,7 +93,9 @@ class QuantisedInputs:
         return 4 * _BLOCK_WORDS * self.num_blocks
 
     def read_by(self, matrix: Matrix) -> Matrix:
-        """Return `matrix` with the place of its quantised inputs, counted in words of 4 bytes."""
+        """Return a copy of `matrix` that reads its inputs from the quantised buffer. Offsets there count 4-byte
+        words.
+        """
         before = self.sources[: self.sources.index(BufferSource.of(matrix))]
         start = _BLOCK_WORDS * sum(source.num_blocks for source in before)
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)
@@ -107,7 +111,7 @@ class QuantisedInputs:
         packed: Buffer,
         counts_rows: bool,
     ) -> KernelStage:
-        """Return the stage that quantises the floats in `inputs` to blocks in `packed`."""
+        """Return the stage that quantises the floats of `inputs` and writes the blocks to `packed`."""
         kernel = kernels.get("quantise_inputs", {**limits.constants(), "THREADS": _THREADS})
         table = self._table(counts_rows=counts_rows)
         sources = memory.create_buffer("sources of inputs", table.nbytes)
@@ -122,7 +126,7 @@ class QuantisedInputs:
         )
 
     def _table(self, *, counts_rows: bool) -> NDArray[np.uint32]:
-        """Return struct Sources of quantise_inputs.wgsl."""
+        """Return the words of struct Sources of quantise_inputs.wgsl: where to read the inputs of each source."""
         words, first_block = [int(counts_rows), len(self.sources), self.num_blocks, 0], 0
         for source in self.sources:
             words += [source.start, source.stride, -(-source.num_columns // COLUMNS_AT_ONCE), first_block]

@@ -1,4 +1,7 @@
-"""The size and the buffers of a step; encode a batch as the words of batch.wgsl, decode those of readout.wgsl."""
+"""The size limits and device buffers of a step, and the conversion of its batch and results to and from device words.
+
+Batches are encoded for batch.wgsl, read-outs decoded from readout.wgsl.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,16 @@ from shaders import Constant
 
 
 def slot_penalty_bytes(vocab_size: int) -> int:
-    """Return how many bytes a slot's two rows of penalties.wgsl take."""
+    """Return the bytes of one slot in the penalties' buffer: two rows of `vocab_size` words."""
     return 2 * 4 * vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The counts and kinds of a step's inputs. The dispatches of its plan depend on nothing else."""
+    """The numbers of a step's tokens, runs and rows, and which kinds of inputs it has.
+
+    Steps of equal size have the same dispatches.
+    """
 
     num_tokens: int
     num_runs: int
@@ -46,7 +52,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most that one step may contain, and the number of slots."""
+    """The maximum size of a step, and the number of slots."""
 
     num_slots: int
     max_tokens: int
@@ -57,37 +63,37 @@ class StepLimits:
 
     @property
     def batch_words(self) -> int:
-        """The number of 4-byte words of struct Batch of batch.wgsl."""
+        """The size of struct Batch of batch.wgsl, in 4-byte words."""
         return 4 + 4 * self.num_slots + 3 * self.max_rows + 2 * self.max_tokens
 
     @property
     def readout_words(self) -> int:
-        """The number of 4-byte words that a row takes in the read-out of readout.wgsl."""
+        """The size of struct Readout of readout.wgsl, in 4-byte words. Each row has one."""
         return 5 + 2 * self.num_candidates
 
     @property
     def draw_words(self) -> int:
-        """The number of 4-byte words of struct Draw of draw.wgsl. Each row has one such struct."""
+        """The size of struct Draw of draw.wgsl, in 4-byte words. Each row has one."""
         return 23 + self.max_draws
 
     @property
     def max_logprobs(self) -> int:
-        """The most tokens whose log-probabilities a draw may report with each token."""
+        """The most alternative tokens whose log-probabilities can be reported with each drawn token."""
         return min(MOST_DRAW_LOGPROBS, self.num_candidates)
 
     @property
     def told_words(self) -> int:
-        """The most 4-byte words that the draws of a step report beside their tokens."""
+        """The most 4-byte words of log-probabilities and token ids that all draws of a step can report."""
         return self.num_slots * self.max_draws * (2 + 2 * self.max_logprobs)
 
     def constants(self) -> dict[str, Constant]:
-        """Return the constants of batch.wgsl. A step has at most one run a slot."""
+        """Return the constants with which batch.wgsl is compiled. A step has at most one run for each slot."""
         return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """The buffers that describe a step, and the activations that models of every version have."""
+    """The device buffers of a step's inputs, and those activation buffers that models of every version have."""
 
     batch: Buffer  # struct Batch of batch.wgsl
     masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
@@ -118,14 +124,17 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True)
 class HeadOutputs:
-    """The buffers that a step leaves for the host."""
+    """The device buffers of a step's results: the logits and the read-out."""
 
     logits: Buffer  # [R, V] f32
     readout: Buffer  # [R] struct Readout of readout.wgsl
 
     @classmethod
     def create_pair(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> tuple[HeadOutputs, HeadOutputs]:
-        """Return one for each of two steps in flight. They share the read-out, which a step copies away at its end."""
+        """Return the outputs of even and of odd steps, so that two steps can be in flight.
+
+        They have logits of their own but share the read-out, which each step copies to its answer at its end.
+        """
         readout = memory.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
         logits = [memory.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size) for _ in range(2)]
         return cls(logits[0], readout), cls(logits[1], readout)
@@ -136,7 +145,10 @@ NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
-    """Return the words of `struct Batch` up to its last token."""
+    """Encode `batch` as the words of `struct Batch` of batch.wgsl, up to its last token.
+
+    `shift_sides` has the side of each slot from which the step reads the token shifts.
+    """
     ids = given_ids(batch, vocab_size)
     slots = [run.slot for run in batch]
     lengths = np.array([len(run_ids) for run_ids in ids])
@@ -170,7 +182,10 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], v
 
 
 def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
-    """Make the masks of all runs that may have some. Return them in order, or None if all tokens are allowed."""
+    """Make the masks of all runs with a mask function. Return them as [rows, ceil(V / 32)], in the order of the runs.
+
+    Return None if none of these runs restricts its tokens.
+    """
     made = make_masks(batch, vocab_size)
     if all(own is None for own in made):
         return None
@@ -187,7 +202,10 @@ def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
 def decode_readout(
     answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32], drawn: Sequence[Drawn]
 ) -> Readout:
-    """Return the read-out of `batch`. `answer` is a `struct Readout` for each row; `drawn` is passed on."""
+    """Return the read-out of `batch`, decoded from `answer`: the bytes of a `struct Readout` for each row.
+
+    The read-out's `full_row` and `drawn` are the arguments of these names.
+    """
     count = limits.num_candidates
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
     floats = words.view(np.float32)
@@ -210,7 +228,7 @@ def decode_readout(
 
 
 def _target_logits(logits: F32, batch: Batch) -> F32:
-    """Return `logits` [R] with NaN in the rows of runs without targets."""
+    """Return a copy of `logits` [R] with NaN in the rows of runs without targets."""
     if all(run.targets is None for run in batch):
         return np.full_like(logits, np.nan)
     has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])

@@ -1,4 +1,6 @@
-"""Find the fastest kernels for a model on its device: pick candidates by a model of cost, then measure them."""
+"""The search for the fastest matmul kernels of a model on its device: a cost model preselects variants, which are
+timed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel for a class of matmuls and a count of tokens, and the fixed choice. Times are seconds a dispatch."""
+    """The kernel variant chosen for one class of matmuls and one token count, beside the fixed choice it is compared
+    with.
+
+    Times are seconds per dispatch.
+    """
 
     kind: MatMulClass
     tokens: int
@@ -57,13 +63,15 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """The speed of the kernel divided by that of the fixed choice."""
+        """The speed of the chosen kernel divided by the speed of the fixed choice."""
         return self.default_measured / self.measured
 
 
 @dataclass(slots=True)
 class _Task:
-    """One choice to make, and the measurements for it."""
+    """A pair of a matmul class and a token count that needs a choice of kernel, and the times measured for it so
+    far.
+    """
 
     kind: MatMulClass
     tokens: int
@@ -78,11 +86,11 @@ class _Task:
 
     @property
     def work_seconds(self) -> float:
-        """The predicted seconds of all layers' dispatches with the fixed choice."""
+        """The predicted seconds, with the fixed choice, of the task's dispatches in all layers together."""
         return len(self.parts) * self.predicted[self.default]
 
     def ranked(self) -> list[MatMulVariant]:
-        """Return the variants that were measured, the fastest first."""
+        """Return the measured variants, the fastest first."""
         return sorted(self.measured, key=lambda variant: median(self.measured[variant]))
 
     def choice(self) -> Choice:
@@ -103,7 +111,7 @@ class _Task:
 
 
 class Tuner:
-    """The search for the fastest kernels of one loaded model. No step may run meanwhile."""
+    """Searches the fastest kernels for one loaded model by timing them. No step may run meanwhile."""
 
     def __init__(
         self,
@@ -114,7 +122,7 @@ class Tuner:
         half: bool = False,
         counts: Sequence[int] = TOKEN_COUNTS,
     ) -> None:
-        """`matmuls` are the kernels of `runner`. `half` also allows products in f16. `counts` are numbers of tokens."""
+        """Tune `matmuls`, the kernels of `runner`, for the token counts `counts`. `half` also tries products in f16."""
         self._runner = runner
         self._matmuls = matmuls
         self._device = runner.device
@@ -132,7 +140,8 @@ class Tuner:
         exhaustive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> Chosen:
-        """Return choices for the classes of matmuls that matter and are not `known`, by class and count of tokens.
+        """Return the best variant for each class of matmuls and token count, except classes that are `known` or hardly
+        matter.
 
         Ends after `seconds`, once the trial under way is done, or at Ctrl-C, and returns what was found until then.
         `exhaustive` measures every variant and has no time limit.
@@ -165,7 +174,7 @@ class Tuner:
     def times(
         self, kind: MatMulClass, tokens: int, wanted: Sequence[MatMulVariant], rounds: int
     ) -> dict[MatMulVariant, float]:
-        """Measure each of `wanted` in turns and return its median seconds a dispatch."""
+        """Return the median seconds per dispatch of each variant in `wanted`, each measured `rounds` times in turns."""
         (task,) = (task for task in self._tasks() if (task.kind, task.tokens) == (kind, tokens))
         with closing(self._device.allocate()) as memory:
             measure = _Measure(self._device, memory)
@@ -198,7 +207,7 @@ class Tuner:
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
-        """Yield the variants to try, each with the tasks it may serve, the most promising first.
+        """Yield the variants to time, the most promising first, each with the tasks for which it is timed.
 
         Variants for steps of one sequence, of all slots and of prompts come before all others.
         Tasks that need the same kernel share its compilation.
@@ -218,7 +227,7 @@ class Tuner:
             yield key[2], fitting[key]
 
     def _try(self, measure: _Measure, task: _Task, variant: MatMulVariant) -> None:
-        """Measure `variant` once more. Leave it out if the device refuses it."""
+        """Time `variant` once more for `task`. If the device rejects it, drop its times."""
         try:
             seconds = measure(task, variant)
         except DeviceError as error:
@@ -229,7 +238,9 @@ class Tuner:
 
 
 def _that_matter(tasks: list[_Task]) -> list[_Task]:
-    """Leave out tasks whose matmuls take only a small part of the time of all at the same count of tokens."""
+    """Return the tasks whose matmuls take a relevant share of the predicted time of all tasks of the same token
+    count.
+    """
     totals: defaultdict[int, float] = defaultdict(float)
     for task in tasks:
         totals[task.tokens] += task.work_seconds
@@ -238,13 +249,16 @@ def _that_matter(tasks: list[_Task]) -> list[_Task]:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """Times dispatches. It reads the weights of several layers in turns, so that caches help no more than in a step."""
+    """A callable that times one variant for one task.
+
+    It reads the weights of several layers in turns, so that caches help no more than in a real step.
+    """
 
     device: Device
     memory: Memory
 
     def __call__(self, task: _Task, variant: MatMulVariant) -> float:
-        """Return the seconds of one dispatch: the median of a few repeats after a warm-up."""
+        """Return the seconds of one dispatch of `variant`: the median of a few repeats after a warm-up."""
         known = task.measured.get(task.default)
         wanted = math.ceil(_TIMED_SECONDS / max(median(known), 1e-9)) if known else 2
         count = min(_MOST_DISPATCHES, wanted)
@@ -258,6 +272,6 @@ class _Measure:
 
 
 def _idleness(plan: Plan) -> float:
-    """Return the factor by which idle processors lengthen a plan: the last workgroups do not occupy all of them."""
+    """Return by what factor the plan takes longer because its last workgroups do not occupy all processors."""
     groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
     return -(-groups // processors) * processors / groups

@@ -1,4 +1,4 @@
-"""Choose the variant of a kernel by the kind of device, the matrices and the number of tokens.
+"""The choice of the matmul variant to run, by kind of device, matrix size and number of tokens.
 
 The figures behind the fixed choices are in docs/performance.md; `tuner` finds better ones for a device.
 The choice affects speed alone, never a result's meaning: any variant is right on any device.
@@ -19,13 +19,13 @@ TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def rounded_count(num_tokens: int) -> int:
-    """Return the least of `TOKEN_COUNTS` that is at least `num_tokens`, or the last if there is none."""
+    """Round `num_tokens` up to one of `TOKEN_COUNTS`; return the last of them if it is greater than all."""
     return next((count for count in TOKEN_COUNTS if num_tokens <= count), TOKEN_COUNTS[-1])
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MatMulClass:
-    """Matmuls of one weight format and similar sizes, for which the same kernel is best."""
+    """A class of matmuls that run the same kernel variant: same weight format and number type, similar size."""
 
     weights: str  # the name of the format
     rows: int  # of the matrices, rounded up to a power of two
@@ -42,7 +42,7 @@ class MatMulClass:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The variants for one kind of device, and those that the tuner found for this device."""
+    """The kernel settings of one device: fixed choices for its kind, and the variants that `tuner` found for it."""
 
     matmuls: tuple[StreamVariant, ...]  # by ascending token count; the first that takes all tokens is run
     tiled: TiledVariant | None  # for more tokens; None = the last variant again and again
@@ -57,7 +57,9 @@ class Tuning:
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
     def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
-        """Return the variant for `num_tokens` tokens: the one that was found for `kind`, else the fixed choice."""
+        """Return the variant to run for `num_tokens` tokens: the one found by tuning for `kind`, else the fixed
+        choice.
+        """
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
         fixed, tiled = self._fixed(kind)
@@ -73,18 +75,20 @@ class Tuning:
         return (in_blocks and self.blocks) or self.matmuls, self.tiled
 
     def token_counts(self, max_tokens: int) -> set[int]:
-        """Return counts of tokens, at most `max_tokens`, whose steps together run every kernel that a step may run."""
+        """Return token counts, at most `max_tokens`, whose steps together use every matmul kernel, so that all are
+        compiled.
+        """
         counts = {variant.tokens for variant in self.matmuls} | {count for _, count in self.found} | {max_tokens}
         return {min(count, max_tokens) for count in counts}
 
     def step_tokens(self, shape: ModelShape) -> int:
-        """Return the default for the most tokens in one step of a model of this shape."""
+        """Return the default of the runner's `max_tokens`, the most tokens in one step, for a model of this shape."""
         tokens = int(self.max_step_operations / (2 * shape.num_layers * shape.layer_weights))
         return min(self.max_tokens, max(16, tokens // 16 * 16))
 
 
 def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
-    """Return the fixed choices for `device`. `can_broadcast` is True if its subgroups have at least 8 lanes."""
+    """Return the fixed kernel settings for `device`. `can_broadcast` is True if its subgroups have at least 8 lanes."""
     if device.is_software:
         one = "broadcast" if can_broadcast else "direct"
         few = (

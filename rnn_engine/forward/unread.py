@@ -1,4 +1,7 @@
-"""Count what loading would allocate: a model of which only the header is read, and formats that pack nothing."""
+"""Stand-ins that load a model without reading its weights, to count the device memory it would take.
+
+They are a model of which only the header is read, and weight formats that pack no data.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from shaders import Include
 
 @dataclass(frozen=True, slots=True)
 class UnreadModel:
-    """A `Model` whose tensors have the right shapes and types. They are all zeros and take no memory."""
+    """A `Model` whose tensors are zeros of the right shapes and types, and take no memory."""
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in BlinkDL's names and orientation
@@ -38,12 +41,12 @@ class UnreadModel:
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> None:
-        """Return None: the blocks are not read."""
+        """Return None, as if the file had no quantised blocks, because they are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A weight format with the sizes of `format` that packs every matrix to nothing."""
+    """A weight format that has the block sizes of `format`, but whose `pack` returns no data."""
 
     format: WeightFormat
 

@@ -1,4 +1,4 @@
-"""The variants of the matmul kernels: their constants, which of them a device can run, and which are worth a trial.
+"""The variants of the matmul kernels: their constants, the devices that can run them, and their predicted costs.
 
 Any variant is right on any device that can run it.
 Variants differ in speed, and in rounding, since they add up the same sums in another order.
@@ -20,7 +20,7 @@ _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
-    """A variant of matmul.wgsl, which explains the constants. It reads every weight once for up to `tokens` tokens."""
+    """A variant of matmul.wgsl, which explains the constants. It reads each weight once for every `tokens` tokens."""
 
     tokens: int
     groups: int = 1
@@ -35,7 +35,7 @@ class StreamVariant:
 
     @property
     def rows(self) -> int:
-        """The number of rows of a workgroup."""
+        """The number of matrix rows that a workgroup computes."""
         return PANEL_ROWS * self.groups * self.panels
 
     @property
@@ -117,12 +117,14 @@ _KINDS: Final[dict[str, type[StreamVariant] | type[TiledVariant]]] = {
 
 
 def to_record(variant: MatMulVariant) -> dict[str, Any]:
-    """Return a variant as a dict for JSON."""
+    """Return `variant` as a dict that can be written as JSON. `from_record` reads it."""
     return {"shader": variant.shader, **asdict(variant)}
 
 
 def from_record(record: Mapping[str, Any]) -> MatMulVariant:
-    """Return the variant of a record of `to_record`. Raises ValueError, KeyError or TypeError for any other record."""
+    """Return the variant that `to_record` made into `record`. Raises ValueError, KeyError or TypeError for invalid
+    records.
+    """
     fields = dict(record)
     kind = _KINDS[fields.pop("shader")]
     variant = kind(**fields)
@@ -133,7 +135,7 @@ def from_record(record: Mapping[str, Any]) -> MatMulVariant:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """The limits and features that a device's kernels may use."""
+    """The limits and features of a device that decide which kernels it can run."""
 
     threads: int = 256  # of a workgroup
     workgroup_bytes: int = 1 << 14
@@ -141,7 +143,9 @@ class KernelLimits:
     has_f16: bool = False
 
     def allow(self, variant: MatMulVariant) -> bool:
-        """Return True if a device with these limits can run `variant`, and its tiles fit the rows of a segment."""
+        """Return True if a device with these limits can run `variant` and its tiles evenly divide the rows of a
+        segment.
+        """
         if ROW_ALIGNMENT % variant.rows or not 8 <= variant.threads <= self.threads:
             return False
         if variant.workgroup_bytes > self.workgroup_bytes:
@@ -173,7 +177,7 @@ _BYTE_PRODUCTS: Final = 4  # products of bytes that hardware computes in the tim
 
 @dataclass(frozen=True, slots=True)
 class MatMulWork:
-    """One dispatch: matrices of `rows` and `columns` times `tokens` tokens."""
+    """The size of one matmul dispatch: `rows` x `columns` weights times `tokens` tokens."""
 
     rows: int
     columns: int
@@ -183,7 +187,9 @@ class MatMulWork:
 
 
 def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bool = False) -> Iterator[MatMulVariant]:
-    """Yield the variants for `work` that a device can run. `half` adds those that multiply in f16.
+    """Yield the variants for `work` that a device with `limits` can run. `half` adds those that multiply in f16.
+
+    On hardware, skip those that read the weights more than once for `TOKENS_A_PASS` tokens.
 
     On hardware, leave out those that read the weights more than once for `TOKENS_A_PASS` tokens.
     """
@@ -223,7 +229,9 @@ def _tiles(tokens: int, numbers: tuple[str, ...]) -> Iterator[TiledVariant]:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareCost:
-    """The cost on a driver that runs a workgroup's threads as lanes of vectors, eight at a time."""
+    """The predicted time of a matmul on a software driver, which runs a workgroup's threads as vector lanes, eight at
+    once.
+    """
 
     seconds_a_cycle: float = 1 / 3e9
     load: float = 70.0  # cycles to load from a place of its own for each lane, whatever the width
@@ -234,7 +242,7 @@ class SoftwareCost:
     spilling: float = 1.7  # the factor by which loads and products are slower then
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the seconds that one processor would take."""
+        """Return the predicted seconds of the dispatch `work` with `variant`, if one processor runs all of it."""
         lines, eights = work.rows / PANEL_ROWS, -(-work.columns // COLUMNS_AT_ONCE)
         passes = -(-work.tokens // variant.tokens)
         in_bytes = variant.number == "int8"
@@ -262,7 +270,9 @@ class SoftwareCost:
 
 @dataclass(frozen=True, slots=True)
 class HardwareCost:
-    """The cost on a device of many threads: the greatest of the times of memory, caches and arithmetic."""
+    """The predicted time of a matmul on a GPU: the longest of the times of memory access, cache access and
+    arithmetic.
+    """
 
     memory: float  # bytes a second
     near_memory: float  # bytes a second of the first cache, and of workgroup memory
@@ -273,7 +283,7 @@ class HardwareCost:
     spilling: float = 2.0  # the factor by which it is slower then
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the seconds of the dispatch."""
+        """Return the predicted seconds of the dispatch `work` with `variant`."""
         passes = -(-work.tokens // variant.tokens)
         computed = work.rows * work.columns * variant.tokens * passes
         in_bytes = variant.number == "int8"
@@ -307,5 +317,5 @@ _HARDWARE: Final[Mapping[str, HardwareCost]] = {
 
 
 def cost_on(kind: str) -> SoftwareCost | HardwareCost:
-    """Return the model of cost for a `kind` of device, as `DeviceInfo` has it."""
+    """Return the cost model for a device whose `DeviceInfo.kind` is `kind`."""
     return SoftwareCost() if kind == "software" else _HARDWARE.get(kind, _HARDWARE["integrated"])

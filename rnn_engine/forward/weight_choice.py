@@ -1,4 +1,4 @@
-"""Choose the weight format of each matrix of a model: by class of matrix, and by layer."""
+"""The choice of each matrix's weight format on the device, by class of matrix and by layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ACTIVATION_TYPES: Final = ("f32", "int8")
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """A format for each class of matrices.
+    """A weight format for each class of matrices, as the user chose them.
 
     The classes are:
 
@@ -50,7 +50,7 @@ class WeightChoice:
 
     @classmethod
     def parse(cls, text: str) -> WeightChoice:
-        """Read a choice such as `int8,activations=int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
+        """Parse a choice such as `int8,activations=int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
 
         The leading format is for att, ffn and head. The adapters have it if it is a float type, else f16.
         If it has 4 bits, the head, the first layer and the last become int8, since results depend on them more.
@@ -86,7 +86,7 @@ class WeightChoice:
         return cls(formats, num_layers, activations)
 
     def of(self, shape: ModelShape) -> FormatOf:
-        """Return the format of each matrix of a model of this shape."""
+        """Return the function from a tensor's name to its weight format, for a model of this shape."""
         ends = {0: "first"}
         if shape.num_layers > _FEW_LAYERS:
             ends[shape.num_layers - 1] = "last"
@@ -105,7 +105,9 @@ class WeightChoice:
 
 
 def parse_weights(weights: str | FormatOf, shape: ModelShape) -> tuple[FormatOf, str]:
-    """Return the format of each matrix of a model of this shape, and the type of activations.
+    """Return a function from a matrix's name to its weight format, and the type of activations, f32 or int8.
+
+    `weights` is a text for `WeightChoice.parse`, or such a function; then activations are f32.
 
     `weights` is a text for `WeightChoice.parse`, or the formats themselves; activations are f32 then.
     """
@@ -121,7 +123,7 @@ def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:
 
 
 def bits(weights: WeightFormat) -> float:
-    """Return how many bits a weight takes."""
+    """Return how many bits one weight takes in the format `weights`, its share of scales included."""
     return 8 * sum(weights.block_bytes.values()) / weights.block_columns
 
 
@@ -131,7 +133,9 @@ def _check_format(text: str, name: str) -> None:
 
 
 def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:
-    """Return the format that keeps numbers of a float type, or the blocks of `block_type`, without conversion.
+    """Return the format that stores floats of `dtype`, or quantised blocks of `block_type`, without conversion.
+
+    If there is no such format, return f32 for floats and f16 for blocks.
 
     If no format does, return f32 for a float type and f16 for blocks.
     """
@@ -142,19 +146,22 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
 
 
 def has_bytes(model: Model, format_of: FormatOf) -> bool:
-    """Return True if the weights of some matrices are bytes on a device, so that bytes can be multiplied with them."""
+    """Return True if some matrix has 8-bit weights on the device, so that int8 activations would have an effect."""
     kept = ((model.block_type(name) or "").lower() for name in model.names)
     chosen = (format_of(name) or WEIGHT_FORMATS.get(stored) for name, stored in zip(model.names, kept, strict=True))
     return any(weights is not None and weights.packed is not None for weights in chosen)
 
 
 def has_kept_blocks(model: Model) -> bool:
-    """Return True if some matrices are stored in blocks that a device can use without conversion."""
+    """Return True if the model's file has matrices in quantised blocks that a device can use without conversion."""
     return any((model.block_type(name) or "").lower() in BLOCK_FORMATS for name in model.names)
 
 
 def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
-    """Yield lines for the user on how matrices that the file has in blocks are loaded. Without any, yield none."""
+    """Yield lines for the user that say how the file's quantised matrices are loaded: kept, dequantised or converted.
+
+    Yields nothing if the file has none.
+    """
     kept: Counter[str] = Counter()
     dequantised: Counter[str] = Counter()
     converted: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The formats in which a device stores the weights of a matrix, in the order that the matmul kernels read.
+"""The formats in which a device stores weight matrices, laid out in the order that the matmul kernels read.
 
 A new format is a class with the members of `WeightFormat`, a WGSL file with its load function, and an entry in
 `WEIGHT_FORMATS`. `weight_choice` chooses the format of each matrix.
@@ -28,12 +28,15 @@ INPUT_BLOCK = 32  # columns of inputs in bytes that share a scale: see packed_in
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the least multiple of `multiple` that is at least `count`."""
+    """Round `count` up to a multiple of `multiple`."""
     return -(-count // multiple) * multiple
 
 
 def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return a matrix [R, C] of any float type as [R / 8, C / B, 8 rows, B columns] of the float type `dtype`.
+    """Convert a float matrix [R, C] to type `dtype` and to panels: [R / 8, C / B, 8 rows, B columns], B =
+    `block_columns`.
+
+    R and C are padded with zeros to multiples of 8 and B. Values out of the range of `dtype` are clamped to it.
 
     R and C are rounded up by zeros. A value beyond the range of `dtype` becomes its greatest, with the same sign.
     """
@@ -47,7 +50,7 @@ def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDA
 
 
 def _convert(matrix: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
-    """Return a matrix in another float type. Values beyond its range become its greatest, with the same sign."""
+    """Convert a matrix to the float type `target`. Values out of its range are clamped to it."""
     converted: NDArray[Any]
     if matrix.dtype == ml_dtypes.bfloat16 and target == np.float16:
         converted = _halves()[matrix.view(np.uint16)]  # numpy computes halves one by one
@@ -59,7 +62,7 @@ def _convert(matrix: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
 
 @cache
 def _halves() -> NDArray[np.float16]:
-    """Return the f16 number of every bfloat16, indexed by the bits of the bfloat16."""
+    """Return a table from the bits of each bfloat16 to its value in f16, clamped to the range of f16."""
     every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
     limit = np.finfo(np.float16).max
     halves: NDArray[np.float16] = np.clip(every, -limit, limit).astype(np.float16)
@@ -67,13 +70,15 @@ def _halves() -> NDArray[np.float16]:
 
 
 def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
-    """Return the matrix [num_rows, num_columns] from which `to_panels` made `panels`, as f32."""
+    """Undo `to_panels`: return the matrix [num_rows, num_columns] as f32."""
     matrix = panels.transpose(0, 2, 1, 3).reshape(panels.shape[0] * PANEL_ROWS, -1)
     return np.ascontiguousarray(matrix[:num_rows, :num_columns], np.float32)
 
 
 def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
-    """Return blocks [R, C / B, bytes] as [R / 8, C / B, items, 8 rows, item_bytes]: items of 8 rows side by side.
+    """Reorder the bytes of blocks [R, C / B, bytes] so that the items of 8 rows lie side by side.
+
+    The result is [R / 8, C / B, items, 8 rows, item_bytes]: each block is cut into items of `item_bytes` bytes.
 
     R is rounded up by zeros.
     """
@@ -84,7 +89,7 @@ def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
 
 
 def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
-    """Return [R, K] as [R / 8, K, 8 rows], in one transposed copy. R is rounded up by zeros."""
+    """Reorder [R, K] to [R / 8, K, 8 rows] in one transposed copy. R is padded with zeros."""
     num_rows, num_items = items.shape
     whole, rest = divmod(num_rows, PANEL_ROWS)
     panels = np.empty((whole + (rest > 0), num_items, PANEL_ROWS), items.dtype)
@@ -96,14 +101,14 @@ def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def restore_blocks(arranged: NDArray[np.uint8], num_rows: int) -> NDArray[np.uint8]:
-    """Return the blocks [num_rows, C / B, bytes] from which `arrange_blocks` made `arranged`."""
+    """Undo `arrange_blocks`: return the blocks [num_rows, C / B, bytes]."""
     panels, num_blocks, items, _, item_bytes = arranged.shape
     rows = arranged.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL_ROWS, num_blocks, items * item_bytes)
     return np.ascontiguousarray(rows[:num_rows])
 
 
 class WeightFormat(Protocol):
-    """A way to store matrices. A block is `block_columns` consecutive weights of one row.
+    """A format in which the device stores matrices, in blocks of `block_columns` consecutive weights of one row.
 
     The blocks of a matrix lie in panels of 8 rows: [rows / 8][columns / block_columns][8 rows], both rounded up.
     The format decides how the bytes of the 8 blocks that lie side by side are ordered.
@@ -114,17 +119,19 @@ class WeightFormat(Protocol):
 
     @property
     def block_columns(self) -> int:
-        """The number of columns of a block, a multiple of 8."""
+        """The number of columns in a block, a multiple of 8."""
         ...
 
     @property
     def block_bytes(self) -> Mapping[str, int]:
-        """The bytes that a block takes in each of the format's buffers, by the variable's name in the WGSL."""
+        """The bytes of a block in each buffer of the format, by the name of the buffer's WGSL variable."""
         ...
 
     @property
     def include(self) -> Include:
-        """A WGSL file that declares these variables, one at binding 2 and the others from 6 on, and a load function.
+        """The WGSL file with which a kernel loads weights of this format.
+
+        It declares the variables of `block_bytes`, one at binding 2 and the others from 6 on, and a load function.
 
         `fn load_weights(row: u32, eight: u32) -> Eight` returns 8 columns of a row, from 8 * `eight` on.
         `row` is the number of the row's first block. Its next block is 8 blocks further on; every panel begins at a
@@ -134,7 +141,7 @@ class WeightFormat(Protocol):
 
     @property
     def packed(self) -> Include | None:
-        """A WGSL file for products with inputs in bytes; None if the weights are not bytes.
+        """The WGSL file to multiply weights of this format with int8 inputs; None if the weights are not bytes.
 
         It includes `include` and declares what products_int8.wgsl and tiles_int8.wgsl leave to the format: `Scale`,
         `load_bytes`, `load_scale` and `add_block`.
@@ -142,20 +149,22 @@ class WeightFormat(Protocol):
         ...
 
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
-        """Return the contents of each buffer for a matrix [R, C] of any float type, block after block.
+        """Convert a matrix [R, C] to this format. Return the contents of each buffer, by its WGSL variable.
+
+        `matrix` has floats of any type, or quantised blocks.
 
         Blocks of this format are not converted.
         """
         ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
-        """Return the weights [R, C] that a device computes with, from the `arrays` that `pack` returned."""
+        """Return the weights [R, C] as the device computes with them, from the `arrays` that `pack` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """Weights as floats of one type. Those beyond its range become its greatest, with the same sign."""
+    """The format of weights as floats of type `dtype`. Weights out of its range are clamped to it."""
 
     name: str
     dtype: DTypeLike
@@ -176,7 +185,10 @@ class FloatFormat:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFormat:
-    """Weights in blocks of codes, each with f16 figures such as a scale. `figures` is their variable in the WGSL."""
+    """The format of weights in quantised blocks: integer codes, and f16 figures such as a scale for each block.
+
+    `figures` is the name of the figures' variable in the WGSL.
+    """
 
     blocks: BlockFormat
     include: Include
@@ -214,7 +226,7 @@ def _numbers(matrix: NDArray[Any] | Blocks) -> NDArray[Any]:
 
 
 def row_blocks(weights: WeightFormat, num_columns: int) -> int:
-    """Return how many blocks a row of a matrix with `num_columns` columns has."""
+    """Return the number of blocks in a row of `num_columns` columns, rounded up."""
     return blocks_of_row(num_columns, weights.block_columns)
 
 

@@ -1,4 +1,4 @@
-"""Devices, buffers, kernels, and the recorder that replays a plan. No other package uses wgpu."""
+"""GPU access by WebGPU: devices, buffers, kernels, and the recorder that submits a plan. No other package uses wgpu."""
 
 from rnn_engine.gpu.device import (
     Device,

@@ -1,4 +1,4 @@
-"""List the devices of this machine, choose one, and open it once for all models that run on it."""
+"""The GPUs of this machine: list them, choose one, and open it once for all models that run on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _listing = threading.Lock()  # wgpu ends the process if two threads list adapter
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device that can run the engine."""
+    """The description of a GPU or software device that can run the engine."""
 
     index: int
     name: str
@@ -39,12 +39,15 @@ def list_devices() -> list[DeviceInfo]:
 
 
 def economical_device() -> str:
-    """Return the choice of a device that takes little power: the first integrated GPU, or "auto" if there is none."""
+    """Return the index of the first integrated GPU as a `choice` for `open_device`, to save power; "auto" if there is
+    none.
+    """
     return next((str(info.index) for info in list_devices() if info.kind == "integrated"), "auto")
 
 
 def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
-    """Find a device by `choice`: "auto" (the fastest kind), an index, or a part of a name.
+    """Return the device that `choice` names: "auto" (the fastest kind of device), an index, or a part of a device's
+    name.
 
     Raises DeviceError if none fits. Its message lists the devices.
     """
@@ -52,7 +55,7 @@ def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
 
 
 def equal_devices(choice: str) -> list[DeviceInfo]:
-    """Return the device of `choice` (see `choose_adapter`) and all others that fit and have its kind and backend.
+    """Return the device that `choice` names (see `choose_adapter`) and all other matches of its kind and backend.
 
     They are in the order of their indices. Raises DeviceError if none fits.
     """
@@ -62,7 +65,7 @@ def equal_devices(choice: str) -> list[DeviceInfo]:
 
 
 def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
-    """Return the devices that fit `choice`, the best first. Raises DeviceError if there is none."""
+    """Return the devices that match `choice`, the best first. Raises DeviceError if none does."""
     adapters = _list_adapters()
     if not adapters:
         raise DeviceError(
@@ -111,7 +114,7 @@ _LIMITS = (
 
 
 class Device:
-    """An open device with its compiled kernels. Models on different threads may share it.
+    """An open device with its compiled kernels and its groups of buffers. Models on different threads may share it.
 
     If `checked`, shader modules check every index at run time. Unchecked ones are faster and trust the shaders.
     """
@@ -138,26 +141,26 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        """True if the device was reset or removed. It can't be used again."""
+        """True if the device was reset or removed, so that it can't be used any more."""
         return is_lost(self.wgpu_device)
 
     @property
     def is_usable(self) -> bool:
-        """True if new models may be loaded onto it."""
+        """True if new models may be loaded onto the device: it is neither lost nor retired."""
         return not self._retired and not self.is_lost
 
     def retire(self) -> None:
-        """Make the next `open_device` open it anew, because it has misbehaved. Models that are on it stay there."""
+        """Mark the device as faulty, so that `open_device` opens it anew. Models already loaded stay on this object."""
         self._retired = True
 
     @property
     def allocated_bytes(self) -> int:
-        """The bytes of the buffers of all groups."""
+        """The bytes of all buffers that are allocated on the device."""
         with self._lock:
             return sum(group.allocated_bytes for group in self._groups)
 
     def allocate(self) -> Memory:
-        """Return a new, empty group of buffers."""
+        """Return a new, empty group of buffers on the device."""
         memory = Memory(self.wgpu_device, self.info.name, self.max_binding_bytes, self._remove)
         with self._lock:
             self._groups.add(memory)
@@ -173,7 +176,7 @@ _opening = threading.Lock()
 
 
 def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
-    """Return the device of this `choice` (see `choose_adapter`). The first call opens it.
+    """Return the open device that `choice` names (see `choose_adapter`), opening it at the first call.
 
     It stays open until the process ends. Without models it holds only its compiled kernels.
     A device that was lost or retired is opened anew. May be called from any thread.
@@ -187,6 +190,9 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
 
 
 def allocated_on(info: DeviceInfo) -> int:
-    """Return the bytes that all models of this process take on a device. May be called from any thread."""
+    """Return the bytes of device memory that all models of this process have allocated on the device `info`.
+
+    May be called from any thread.
+    """
     with _opening:
         return sum(device.allocated_bytes for (opened, _), device in _opened.items() if opened == info)

@@ -1,4 +1,7 @@
-"""Specialised compute pipelines, compiled once each, and bind groups by the names of the WGSL's variables."""
+"""The kernels of a device: compute pipelines, compiled once for each set of constants, and their bind groups.
+
+Bind groups assign buffers by the names of the WGSL's variables.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _KERNELS = 512  # that are kept for one device; a model has about twenty
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled pipeline. Kernels that come from one WGSL file share their bind groups."""
+    """A compiled compute pipeline. Kernels of the same WGSL file can use the same bind groups."""
 
     label: str
     source: ShaderSource
@@ -31,10 +34,14 @@ class Kernel:
 
 
 class Kernels:
-    """Compiles kernels for one device and keeps the most recently used. May be called from any thread."""
+    """The compiler of a device's kernels, with a cache of the most recently used. May be called from any thread."""
 
     def __init__(self, device: wgpu.GPUDevice, device_name: str, *, checked: bool, limit: int = _KERNELS) -> None:
-        """`checked` is as in `Device`. At most `limit` kernels are kept here; models keep references to their own."""
+        """Compile kernels for `device`, with run-time checks if `checked` (see `Device`), and cache at most `limit` of
+        them.
+
+        A kernel that is dropped from the cache lives on in the models that use it.
+        """
         self._device = device
         self._device_name = device_name
         self._checked = checked
@@ -49,7 +56,7 @@ class Kernels:
     def get(
         self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
     ) -> Kernel:
-        """Return the kernel of `name`.wgsl with these constants and includes. The first call compiles it.
+        """Return the kernel of the shader `name`.wgsl with these constants and includes. The first call compiles it.
 
         Raises DeviceError if the device refuses it. The message has the WGSL file and line.
         """
@@ -62,7 +69,7 @@ class Kernels:
             return kernel
 
     def bind(self, source: ShaderSource, buffers: Mapping[str, Buffer]) -> BindGroup:
-        """Return a bind group that binds every variable of `source` to its buffer.
+        """Return a bind group for `source`. `buffers` maps the name of each variable that its WGSL binds to a buffer.
 
         Raises KeyError if the names are not those that the WGSL declares.
         """
@@ -115,7 +122,7 @@ class Kernels:
 
 
 def _with_origins(message: str, source: ShaderSource) -> str:
-    """Return a compiler's message, preceded by the WGSL file and line that it is about."""
+    """Return the compiler's `message`, preceded by the name and line of the WGSL file that caused it."""
     found = re.search(r"wgsl:(\d+):(\d+)", message)
     place = source.origin(int(found[1])) if found else f"{source.name}.wgsl"
     return f"{place}: {message}"

@@ -1,4 +1,4 @@
-"""Buffers of a device, in groups that are freed together, and transfers of bytes to and from them."""
+"""Device memory: groups of buffers that are freed together, and transfers to and from the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rnn_engine.gpu import native
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Return True if a device was reset or removed.
+    """Return True if `device` was reset or removed.
 
     Check this before calls for which wgpu-native would end the process if the device is lost.
     """
@@ -28,7 +28,7 @@ def is_lost(device: wgpu.GPUDevice) -> bool:
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """Raise whatever wgpu raises in the block as a DeviceError. Its message begins with `what`."""
+    """Return a context manager that converts wgpu's errors to DeviceError, with a message that begins with `what`."""
     try:
         yield
     except (wgpu.GPUError, RuntimeError) as error:
@@ -44,7 +44,7 @@ _STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUs
 
 
 class Memory:
-    """A group of buffers of one device, such as those of a model. `close` frees all of them at once.
+    """A group of buffers on one device, such as those of one model. `close` frees all of them at once.
 
     Not thread-safe, but different threads may use different groups of one device.
     """
@@ -60,11 +60,11 @@ class Memory:
 
     @property
     def allocated_bytes(self) -> int:
-        """The bytes of all buffers of the group."""
+        """The bytes of all buffers in the group."""
         return sum(buffer.size for buffer in self._buffers)
 
     def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
-        """Return a zeroed buffer of at least `num_bytes`: a storage buffer, or if `mappable` one to read back from.
+        """Allocate a zeroed buffer of at least `num_bytes`, for kernels to use, or if `mappable`, for the host to read.
 
         Raises DeviceMemoryError if the device has no room for it.
         """
@@ -88,7 +88,7 @@ class Memory:
         return buffer
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Write `data` into `buffer` from byte `offset` on.
+        """Write `data` to `buffer`, from byte `offset` on.
 
         The device does it after all earlier submissions and before all later ones.
         More than 16 MB go in pieces, to keep staging small, and this waits for the device after each. Otherwise it does
@@ -104,7 +104,7 @@ class Memory:
                     native.wait_until_idle(self._device)
 
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
-        """Return a copy of `num_bytes` of `buffer` from byte `offset` on. Waits for all submitted work."""
+        """Return `num_bytes` bytes of `buffer`, from byte `offset` on. Blocks until all submitted work is done."""
         with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
             target = self._device.create_buffer(size=num_bytes, usage=_READ_BACK)
             encoder = self._device.create_command_encoder()
@@ -118,7 +118,7 @@ class Memory:
                 target.destroy()
 
     def close(self) -> None:
-        """Free all buffers and wait until the device has released them. Idempotent."""
+        """Free all buffers of the group and wait until the device has released them. Idempotent."""
         for buffer in self._buffers:
             buffer.destroy()
         self._buffers.clear()

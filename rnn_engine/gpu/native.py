@@ -1,4 +1,4 @@
-"""The few calls that bypass wgpu's public Python API and go straight to wgpu-native.
+"""Calls to wgpu-native that bypass wgpu's public Python API, because it lacks them or is too slow.
 
 The public API has no shader modules without run-time checks, can't wait for one submission, and does not give the
 length of a clock tick. It costs several times the native call for a dispatch.
@@ -25,12 +25,12 @@ RawDispatch: TypeAlias = tuple[Handle, Handle, int, int]
 
 
 def handle(wgpu_object: object) -> Handle:
-    """Return the native pointer inside a wgpu object."""
+    """Return the native pointer of a wgpu object."""
     return wgpu_object._internal  # type: ignore[attr-defined]
 
 
 def create_trusted_module(device: wgpu.GPUDevice, label: str, code: str) -> wgpu.GPUShaderModule:
-    """Return a WGSL shader module without bounds checks and loop limits. Use it only for shaders known to be right.
+    """Compile WGSL to a shader module without bounds checks and loop limits. Use it only for trusted shaders.
 
     Raises wgpu.GPUValidationError if the code is not valid.
     """
@@ -47,7 +47,7 @@ def create_trusted_module(device: wgpu.GPUDevice, label: str, code: str) -> wgpu
 
 
 def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDispatch]) -> None:
-    """Encode `dispatches` in order. An error is raised only when the command encoder is finished."""
+    """Encode `dispatches` into `compute_pass`, in order. Errors are raised later, at the command encoder's `finish`."""
     encoder = handle(compute_pass)
     set_pipeline = lib.wgpuComputePassEncoderSetPipeline
     set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
@@ -63,33 +63,33 @@ def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDis
 
 
 def submit(device: wgpu.GPUDevice, commands: wgpu.GPUCommandBuffer) -> int:
-    """Submit `commands`, after all pending writes, and return the submission's index for `wait`."""
+    """Submit `commands` to the device, after all pending writes. Return the submission's index, for `wait`."""
     commands_array = ffi.new("WGPUCommandBuffer[]", [handle(commands)])
     return int(_api.libf.wgpuQueueSubmitForIndex(handle(device.queue), 1, commands_array))
 
 
 def timestamp_period(device: wgpu.GPUDevice) -> float:
-    """Return the nanoseconds of a tick of the device's clock."""
+    """Return the nanoseconds in one tick of the device's timestamps."""
     return float(_api.libf.wgpuQueueGetTimestampPeriod(handle(device.queue)))
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
-    """Block until the device has done `submission` and all before it. Does not wait for later ones."""
+    """Block until the device has executed `submission` and all earlier ones. Later ones are not waited for."""
     lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 
 
 def wait_until_idle(device: wgpu.GPUDevice) -> None:
-    """Block until the device has done all submitted work."""
+    """Block until the device has executed all submitted work."""
     lib.wgpuDevicePoll(handle(device), True, ffi.NULL)
 
 
 def poll(device: wgpu.GPUDevice) -> None:
-    """Mark as ready all mappings whose work is done. Does not block."""
+    """Let wgpu-native mark each `Mapping` as ready whose work the device has executed. Does not block."""
     lib.wgpuDevicePoll(handle(device), False, ffi.NULL)
 
 
 class Mapping:
-    """The first `num_bytes` of a mappable buffer, on their way to the host.
+    """A read of the first `num_bytes` of a mappable buffer, which may still be in progress.
 
     It is ready once the device has done all work submitted before it was made, and some thread has polled the device
     or waited for it. No submission may use the buffer until `take` has returned.
@@ -114,11 +114,12 @@ class Mapping:
 
     @property
     def is_ready(self) -> bool:
-        """True if `take` would return or raise at once."""
+        """True if `take` would return or raise without waiting."""
         return self._settled.is_set()
 
     def take(self) -> bytes:
-        """Return a copy of the bytes and release the buffer for further use. Call it once, after a wait for the device.
+        """Return the bytes and unmap the buffer, which may then be used again. Call it once, after waiting for the
+        device.
 
         Raises RuntimeError if the buffer could not be mapped.
         """
@@ -137,7 +138,7 @@ class Mapping:
 
 
 def copy_mapped(buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of a mapped buffer."""
+    """Return a copy of the first `num_bytes` of a mapped buffer."""
     address = _api.libf.wgpuBufferGetConstMappedRange(handle(buffer), 0, num_bytes)
     return bytes(ffi.buffer(address, num_bytes))
 

@@ -1,4 +1,4 @@
-"""Replay a plan: a flat list of dispatches with all handles prepared, so that a step costs little host time.
+"""Plans, that is lists of a step's dispatches, and the recorder that submits them with little host time per step.
 
 WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step.
 """
@@ -20,7 +20,7 @@ from rnn_engine.gpu.memory import Buffer, device_errors, is_lost
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One kernel over x * y workgroups. `label` says what it computes.
+    """One run of a kernel over x * y workgroups. `label` says what it computes.
 
     `moved_bytes` counts the bytes of matrices and states that it reads and writes. `operations` counts the products
     and sums with its matrices. Neither includes activations.
@@ -37,7 +37,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The dispatches of one step, in order. `str` lists them for people."""
+    """The dispatches of one step, in order. `str` returns them as a readable list."""
 
     dispatches: tuple[Dispatch, ...]
 
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BufferCopy:
-    """Bytes to copy from one buffer to another, after a plan's dispatches."""
+    """A copy of `num_bytes` bytes from one buffer to another, which runs after a plan's dispatches."""
 
     source: Buffer
     source_offset: int
@@ -61,7 +61,7 @@ class BufferCopy:
 
 
 class Download:
-    """Bytes of a mappable buffer on their way to the host. Only one thread may use it at a time."""
+    """A transfer of bytes from a mappable buffer to the host. Only one thread may use it at a time."""
 
     def __init__(self, device: wgpu.GPUDevice, buffer: Buffer, num_bytes: int, submission: int) -> None:
         self._device = device
@@ -72,13 +72,13 @@ class Download:
 
     @property
     def is_ready(self) -> bool:
-        """True if `take` would not block."""
+        """True if `take` would return or raise without blocking."""
         if not self._mapping.is_ready:
             native.poll(self._device)
         return self._mapping.is_ready
 
     def take(self) -> bytes:
-        """Wait for the bytes and return a copy. The buffer may then be used again. Call this once.
+        """Wait for the transfer and return the bytes. The buffer may then be used again. Call this once.
 
         Raises DeviceError if the bytes can't be read.
         """
@@ -91,13 +91,13 @@ class Download:
 
 
 class Recorder:
-    """Encodes and submits plans on one device."""
+    """Submits plans to one device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device.wgpu_device
 
     def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
-        """Submit `plan`, then `copies`, without waiting. Return the submission's index for `wait` and `download`.
+        """Submit `plan` and then `copies` to the device, without waiting. Return the submission's index for `wait`.
 
         Submissions run in order, each after the uploads before it. Raises DeviceError if the device refuses.
         """
@@ -114,11 +114,12 @@ class Recorder:
             return native.submit(self._device, encoder.finish())
 
     def wait(self, submission: int) -> None:
-        """Block until the device has done `submission` and all before it."""
+        """Block until the device has executed `submission` and all earlier ones."""
         native.wait(self._device, submission)
 
     def download(self, buffer: Buffer, num_bytes: int, submission: int) -> Download:
-        """Start to read the first `num_bytes` of a mappable buffer that `submission` fills. Does not block.
+        """Start a transfer of the first `num_bytes` of a mappable buffer to the host, after `submission`. Does not
+        block.
 
         Submit nothing that uses the buffer until `Download.take` has returned.
         """

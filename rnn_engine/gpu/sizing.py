@@ -1,4 +1,4 @@
-"""A device that runs nothing and stores nothing. Load a model onto it to count the memory that a real one needs.
+"""A stand-in for a device that only counts allocations. Load a model onto it to count the memory that it would need.
 
 It replaces wgpu under `Device`, `Memory` and `Kernels`, so that the code that allocates on a device also counts here.
 """
@@ -26,20 +26,23 @@ _LEAST_LIMITS: Final = {
 
 
 class SizingDevice(Device):
-    """A device on which a model can be loaded to read its runner's `allocated_bytes`. It can't run steps."""
+    """A device that stores and runs nothing. A runner loaded onto it reports its `allocated_bytes`; steps fail."""
 
     def __init__(self, info: DeviceInfo, limits: Mapping[str, int]) -> None:
         super().__init__(info, _CountingAdapter(limits), checked=True)
 
     @classmethod
     def like(cls, choice: str) -> SizingDevice:
-        """Return one with the kind and the limits of a real device (see `choose_adapter`). Does not open that."""
+        """Return a sizing device with the kind and limits of the device that `choice` names (see `choose_adapter`).
+
+        The real device is not opened.
+        """
         info, adapter = choose_adapter(choice)
         return cls(info, adapter.limits)
 
     @classmethod
     def smallest(cls) -> SizingDevice:
-        """Return one with the least limits that a device may have, for machines without a device."""
+        """Return a sizing device with the limits that every WebGPU device has, for machines without one."""
         return cls(DeviceInfo(0, "any device", "discrete", "none", "none"), _LEAST_LIMITS)
 
     def allocate(self) -> Memory:
@@ -47,10 +50,10 @@ class SizingDevice(Device):
 
 
 class _SizingMemory(Memory):
-    """Buffers that have a size but no contents."""
+    """A group of buffers that have a size but no contents."""
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Do nothing."""
+        """Do nothing, since the buffers have no contents."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
@@ -64,7 +67,7 @@ class _Buffer:
 
 
 class _WgpuDevice:
-    """The part of a `wgpu.GPUDevice` that is used while a model is loaded."""
+    """A replacement for `wgpu.GPUDevice` with the methods that loading a model needs."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.limits = limits
@@ -73,14 +76,16 @@ class _WgpuDevice:
         return _Buffer(label, size, usage)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return a function that returns None, for shader modules, pipelines, layouts and bind groups."""
+        """Return a function that ignores its arguments and returns None, for each `create_` method but
+        `create_buffer`.
+        """
         if not name.startswith("create_"):
             raise AttributeError(name)
         return lambda **_: None
 
 
 class _CountingAdapter:
-    """The part of a `wgpu.GPUAdapter` that opening a device uses."""
+    """A replacement for `wgpu.GPUAdapter` with the methods that opening a device needs."""
 
     features: frozenset[str] = frozenset()
 

@@ -1,4 +1,4 @@
-"""Measure a device: the times of a plan's dispatches, its peak speeds, and the size of its subgroups."""
+"""Measurements of a device: the times of a plan's dispatches, its peak speeds, and its subgroup size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_DISPATCHES = 2048  # WebGPU promises query sets of 4096 times
 
 
 def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Run `plan` once to warm up and `repeats` times more. Return the median seconds of each of its dispatches.
+    """Return the median seconds of each dispatch of `plan` over `repeats` runs, after one run to warm up.
 
     Each dispatch is a compute pass of its own here, so the times do not show dispatches that overlap within a step.
     Blocks. Raises DeviceError if the device has no clock, or fails.
@@ -36,7 +36,7 @@ def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
 
 
 def time_plan(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Run `plan` `repeats` times. Return the seconds that each run's dispatches took together. Blocks.
+    """Run `plan` `repeats` times. Return, for each run, the seconds of all its dispatches together. Blocks.
 
     The times are by the device's own clock if it has one and the plan has at most 2048 dispatches.
     For a software device they are the time of all processors together, since other work on the machine changes that
@@ -90,7 +90,7 @@ _REPEATS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class DevicePeaks:
-    """The peak speeds of a device, to compare kernels with."""
+    """The measured peak speeds of a device, to compare kernels with."""
 
     copy: float  # bytes a second, read and written
     f32: float  # operations a second; a product and a sum are two
@@ -107,7 +107,7 @@ def measure_peaks(device: Device) -> DevicePeaks:
 
 
 def measure_copy(device: Device) -> float:
-    """Return the bytes a second of large copies on `device`, counting both bytes read and bytes written."""
+    """Return the copy bandwidth of `device` in bytes per second, counting bytes read and bytes written."""
     num_bytes = min(_COPIED_BYTES, device.max_binding_bytes // 2)
     recorder = Recorder(device)
     with closing(device.allocate()) as memory:
@@ -137,7 +137,7 @@ def _measure_operations(device: Device, number: str) -> float:
 
 
 def measure_subgroup_size(device: Device) -> int:
-    """Return the number of lanes of a subgroup.
+    """Return the number of lanes in a subgroup of the device.
 
     Return 0 if the device has no subgroups, or does not number lanes as it numbers threads.
     """

@@ -1,4 +1,7 @@
-"""A matrix in blocks, with a code for each weight and a scale or range for each block. Search for the best of these."""
+"""Quantised matrices: an integer code for each weight and f16 figures for each block of weights.
+
+Also the search for the scales and ranges with the least error.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +22,41 @@ _PIECE_BYTES: Final = 16 << 20  # of weights in f32 that are quantised at once
 
 
 class BlockFormat(Protocol):
-    """A way to store the weights of a block as integers and a few f16 numbers, its figures."""
+    """A quantised format: each block of weights is stored as integer codes and a few f16 numbers, its figures."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def block_columns(self) -> int:
-        """The number of weights of a block, a multiple of 8."""
+        """The number of weights in a block, a multiple of 8."""
         ...
 
     @property
     def code_bits(self) -> int:
-        """The bits of a code: 8 or 4."""
+        """The number of bits of a code: 8 or 4."""
         ...
 
     @property
     def num_figures(self) -> int:
-        """The number of f16 figures that a block has besides its codes."""
+        """The number of f16 figures, such as scales, of each block."""
         ...
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
-        """Return codes [R, C / B, B], each in a byte, and figures [R, C / B, n], of `blocks` [R, C / B, B].
+        """Quantise `blocks` [R, C / B, B]. Return codes [R, C / B, B], each in a byte, and figures [R, C / B, n].
 
         The first `num_whole` blocks of each row are full. Later ones are padded with zeros.
         """
         ...
 
     def dequantise(self, codes: Codes, figures: Figures) -> F32:
-        """Return the weights [..., B] that a device computes with. Codes of 4 bits are unsigned."""
+        """Return the weights [..., B] that these codes and figures stand for. Codes of 4 bits are unsigned."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A matrix [R, C] in blocks of B weights. The last block of a row may reach beyond the row."""
+    """A quantised matrix [R, C], in blocks of B weights of a row. A row's last block may be padded."""
 
     format: BlockFormat
     num_columns: int
@@ -68,11 +71,11 @@ class Blocks:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> Blocks:
-        """Return some of the rows, as a view."""
+        """Return the matrix of some of the rows, as a view."""
         return replace(self, codes=self.codes[rows], figures=self.figures[rows])
 
     def numbers(self) -> F32:
-        """Return the weights [R, C] that a device computes with."""
+        """Dequantise the matrix: return the weights [R, C] as f32."""
         codes = self.codes
         if self.format.code_bits == 4:
             codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
@@ -81,24 +84,24 @@ class Blocks:
         return weights.reshape(len(self), -1)[:, : self.num_columns]
 
     def scaled(self, factor: float) -> Blocks | None:
-        """Return the matrix times `factor`, a power of 2, or None if a figure would be too large."""
+        """Return the matrix times `factor`, a power of 2; None if a figure would exceed f16."""
         with np.errstate(over="ignore"):
             figures = self.figures * np.float16(factor)
         return replace(self, figures=figures) if np.isfinite(figures).all() else None
 
 
 def bytes_of_codes(block_format: BlockFormat) -> int:
-    """Return the bytes that the codes of a block take."""
+    """Return the bytes of the codes of one block."""
     return block_format.block_columns * block_format.code_bits // 8
 
 
 def blocks_of_row(num_columns: int, block_columns: int) -> int:
-    """Return how many blocks a row has. The last one may not be full."""
+    """Return the number of blocks in a row of `num_columns` columns, the last of which may be padded."""
     return -(-num_columns // block_columns)
 
 
 def quantise(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
-    """Return a matrix [R, C] of any float type in blocks. Uses all cores, and 1.5 times the result's memory."""
+    """Quantise a matrix [R, C] of any float type. Uses all cores, and 1.5 times the memory of the result."""
     num_rows, num_columns = matrix.shape
     step = max(1, _PIECE_BYTES // (4 * num_columns))
     starts = range(0, num_rows, step)
@@ -109,7 +112,7 @@ def quantise(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
 
 
 def quantise_rows(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
-    """Return a matrix [R, C] of any float type in blocks, as `quantise` does, but on the calling thread alone."""
+    """Quantise a matrix [R, C] of any float type, as `quantise` does, but on the calling thread alone."""
     num_rows, num_columns = matrix.shape
     row_blocks = blocks_of_row(num_columns, block_format.block_columns)
     padded = np.zeros((num_rows, row_blocks * block_format.block_columns), np.float32)
@@ -141,7 +144,9 @@ _RANGE_SHARES: Final = (1.0, 0.9, 0.8)
 
 
 def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greatest: float, nearest: Nearest) -> Halves:
-    """Return a scale [...] for each of `blocks` [..., B]. The search starts from `scales` times each of `shares`.
+    """Return the scale [...] of each block of `blocks` [..., B] that gives the least squared error found.
+
+    The search starts from `scales` times each of `shares`.
 
     With `scales` [...], the farthest weight of a block has the code `greatest`, up to its sign.
     """
@@ -153,7 +158,9 @@ def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greate
 
 
 def search_ranges(blocks: F32, scales: Halves) -> Halves:
-    """Return a scale and an offset [..., 2] for each of `blocks` [..., B], for codes from 0 to 15.
+    """Return the scale and offset [..., 2] of each block of `blocks` [..., B] with the least squared error found.
+
+    The codes are 0 to 15.
 
     `scales` [..., 2] reach from the least weight of a block to its greatest.
     """
@@ -165,12 +172,14 @@ def search_ranges(blocks: F32, scales: Halves) -> Halves:
 
 
 def divide(blocks: F32, scales: F32) -> F32:
-    """Return `blocks` [..., B] divided by their `scales` [...]. If a scale is 0, the result is 0."""
+    """Divide each block of `blocks` [..., B] by its scale of `scales` [...]. Where a scale is 0, the quotients are
+    0.
+    """
     return blocks * _inverse(scales)[..., np.newaxis]
 
 
 def nearest_steps(blocks: F32, scales: F32, offsets: F32) -> F32:
-    """Return the codes, 0 to 15, that come nearest to `blocks` [..., B] with `scales` and `offsets` [...]."""
+    """Quantise `blocks` [..., B] to the nearest codes, 0 to 15, of the given `scales` and `offsets` [...]."""
     codes = divide(blocks, scales)
     codes -= (offsets * _inverse(scales))[..., np.newaxis]
     np.rint(codes, out=codes)
@@ -178,7 +187,7 @@ def nearest_steps(blocks: F32, scales: F32, offsets: F32) -> F32:
 
 
 def to_half(values: F32) -> Halves:
-    """Return `values` rounded to f16. Values beyond its range become its greatest, with the same sign."""
+    """Round `values` to f16. Values out of its range are clamped to it."""
     return np.clip(values, -_F16_MAX, _F16_MAX).astype(np.float16)
 
 
@@ -246,7 +255,7 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
 
 
 def _chunks(blocks: F32) -> Iterator[tuple[F32, slice]]:
-    """Yield `blocks` [..., B] in chunks [M, B], each with its slice of all blocks."""
+    """Yield `blocks` [..., B] in chunks [M, B], each with the slice of blocks that it covers."""
     flat = blocks.reshape(-1, blocks.shape[-1])
     step = _CHUNK // blocks.shape[-1]
     for start in range(0, len(flat), step):
@@ -260,5 +269,5 @@ def _dot(left: F32, right: F32) -> F32:
 
 
 def _inverse(values: F32) -> F32:
-    """Return 1 / `values`, with 0 for values of 0."""
+    """Return 1 / `values`, or 0 for values of 0."""
     return np.divide(1, values, out=np.zeros_like(values), where=values != 0)

@@ -1,4 +1,4 @@
-"""Weight formats of 8 and 4 bits: integers in blocks, with a scale or a range for each block.
+"""The quantised weight formats of 8 and 4 bits: their codes, and a scale or a range for each block.
 
 A block's figures are f16 numbers and the integers are exact. So a matrix that was stored in one of these formats
 before, here or in a file, has the same values again after `quantise`.
@@ -32,7 +32,9 @@ _TABLE: Final = 512  # entries between 0 and 1 of the table that finds the neare
 
 @dataclass(frozen=True, slots=True)
 class RangeInt8:
-    """A byte a weight, between the least and the greatest weight of its block: ai00's Int8, 8.25 bits a weight."""
+    """8-bit codes that divide the range from the least to the greatest weight of a block: ai00's Int8, 8.25 bits a
+    weight.
+    """
 
     name: str = "int8"
     block_columns: int = 128
@@ -51,7 +53,7 @@ class RangeInt8:
 
 @dataclass(frozen=True, slots=True)
 class ScaledInt8:
-    """A signed byte a weight, times the scale of its block: GGUF's Q8_0, 8.5 bits a weight."""
+    """Signed 8-bit codes, multiplied by the scale of their block: GGUF's Q8_0, 8.5 bits a weight."""
 
     name: str = "q8_0"
     block_columns: int = 32
@@ -68,7 +70,9 @@ class ScaledInt8:
 
 @dataclass(frozen=True, slots=True)
 class ScaledInt4:
-    """Four bits a weight, less 8, times the scale of its block: GGUF's Q4_0, 4.5 bits a weight."""
+    """4-bit codes, from which 8 is subtracted, multiplied by the scale of their block: GGUF's Q4_0, 4.5 bits a
+    weight.
+    """
 
     name: str = "q4_0"
     block_columns: int = 32
@@ -88,7 +92,7 @@ class ScaledInt4:
 
 @dataclass(frozen=True, slots=True)
 class AffineInt4:
-    """Four bits a weight, times the scale of its block, plus the block's offset. Blocks of 32 are GGUF's Q4_1."""
+    """4-bit codes, multiplied by the scale of their block, plus the block's offset. Blocks of 32 are GGUF's Q4_1."""
 
     name: str
     block_columns: int
@@ -110,7 +114,7 @@ class AffineInt4:
 
 @dataclass(frozen=True, slots=True)
 class Codebook4:
-    """Four bits a weight that choose one of 16 levels, times the scale of its block: 4.25 bits a weight."""
+    """4-bit codes that each select one of 16 levels, multiplied by the scale of their block: 4.25 bits a weight."""
 
     name: str
     levels: tuple[float, ...]  # ascending, from -1 to 1
@@ -160,7 +164,9 @@ def _nearest_int4(scaled: F32) -> F32:
 
 
 def _level_finder(levels: tuple[float, ...]) -> Callable[[F32], NDArray[np.uint8]]:
-    """Return a function from numbers between -1 and 1 to the index of the nearest level. It writes to its argument.
+    """Return a function that maps numbers between -1 and 1 to the index of the nearest of `levels`.
+
+    The function overwrites its argument.
 
     It looks the index up in a table. That is several times as quick as a search, and as exact except close to the
     middle of two levels.
@@ -179,13 +185,13 @@ def _level_finder(levels: tuple[float, ...]) -> Callable[[F32], NDArray[np.uint8
 
 
 def _two_figures(pairs: Figures) -> tuple[F32, F32]:
-    """Return the first and the second of pairs [..., 2], each as [..., 1]."""
+    """Split pairs [..., 2] into their first and their second numbers, each [..., 1], as f32."""
     wide = pairs.astype(np.float32)
     return wide[..., :1], wide[..., 1:]
 
 
 def _step_and_offset(ranges: Figures) -> tuple[F32, F32]:
-    """Return the width of each of the 255 steps, and the least weight, of blocks with these ranges."""
+    """Return the step between two codes and the least weight of blocks with these `ranges` (least, greatest)."""
     least, greatest = _two_figures(ranges)
     return (greatest - least) / np.float32(255), least
 
@@ -196,6 +202,6 @@ def _not_zero(values: F32) -> F32:
 
 
 def _steps(blocks: F32, scale: F32, offset: F32 | np.float32, least: int, greatest: int) -> F32:
-    """Return the whole numbers, from `least` to `greatest`, that are nearest to `blocks` after scale and offset."""
+    """Quantise `blocks` with `scale` and `offset` to the nearest integers from `least` to `greatest`."""
     steps: F32 = np.rint((blocks - offset) / _not_zero(scale)).clip(least, greatest)
     return steps

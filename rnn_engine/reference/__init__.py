@@ -1,4 +1,4 @@
-"""The common parts of the numpy forward passes of all versions.
+"""Parts of the numpy forward passes that all versions share: weights, embedding, head, norms and packed runs.
 
 These passes run on the device "cpu", and the tests compare other devices with them. The tests compare the passes
 themselves with the golden files in tests/golden, which BlinkDL's `rwkv` package computed.
@@ -21,7 +21,9 @@ Lookup: TypeAlias = Callable[[str], Array]
 
 
 class Weights:
-    """A model's tensors, which `fetch` returns by name. They are cast to `dtype` when first used, and kept.
+    """A model's tensors, by name. Each is cast to `dtype` when first used, and cached.
+
+    `fetch` returns a tensor by name.
 
     Matrices are kept as [in, out]: numpy multiplies a few rows by these a third faster.
     """
@@ -35,7 +37,7 @@ class Weights:
         self._more_rows: Mapping[str, Array] = {}
 
     def __call__(self, name: str) -> Array:
-        """Return the tensor `name` in its own orientation."""
+        """Return the tensor `name`, in the orientation in which it is stored."""
         if name not in self._cast:
             self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
         return self._cast[name]
@@ -47,7 +49,7 @@ class Weights:
         return x @ self._transposed[name]
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
-        """Return the rows `ids` of a table. Casts these rows alone, since the whole table is not worth casting."""
+        """Return the rows `ids` of the table `name`. Only these rows are cast."""
         table, more = self._fetch(name), self._more_rows.get(name)
         if more is None:
             found: Array = table[ids]
@@ -59,7 +61,7 @@ class Weights:
         return rows
 
     def with_rows(self, name: str, more: Array) -> Self:
-        """Return the same weights with the rows `more` at the end of the table `name`."""
+        """Return a copy of the weights whose table `name` has the rows `more` appended."""
         extended = copy(self)
         extended._more_rows = {name: more}
         return extended
@@ -69,7 +71,7 @@ class Weights:
 
 
 class Block:
-    """The weights of one layer, by their names without `blocks.N.`."""
+    """The weights of one layer. Tensors are named without the prefix `blocks.N.`."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
         self._weights = weights
@@ -89,24 +91,24 @@ _LAYER_NORM_EPSILON: Final = 1e-5
 
 
 def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
-    """Return the input of the first layer: token ids [T] -> [T, D]."""
+    """Return the normalised embeddings [T, D] of the token ids [T]: the input of the first layer."""
     names = weights.shape.tensor_names
     return layer_norm(weights.rows(names.embedding, ids), weights, names.embedding_norm)
 
 
 def project_to_logits(weights: Weights, x: Array) -> Array:
-    """Return the logits for the last layer's output x: [R, D] -> [R, V]."""
+    """Return the logits [R, V] for the output x [R, D] of the last layer."""
     names = weights.shape.tensor_names
     return weights.matmul(layer_norm(x, weights, names.head_norm), names.head)
 
 
 def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:
-    """Normalise each vector of x [T, D], with the weight and bias called `name`."""
+    """Apply layer norm to each vector of x [T, D], with the weight and the bias of the norm called `name`."""
     return standardize(x, _LAYER_NORM_EPSILON) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
 
 
 def standardize(x: Array, epsilon: float) -> Array:
-    """Scale x to mean 0 and variance 1 along its last axis."""
+    """Shift and scale x to mean 0 and variance 1 along its last axis."""
     centred = x - x.mean(axis=-1, keepdims=True)
     standard: Array = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
     return standard
@@ -128,31 +130,35 @@ field and is not changed.
 
 @dataclass(frozen=True, slots=True)
 class PackedRuns:
-    """The places of B runs on the token axis."""
+    """The positions of B token runs that are packed one after another along the token axis [T]."""
 
     lengths: NDArray[np.intp]  # [B], none is 0
     starts: NDArray[np.intp]  # [B]
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> PackedRuns:
-        """Return the places of runs of these lengths, packed without gaps."""
+        """Return the positions of runs with these lengths, packed without gaps."""
         counts = np.asarray(lengths, np.intp)
         return cls(counts, np.cumsum(counts) - counts)
 
     def shift(self, x: Array, before: Array) -> Array:
-        """Return [T, D] the vector before each of `x` [T, D]. For a run's first token it is in `before` [B, D]."""
+        """Return the vector [T, D] that precedes each vector of `x` [T, D] in its run.
+
+        The one before a run's first token is in `before` [B, D].
+        """
         previous = np.empty_like(x)
         previous[1:] = x[:-1]
         previous[self.starts] = before
         return previous
 
     def last(self, x: Array) -> Array:
-        """Return [B, D] the last vector of each run, which is the vector before the run's next token."""
+        """Return the last vector [B, D] of each run, which precedes the run's next token."""
         last: Array = x[self.starts + self.lengths - 1]
         return last
 
     def walk(self, state: Array, step: Callable[[Array, NDArray[np.intp]], None]) -> Array:
-        """Return `state` [B, ...] after all tokens, which are taken in one after another, for all runs side by side.
+        """Apply a recurrence: update `state` [B, ...] token by token, all runs in parallel, and return the final
+        states.
 
         `step` is called with the states of the runs that still have a token, which it changes, and with the places of
         these tokens.

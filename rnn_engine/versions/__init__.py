@@ -1,1 +1,1 @@
-"""The versions of RWKV: a package for each, and the table that lists them."""
+"""The supported versions of RWKV: a package for each, and the table that lists them."""

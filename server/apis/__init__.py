@@ -1,1 +1,1 @@
-"""The HTTP APIs, one package or module each."""
+"""The HTTP APIs, each in a package or module of its own."""

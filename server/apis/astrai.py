@@ -1,4 +1,4 @@
-"""AstrAI's statistics. Its other routes are among those of other APIs."""
+"""AstrAI's route for statistics of the scheduler. Its other routes are among those of other APIs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from server.telemetry.records import RECENT, RecentReport
 
 
 class RecentTask(TypedDict):
-    """A request to the engine that has ended. A time is null if the request ended before it. `task_id` is the id of the
-    HTTP request; several requests to the engine may have the same."""
+    """The times of an ended request to the engine. A time is null if the request ended before it. `task_id` is the id
+    of the HTTP request; several requests to the engine may have the same.
+    """
 
     task_id: str
     input_tokens: int
@@ -34,8 +35,9 @@ class RecentTask(TypedDict):
 
 
 class SchedulerStats(TypedDict):
-    """Counts since the model was loaded; a mean is absent before there is one. `recent_tasks` are those of the API key,
-    or of all keys if it has the scope `admin`."""
+    """Counts and mean times since the model was loaded. A mean is absent until a request has been measured.
+    `recent_tasks` are those of the API key, or of all keys if it has the scope `admin`.
+    """
 
     total_tasks: int
     total_tokens: int
@@ -48,7 +50,7 @@ class SchedulerStats(TypedDict):
 
 
 def describe_scheduler(engine: EngineLike, recent: Sequence[RecentReport]) -> SchedulerStats:
-    """Return an engine's counts since its start, and the times of its last requests."""
+    """Return an engine's counts and mean times since its start, and the times of the `recent` requests."""
     counters, now = engine.counters(), engine.stats()
     answer: SchedulerStats = {
         "total_tasks": sum(counters.outcomes.values()) + now.active + now.queued,

@@ -1,4 +1,4 @@
-"""realizar's routes: batches of prompts, and whether the device is ready."""
+"""realizar's routes: generate for batches of prompts, tokenize, and report if the device is ready."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class BatchTokens(TypedDict):
 
 
 class BatchDialect:
-    """The `WholeDialect` of realizar's batches."""
+    """The `WholeDialect` that formats answers to realizar's batches."""
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
@@ -175,7 +175,7 @@ async def batch_tokenize(request: web.Request) -> web.Response:
 
 
 async def warm_up(request: web.Request) -> web.Response:
-    """Run one token, as the first request would."""
+    """Run one token without sampling, and report the model and the device that ran it."""
     engine = engine_of(request)
     async with aclosing(engine.generate(GenerateRequest(BEGINNING, max_tokens=0))) as events:
         async for _ in events:

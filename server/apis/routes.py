@@ -1,4 +1,4 @@
-"""All routes of the server, API by API."""
+"""The list of all routes of the server, API by API."""
 
 from __future__ import annotations
 

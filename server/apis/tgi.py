@@ -1,4 +1,4 @@
-"""text-generation-inference's routes."""
+"""The routes of text-generation-inference (TGI)."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ _UNPROCESSABLE = 422
 
 
 def tgi_error(failure: Failure) -> tuple[int, TgiError]:
-    """Return the status and the body of a failure as text-generation-inference writes them."""
+    """Return the HTTP status and the body of an error in text-generation-inference's form."""
     match failure.status:
         case 400:
             return _UNPROCESSABLE, _error(failure, "validation")
@@ -219,7 +219,7 @@ def _error(failure: Failure, kind: ErrorType) -> TgiError:
 
 @dataclass(slots=True)
 class _Stream:
-    """What the one sequence of a stream has generated so far."""
+    """The progress of a streamed answer: its text, and the token that is held back for the last event."""
 
     started: Started | None = None
     text: str = ""
@@ -228,7 +228,7 @@ class _Stream:
 
 
 class TgiDialect:
-    """The `Dialect` of text-generation-inference."""
+    """The `Dialect` that formats answers of text-generation-inference's API."""
 
     def __init__(self, engine: EngineLike, body: TgiRequest) -> None:
         self._engine = engine
@@ -376,7 +376,7 @@ async def _answer(request: web.Request, body: TgiRequest) -> web.StreamResponse:
 
 
 def _check(body: TgiRequest) -> None:
-    """Raise InvalidRequestError for values that this API does not take."""
+    """Raise InvalidRequestError for combinations of values that this API does not support."""
     if body.num_prompts != 1:
         raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
     if body.n != 1:

@@ -1,1 +1,1 @@
-"""Who may use the server, and what they may see: machines, host names, web pages, API keys."""
+"""Access control: which machines, host names, web pages and API keys may use the server, and what each may see."""

@@ -85,7 +85,7 @@ _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::[0-9]*)?")
 
 
 class AllowedHosts:
-    """The names by which clients may call the server; `localhost` is always one."""
+    """The host names under which the server answers requests; `localhost` is always one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {_plain_host(name) for name in ("localhost", *names)}
@@ -145,14 +145,14 @@ def check_origin(origin: str) -> str:
 
 
 class Origins:
-    """The web pages that may call the server, and the headers that let them read its answers."""
+    """The list of web origins whose pages may call the server, and the CORS headers for them."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
-        """Raises InvalidRequestError if one of `allowed` is not an origin."""
+        """Store the allowed origins. Raises InvalidRequestError if one of `allowed` is not an origin."""
         self._allowed = frozenset(map(check_origin, allowed))
 
     def lists(self, origin: str | None) -> bool:
-        """Return True if pages of this origin may call although they are not the server's own."""
+        """Return True if the list allows pages of `origin`. The server's own origin need not be on the list."""
         if origin is None:
             return False
         named = ANY in self._allowed or origin.lower() in self._allowed
@@ -161,7 +161,10 @@ class Origins:
     def admits(
         self, method: str, headers: Mapping[str, str], *, is_page: bool = False, changes_by_get: bool = False
     ) -> bool:
-        """Return True if a request comes from a page that may call or from no page, or opens a page (`is_page`)."""
+        """Return True unless a browser sent the request for a page that may not call the server.
+
+        With `is_page`, a link on any page may open the answer as a page of its own.
+        """
         origin, site, referrer = (headers.get(name) for name in ("Origin", "Sec-Fetch-Site", "Referer"))
         if origin is not None:
             return self._may_call(origin, headers)
@@ -203,7 +206,7 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _page(origin: str) -> SplitResult | None:
-    """Return the parts of a web page's URL or origin; None if it is not http or https, or can't be parsed."""
+    """Parse the URL or origin of a web page; return None if it is not http or https, or can't be parsed."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -218,7 +221,7 @@ def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
 
 
 def _origin_of(url: str) -> str:
-    """Return the origin of the page at `url`; the opaque origin `null` if that is no web page."""
+    """Return the origin of the page at `url`, or `null`, the opaque origin, if `url` is no web page's."""
     parts = _page(url)
     return "null" if parts is None else f"{parts.scheme}://{parts.netloc}"
 
@@ -238,7 +241,7 @@ _PREFLIGHT_HEADERS = {
 
 
 def origins_middleware(settings: ServerSettings) -> Middleware:
-    """Return middleware that answers 403 to machines, host names and web pages that may not call.
+    """Return middleware that answers 403 to requests from machines, host names or web pages that are not allowed.
 
     The API key is checked later.
     """
@@ -273,7 +276,7 @@ def origins_middleware(settings: ServerSettings) -> Middleware:
 
 
 def _refusal(request: web.Request) -> str:
-    """Return the reason why a request of a web page is refused, for the error."""
+    """Return the error text that says why a web page's request is rejected."""
     origin = request.headers.get(hdrs.ORIGIN)
     if origin is not None:
         return f"a page of {origin[:80]!r} may not call this server; its operator may allow it with --cors-origin"
@@ -301,7 +304,7 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 
 
 def client_of(request: web.Request) -> Client:
-    """Return the client that a request counts for: its API key, or without keys its address or network."""
+    """Return the client whose limits count a request: its API key or, without keys, its address or IPv6 network."""
     principal = request[PRINCIPAL]
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
 
@@ -311,7 +314,7 @@ _ADMIN_TOKEN, _ADMIN_PATHS = "admin_token", ("/admin/", "/api/admin/")
 
 
 def admission_middleware(settings: ServerSettings) -> Middleware:
-    """Return middleware that checks the API key and its scope and counts the request.
+    """Return middleware that checks a request's API key and its scope and counts the request as running.
 
     Routes that always answer need no key and are not counted.
     """
@@ -361,9 +364,10 @@ _RETRY_SECONDS = 1.0
 
 
 def clients_middleware(most: int) -> Middleware:
-    """Return middleware that lets a client run at most `most` requests at a time, for after the check of the API key.
+    """Return middleware that rejects a client's requests beyond `most` at a time.
 
-    A client is an API key, or without keys an address. Without keys, requests through a Unix socket are not bounded.
+    It must run after the check of the key. A client is an API key, or without keys an address. Without keys, requests
+    through a Unix socket are not bounded.
     """
     running: Counter[str] = Counter()
 

@@ -57,9 +57,10 @@ class OwnEngine:
         cache_salt: str | None = None,
         share_cache: bool = False,
     ) -> None:
-        """`client` takes the place of the client in requests. `spending` is its quota; None = no bound.
+        """Restrict `engine` to `principal`; in its requests `client` replaces the client.
 
-        `cache_salt` divides the principal's part of the cache. With `share_cache` all principals have one part.
+        `spending` is the client's quota; None = no bound. `cache_salt` divides the principal's part of the cache. With
+        `share_cache` all principals have one part.
         """
         self._engine = engine
         self._client = client
@@ -85,7 +86,7 @@ class OwnEngine:
         return self._engine.stats()
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """Return what slots are used for.
+        """Return what each busy slot is used for.
 
         The owner of a request is left out unless it is this principal, or the principal is an admin.
         """
@@ -101,7 +102,7 @@ class OwnEngine:
         return self._engine.cache_stats()
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return the cached positions that this principal may see: its own, or all for an admin.
+        """Return the positions in the cache that this principal may see: its own, or those of all for an admin.
 
         If all principals share the cache, the owner of a position is not known, so only an admin sees any.
         """
@@ -110,7 +111,10 @@ class OwnEngine:
         return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return cached positions of all principals. This and the next three are for routes with the scope `admin`."""
+        """Return the positions in the cache of all principals.
+
+        This and the next three methods are for routes with the scope `admin`.
+        """
         return await self._engine.cache_tree(query)
 
     async def cache_tokens(self, position: str) -> list[int]:
@@ -147,7 +151,10 @@ class OwnEngine:
 
 
 def _scope(namespace: str, salt: str | None) -> str:
-    """Return the cache scope of a namespace and a salt. It holds only the hash of the salt, since files show it."""
+    """Return the name of a cache scope, made of a namespace and the hash of a salt.
+
+    The salt itself is left out, since the name is written to files.
+    """
     if salt is None:
         return namespace
     return f"{namespace}/{hashlib.blake2b(salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
@@ -161,7 +168,7 @@ SPENDING = web.RequestKey("spending", Spending)
 
 
 def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:
-    """Return the engine of the model that a request names, restricted to what its sender may see.
+    """Return the engine of the model that a request names, restricted to the request's principal.
 
     If the route has a body, the handler must have read it before. `cache_salt` divides the cache further.
     """
@@ -169,13 +176,16 @@ def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike
 
 
 def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
-    """Return the engines of all loaded models by the models' names, restricted to what the sender may see."""
+    """Return the engines of all loaded models, by model name, restricted to the request's principal."""
     engines = {model.name: model.open_engine for model in request.app[MODELS]}
     return {name: _own(request, engine) for name, engine in engines.items() if engine is not None}
 
 
 async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the rest of the client's quota to an answer's headers. A signal handler of aiohttp's."""
+    """Add headers with the client's remaining quota to an answer.
+
+    A handler of aiohttp's signal `on_response_prepare`.
+    """
     if (spending := request.get(SPENDING)) is not None:
         response.headers.update(spending.headers)
 
@@ -204,7 +214,7 @@ def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None
 
 
 class OwnStates:
-    """A `StateStore` of the states that one principal may see and change, under the names that it uses."""
+    """A `StateStore` restricted to the states that one principal may see, under names without its namespace."""
 
     def __init__(self, store: StateStore, principal: Principal) -> None:
         self._store = store
@@ -224,7 +234,10 @@ class OwnStates:
         return self._shown(await self._store.get(str(held.id)))
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        """Return the states that this principal sees, shared ones first, or only those of a namespace."""
+        """List the states that this principal sees, shared ones first.
+
+        If `namespace` is given, list only the states in it.
+        """
         if namespace is not None or self._scope is Scope.ADMIN:
             listing = await self._store.list(namespace)
         else:
@@ -253,7 +266,7 @@ class OwnStates:
         form: StateForm = "full",
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Keep a state under a free name.
+        """Store a new state under a name that is free.
 
         `key` is ignored unless the principal is an admin, since an id that is taken reveals that its state exists.
         """
@@ -274,7 +287,7 @@ class OwnStates:
         return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Rename a state within its namespace, or move it out of that to the shared states."""
+        """Rename a state within its namespace, or move it from there to the shared states."""
         held = await self._require_changeable(name_or_id)
         namespace = "" if retention.shared else held.namespace
         plain = held.plain_name if name == self._shown(held).name else name
@@ -288,7 +301,7 @@ class OwnStates:
         return self._shown(await self._store.delete(str(held.id)))
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return the leases of this principal; for an admin all, or those of `namespace`."""
+        """Return this principal's leases; for an admin, those of `namespace`, or of all if it is None."""
         seen = namespace if self._scope is Scope.ADMIN else self._namespace
         return tuple(map(self._shown_lease, await self._store.leases(seen)))
 
@@ -303,7 +316,10 @@ class OwnStates:
         return self._store.lock(key)
 
     async def _find(self, name_or_id: str) -> NamedState | None:
-        """Return a state that this principal sees, under its full name. Its own states come before shared ones."""
+        """Find a state that this principal may see and return it under its full name.
+
+        Its own states come before shared ones.
+        """
         for name in (full_name(self._namespace, name_or_id), name_or_id):
             found = await self._store.find(name)
             if found is not None and self._sees(found):
@@ -322,12 +338,12 @@ class OwnStates:
         return held
 
     async def _place(self, name: str, retention: Retention) -> str:
-        """Return the full name of a new state. Raises what `_check_new` raises."""
+        """Return the full name for a new state, after checking it. Raises what `_check_new` raises."""
         await self._check_new(name, retention)
         return full_name(self._namespace_of(retention), name)
 
     async def _check_new(self, name: str, retention: Retention) -> None:
-        """Raise ForbiddenError if the scope is too small for a new state.
+        """Raise ForbiddenError if the principal's scope does not allow a new state.
 
         Raise InvalidRequestError if the name is not plain, or is that of a shared state.
         """
@@ -355,7 +371,10 @@ class OwnStates:
         return replace(lease, owner=_plain(lease.owner, self._namespace), names=names)
 
     def _shown(self, held: NamedState) -> NamedState:
-        """Return a state under the name that this principal uses, read-only if the principal may not change it."""
+        """Return a state as this principal sees it: with its plain name, and read-only unless it may change the state.
+
+        An admin sees the states of other principals unchanged.
+        """
         mine = held.namespace == self._namespace and self._scope.includes(Scope.MANAGE)
         read_only = held.read_only or not (mine or self._scope is Scope.ADMIN)
         if held.namespace not in ("", self._namespace):
@@ -365,12 +384,12 @@ class OwnStates:
 
 
 def _plain(name: str, namespace: str) -> str:
-    """Return a name without its namespace if that is `namespace`, else unchanged."""
+    """Return `name` without its namespace if that is `namespace`, else unchanged."""
     return split_name(name)[1] if split_name(name)[0] == namespace else name
 
 
 def _owned(retention: Retention, namespace: str) -> Retention:
-    """Return the retention of a state in a namespace, with its owner in the same namespace."""
+    """Return `retention` with its owner's name placed in `namespace`."""
     if retention.owner is None:
         return retention
     check_name(retention.owner, "owner")

@@ -1,4 +1,4 @@
-"""API keys, each with a name and a scope. Only their hashes are kept."""
+"""API keys, each with a name and a scope. The server stores only their hashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.auth.rates import Rate, parse_rate
 
 
 class Scope(Enum):
-    """How much a key may do; each scope includes those before it."""
+    """The extent of a key's permissions; each scope includes those before it."""
 
     USE = "use"  # run the model, and read which states there are
     MANAGE = "manage"  # make, change, export and remove states of its own
@@ -33,7 +33,7 @@ _ASCENDING = tuple(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sent a request."""
+    """The sender of a request: an API key's name, scope and limits, or whoever calls a server without keys."""
 
     name: str  # of the key; empty where no key is asked for
     scope: Scope
@@ -60,7 +60,7 @@ _MOST_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that the server accepts. It holds the hash and not the key."""
+    """A key that the server accepts: its principal, and the key's hash instead of the key."""
 
     principal: Principal
     digest: bytes = field(repr=False)
@@ -74,7 +74,7 @@ class ApiKey:
         weight: float = 1.0,
         rate: Rate | None = None,
     ) -> Self:
-        """Return the entry of a plain-text key. Raises InvalidRequestError for a key that no request could send."""
+        """Make the entry for a plain-text key. Raises InvalidRequestError for a key that no HTTP request could send."""
         if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
             raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
         return cls(Principal(name, scope, weight, rate), _digest(key))
@@ -89,7 +89,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys of a server. One without keys admits everybody."""
+    """All keys that a server accepts."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -119,7 +119,7 @@ def check_keys(keys: Iterable[ApiKey]) -> None:
 
 
 def check_key_name(name: str) -> str:
-    """Return `name`. Raises InvalidRequestError if it can't be the name of a key."""
+    """Return `name` unchanged. Raises InvalidRequestError if a key may not have this name."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequestError(
             "key name", name, "1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit"
@@ -191,7 +191,7 @@ def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
 
 
 def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
-    """Return the weight and the rate that follow a key on its line. Raises InvalidRequestError."""
+    """Parse the weight and the rate in the words that follow a key on its line. Raises InvalidRequestError."""
     weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
     rates = [word for word in words if not word.startswith("weight=")]
     return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None

@@ -1,4 +1,4 @@
-"""Quotas: how many requests and tokens a client may use in a minute.
+"""Quotas: how many requests and tokens a client may use per minute.
 
 A quota is refilled continuously, so a client that asks evenly is never refused. After a pause it may use a minute's
 worth at once. Quotas are counted in the memory of this process.
@@ -21,14 +21,14 @@ _FORM = f"requests=NUMBER, tokens=NUMBER or both with a comma, each the most in 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A client's limits for a minute. None = no limit."""
+    """A client's limits per minute. None = no limit."""
 
     requests: int | None = None
     tokens: int | None = None  # of prompts and answers
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The limits that are set, as `name=value`."""
+        """The limits that are set, each in the form `name=value`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return tuple(f"{name}={value}" for name, value in values.items() if value is not None)
 
@@ -37,7 +37,7 @@ UNBOUNDED = Rate()
 
 
 def parse_rate(text: str) -> Rate:
-    """Return the rate that `text` names, as `requests=60,tokens=100000`. Raises InvalidRequestError."""
+    """Parse a rate such as `requests=60,tokens=100000`. Raises InvalidRequestError."""
     names = [field.name for field in fields(Rate)]
     values: dict[str, int] = {}
     for word in text.split(","):
@@ -50,7 +50,7 @@ def parse_rate(text: str) -> Rate:
 
 
 class Bucket:
-    """The unused part of one quota. For one thread."""
+    """A token bucket for one limit per minute: it refills steadily up to the limit. For one thread."""
 
     def __init__(self, limit: int, now: float) -> None:
         self.limit = limit
@@ -58,29 +58,29 @@ class Bucket:
         self._then = now
 
     def left(self, now: float) -> float:
-        """Return how much may be taken at the time `now`."""
+        """Return how many requests or tokens are left at the time `now`, a negative number if too many were taken."""
         self._left = min(self._left + (now - self._then) * self.limit / _SECONDS, self.limit)
         self._then = now
         return self._left
 
     def take(self, amount: float, now: float) -> None:
-        """Take `amount` even if less is left. A negative amount is given back."""
+        """Subtract `amount`, even if less is left. A negative amount is given back, up to the limit."""
         self._left = min(self.left(now) - amount, self.limit)
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """Return after how many seconds `amount` may be taken."""
+        """Return the number of seconds until `amount` is left."""
         return max(amount - self.left(now), 0.0) * _SECONDS / self.limit
 
 
 class ClientBuckets:
-    """The quotas of one client."""
+    """One client's buckets: one for each of its limits on requests and tokens."""
 
     def __init__(self, rate: Rate, now: float) -> None:
         limits = {"requests": rate.requests, "tokens": rate.tokens}
         self.buckets = {what: Bucket(limit, now) for what, limit in limits.items() if limit is not None}
 
     def is_full(self, now: float) -> bool:
-        """Return True if all quotas are full, as those of a client that has never asked."""
+        """Return True if nothing of the quotas is used at the time `now`, as for a new client."""
         return all(bucket.left(now) >= bucket.limit for bucket in self.buckets.values())
 
 
@@ -90,7 +90,10 @@ class RateLimiter:
     def __init__(
         self, note_refusal: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`note_refusal` is called with the name of the quota that was too small: requests or tokens."""
+        """Start without clients.
+
+        `note_refusal` is called with the quota, requests or tokens, that a rejected request exceeds.
+        """
         self.note_refusal = note_refusal
         self.clock = clock
         self._quotas: dict[str, ClientBuckets] = {}  # by client
@@ -100,7 +103,10 @@ class RateLimiter:
         return len(self._quotas)
 
     def of(self, client: str, rate: Rate) -> ClientBuckets:
-        """Return the quotas of `client`. Every call for one client must pass the same rate."""
+        """Return the buckets of `client`, creating full ones if it is new.
+
+        Every call for one client must pass the same rate.
+        """
         now = self.clock()
         if now - self._swept > _SECONDS:
             self._swept = now
@@ -111,7 +117,7 @@ class RateLimiter:
 
 
 class Spending:
-    """The part of its client's quotas that one HTTP request takes."""
+    """One HTTP request's use of its client's quotas."""
 
     def __init__(self, quotas: RateLimiter, client: str, rate: Rate) -> None:
         self._quotas = quotas
@@ -120,7 +126,10 @@ class Spending:
         self._is_counted = False
 
     def begin(self) -> None:
-        """Count the request at the first call. Raises RateLimitError if any of the client's quotas is used up."""
+        """Count the HTTP request, but only at the first call.
+
+        Raises RateLimitError if any of the client's quotas is used up.
+        """
         if self._is_counted:
             return
         self._is_counted = True  # so that refused requests get the headers, too
@@ -130,11 +139,11 @@ class Spending:
     async def follow(
         self, request: GenerateRequest, events: AsyncGenerator[Event, None], *, has_begun: bool
     ) -> AsyncGenerator[Event, None]:
-        """Yield `events`, which answer `request`, and take its tokens from the quota.
+        """Yield the `events` of an engine request and charge its tokens to the client's quota.
 
-        The most tokens that it can use are taken before; those that it did not use are given back at its end.
-        If its HTTP request `has_begun`, the tokens are taken even if too few are left, and the client owes them.
-        Otherwise raises RateLimitError if too few are left, or InvalidRequestError if the whole quota is too small.
+        The most tokens that it can use are taken before; those that it did not use are given back at its end. If its
+        HTTP request `has_begun`, the tokens are taken even if too few are left, and the client owes them. Otherwise
+        raises RateLimitError if too few are left, or InvalidRequestError if the whole quota is too small.
         """
         async with aclosing(events):
             self.begin()
@@ -159,7 +168,7 @@ class Spending:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers by which OpenAI's servers describe a quota; empty if the request did not ask the model."""
+        """The `x-ratelimit` headers, as OpenAI's servers send them; empty if the HTTP request did not use the model."""
         if not self._is_counted:
             return {}
         now, headers = self._quotas.clock(), dict[str, str]()
@@ -195,7 +204,7 @@ class Spending:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time as OpenAI's servers write it: 120ms, 1.5s or 6m0s."""
+    """Format a duration as OpenAI's servers do: 120ms, 1.5s or 6m0s."""
     milliseconds = round(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,4 +1,4 @@
-"""TLS from files: a certificate and its key."""
+"""TLS settings of the server: files with a certificate and its key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TlsFiles:
 
 
 class _EncryptedError(Exception):
-    """The key needs a password."""
+    """Raised if the key's file is encrypted with a password."""
 
 
 def _refuse_password() -> str:
@@ -49,7 +49,7 @@ def _check_readable(name: str, path: Path) -> None:
 
 
 def _not_serving(cert: Path, key_name: str, key: Path, error: ssl.SSLError) -> InvalidRequestError:
-    """Return an error that names the wrong one of the two files; OpenSSL says only that one is wrong."""
+    """Return an error that says which of the two files is wrong, since OpenSSL's `error` does not."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return InvalidRequestError(key_name, str(key), f"the key of the certificate in {cert}")
     try:

@@ -1,1 +1,1 @@
-"""Connections of clients: their number, their time limits, and when the server closes them."""
+"""Connections of clients: how many there may be, their time limits, and when the server closes them."""

@@ -1,4 +1,4 @@
-"""Accept connections, bound their number, and go on if the system has no room for more."""
+"""Accept connections, bound their number, and recover if the system has no room for more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Accepts the connections of any number of sockets and hands them to aiohttp's server.
+    """Accepts the connections of one or more listening sockets and passes them to aiohttp's server.
 
     A new connection beyond the bound closes the one that has been idle longest. If none is idle, the new one is
     refused. For one event loop.
@@ -112,7 +112,7 @@ class Acceptor:
             raise OverloadedError(f"{limits.max_connections} connections are open, the most for this server", 1)
 
     def _close_longest_waiting(self, connections: Iterable[Connection]) -> bool:
-        """Close the connection that has waited longest for a request. Return False if no connection is idle."""
+        """Close the idle one of `connections` that has waited longest for a request. Return False if none is idle."""
         waiting = [(one.waiting_since, id(one), one) for one in connections if one.waiting_since is not None]
         if not waiting:
             return False
@@ -141,7 +141,7 @@ class Acceptor:
             _log.debug("a connection was not set up: %s", error)
 
     def _forget(self, connection: Connection) -> None:
-        """Stop counting a connection that is closed or about to be. May be called again for the same one."""
+        """Stop counting a connection that is closed or about to be. A second call for the same one does nothing."""
         client = self._connections.pop(connection, None)
         if client is not None:
             self._counters.open -= 1
@@ -156,7 +156,7 @@ class Acceptor:
 
 
 class _Complaints:
-    """A log of repeated trouble: one line in `_QUIET_SECONDS` at most, with the number of lines left out since."""
+    """A log that limits repeated warnings to one in `_QUIET_SECONDS`, which says how many were left out before."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
@@ -176,7 +176,10 @@ _ENOUGH = 65536  # open files, if the system has no limit
 
 
 def fit_descriptors(settings: ConnectionSettings) -> ConnectionSettings:
-    """Raise the process's limit of open files; return the settings with at most half as many connections."""
+    """Raise the process's limit on open files, and return `settings` with a `max_connections` that fits the limit.
+
+    At most half of the files may be connections.
+    """
     limit = raise_descriptor_limit()
     if limit is None or limit // 2 >= settings.max_connections:
         return settings

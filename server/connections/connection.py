@@ -1,4 +1,4 @@
-"""One connection of a client: aiohttp's handler of requests, with bounds on how long the client may take."""
+"""One connection of a client: aiohttp's request handler, with limits on how long the client may take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ request, sent one too slowly or did not read its answer.
 
 @dataclass(slots=True)
 class ConnectionCounters:
-    """Counts since the start. For the event loop."""
+    """The number of open connections, and counts of those that the server closed, by reason. For the event loop."""
 
     open: int = 0  # at this moment
     closed: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(get_args(CloseReason), 0))
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def encode_refusal(failure: Failure) -> bytes:
-    """Return the bytes of a whole HTTP answer, for clients whose request is not read."""
+    """Encode a whole HTTP answer for `failure`, for clients whose request is not read."""
     body = to_json(failure.body).encode()
     head = {
         "Content-Type": "application/json; charset=utf-8",
@@ -52,7 +52,7 @@ def encode_refusal(failure: Failure) -> bytes:
 
 
 class Connection(web.RequestHandler):
-    """Serves the requests of one connection, one after the other.
+    """Serves the requests of one connection, one after the other, and closes it if a time limit is exceeded.
 
     It waits for a request, reads its head and its body, and writes the answer. Each of these has a time limit; beyond
     it the connection is closed, with an answer of status 408 if a request has begun. `connections_middleware` calls
@@ -66,7 +66,7 @@ class Connection(web.RequestHandler):
         counters: ConnectionCounters,
         on_lost: Callable[[Connection], None],
     ) -> None:
-        """`on_lost` is called once, when the connection is closed."""
+        """Initialise the handler. `on_lost` is called once, when the connection is closed."""
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, keepalive_timeout=_NEVER)
         self._settings = settings
@@ -102,7 +102,7 @@ class Connection(web.RequestHandler):
             self._set_timer(self._settings.header_seconds, self._end_head)
 
     def begin(self, request: web.BaseRequest) -> None:
-        """Note that a request's head has arrived, and start the time limit of its body."""
+        """Start the time limit for a request's body, after its head has arrived."""
         self._request = request
         self.waiting_since = None
         if request.content.is_eof():
@@ -126,7 +126,7 @@ class Connection(web.RequestHandler):
             self._wait()
 
     def log_access(self, request: web.BaseRequest, response: web.StreamResponse, time: float | None) -> None:
-        """Do nothing: the middleware that records requests logs them."""
+        """Do nothing: the telemetry middleware logs requests, not aiohttp."""
 
     def handle_error(
         self,
@@ -135,7 +135,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to bytes that are no HTTP request, or to an exception that no middleware has caught.
+        """Return the error answer to bytes that are no HTTP request, or to an exception that no middleware has caught.
 
         Raises ConnectionError if an answer has begun.
         """
@@ -180,7 +180,7 @@ class Connection(web.RequestHandler):
             self.transport.close()
 
     def _check_body(self) -> None:
-        """End the request if its body has come too slowly; else set the timer for the next check."""
+        """Make reading the body fail with status 408 if it arrives too slowly; else set the timer to check again."""
         request, transport = self._request, self.transport
         if request is None or transport is None or request.content.is_eof():
             return
@@ -198,7 +198,7 @@ class Connection(web.RequestHandler):
         request.content.set_exception(web.HTTPRequestTimeout(text=text, headers={hdrs.CONNECTION: "close"}))
 
     def _watch_answer(self) -> None:
-        """Drop the connection unless its client takes enough of the answer in the next `stall_seconds`."""
+        """Close the connection if its client reads too little of the answer in the next `stall_seconds`."""
         transport = self.transport
         if transport is None:
             return
@@ -236,7 +236,10 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def connections_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Start the connection's time limit for the body. Only the telemetry middleware stands before it."""
+    """Start the time limit that a request's connection has for its body.
+
+    This is the first middleware after that of telemetry.
+    """
     if isinstance(request.protocol, Connection):  # the tests' server has connections of aiohttp's own
         request.protocol.begin(request)
     return await handler(request)

@@ -1,1 +1,1 @@
-"""What all APIs of the server share: the application, routing, bodies, errors and streams."""
+"""What all APIs of the server share: the application, routing, bodies, errors, settings and streams."""

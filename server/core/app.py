@@ -1,4 +1,4 @@
-"""Make the aiohttp application over one engine or several, and run it: load, listen, serve, drain, close."""
+"""Build the aiohttp application over one engine or several, and run it from loading models to shutdown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from server.telemetry.traces import RequestTracer, make_tracer
 
 
 def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
-    """Return the usage of each store that keeps values from one request to the next, by its name. For any thread."""
+    """Return the usage of each in-memory store of clients' values, by the store's name. For any thread."""
     return {
         "responses": app[RESPONSES].usage,
         "conversations": app[CONVERSATIONS].usage,
@@ -86,7 +86,7 @@ def make_app(
     tracer: RequestTracer | None = None,
     embedder: Embedder | None = None,
 ) -> web.Application:
-    """Return the application over one engine or several; its clean-up closes them and the tracer."""
+    """Build the application that serves one engine or several; its clean-up closes the engines and the tracer."""
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     app = web.Application(
         middlewares=[
@@ -167,7 +167,10 @@ async def _serve(
 
 
 async def _stop_or_failure(models: ModelRegistry, stop: asyncio.Event, settings: ServerSettings) -> None:
-    """Wait for `stop`. Raises EngineClosedError if an engine fails for good and `settings.exit_on_failure` is set."""
+    """Return when `stop` is set.
+
+    Raises EngineClosedError if an engine fails for good and `settings.exit_on_failure` is set.
+    """
     while not stop.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _LOOK_SECONDS if settings.exit_on_failure else None)

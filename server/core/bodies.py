@@ -1,4 +1,4 @@
-"""Read the bodies of requests and write those of answers, within bounds on memory and off the event loop."""
+"""Read request bodies and encode answers, within bounds on memory and without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ _VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # about what Python n
 
 
 def parsed_bytes(data: bytes | bytearray) -> int:
-    """Estimate how many bytes of memory the values of a JSON text take. Commas and brackets in strings count too."""
+    """Estimate how many bytes of memory a JSON text will take once parsed.
+
+    Commas and brackets in strings count too, as if they separated values.
+    """
     return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
 
 
 class MemoryBudget:
-    """Bytes that requests may hold at a time. For one event loop."""
+    """A budget for the memory that all running requests together use for their bodies. For one event loop."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -48,16 +51,16 @@ class MemoryBudget:
 
     @property
     def most_each(self) -> int:
-        """Return how many bytes one request may hold."""
+        """The most bytes that one request may hold."""
         return self.capacity // 2 + FREE_BYTES
 
     def lease(self) -> MemoryLease:
-        """Return a context manager for what one request holds; leaving it gives everything back."""
+        """Return a context manager for the memory of one request; leaving it returns all of it to the budget."""
         return MemoryLease(self)
 
 
 class MemoryLease:
-    """The bytes of a budget that one request holds."""
+    """One request's share of a memory budget."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -65,7 +68,10 @@ class MemoryLease:
         self._counted = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Hold `num_bytes` in all from now on. Raises OverloadedError if the budget has no room for more."""
+        """Set the bytes that the request holds to `num_bytes` in all.
+
+        Raises OverloadedError if the budget has no room.
+        """
         counted = max(num_bytes - FREE_BYTES, 0)
         held = self.budget.held + counted - self._counted
         if counted > self._counted and held > self.budget.capacity:
@@ -102,12 +108,12 @@ CALL_WORK = 64
 
 
 def make_workers() -> ThreadPoolExecutor:
-    """Return the threads for work that may take long."""
+    """Return a thread pool for work that would block the event loop too long."""
     return ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="work")
 
 
 async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
-    """Run `function` and return its result; it runs on another thread unless `size` is at most `SHORT_WORK`.
+    """Run `function` and return its result; run it on a worker thread if `size` is more than `SHORT_WORK`.
 
     `size` is about the number of characters or tokens that the function looks at.
     """
@@ -128,7 +134,7 @@ LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
 
 @web.middleware
 async def memory_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let the handler hold memory through `request[LEASE]`."""
+    """Give each request a memory lease in `request[LEASE]`, which ends with the request."""
     with request.app[BUDGET].lease() as lease:
         request[LEASE] = lease
         return await handler(request)
@@ -147,7 +153,7 @@ _WRITE_BYTES = 1 << 20  # bytes that are written to a file at a time
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    """Return the JSON body as an object, and choose the model that the body, or else the query, names.
+    """Read and check the JSON body of a request, and choose the model that the body, or else the query, names.
 
     Raises InvalidRequestError for a body that `kind` does not allow, ModelNotFoundError if there is no such model, and
     UnavailableError if it can't be loaded. Raises OverloadedError if requests hold too much memory, and an aiohttp
@@ -169,7 +175,7 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
 
 
 def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
-    """Hold `num_bytes` more of memory from now on, for `what`.
+    """Add `num_bytes` to the memory that the request holds. `what` names their use in errors.
 
     Raises OverloadedError if requests hold too much memory, and an aiohttp exception if one request may not hold as
     much.
@@ -181,7 +187,10 @@ def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
 
 
 async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
-    """List the unknown fields of the body in a header of the answer. A signal handler of aiohttp's."""
+    """Add a header with the unknown fields of the body to an answer.
+
+    A handler of aiohttp's signal `on_response_prepare`.
+    """
     names = sorted(request.get(LEFT_OUT, ()))
     if names:
         response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(name[:_MOST_NAME]) for name in names[:_MOST_NAMES])
@@ -225,7 +234,7 @@ async def _write(request: web.Request, file: BinaryIO) -> None:
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body piece by piece, and hold the memory of each piece from then on.
+    """Yield the body piece by piece, and count each piece as held memory from then on.
 
     The body may have `most` bytes, or fewer if its route says so.
     """
@@ -288,7 +297,10 @@ def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
 
 
 async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
-    """Return an answer that holds what `make` returns, as JSON; see `work` for `size`."""
+    """Return a response with the JSON of what `make` returns; see `work` for `size`.
+
+    A large answer is made and encoded on a worker thread.
+    """
 
     def encode() -> bytes:
         pieces = _encode_pieces(make()) if size > SHORT_WORK else (to_json(make()),)
@@ -298,7 +310,7 @@ async def long_json_response(request: web.Request, size: int, make: Callable[[],
 
 
 def encoded_response(body: bytes) -> web.Response:
-    """Return an answer that holds `body`, which is JSON already."""
+    """Return a response with `body`, which is encoded JSON."""
     return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
@@ -307,12 +319,12 @@ def json_response(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Return an answer that holds `body` as JSON."""
+    """Return a response with `body` encoded as JSON."""
     return web.json_response(body, status=status, headers=headers, dumps=to_json)
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
-    """Return the query's whole number `name`, or `default`.
+    """Return the whole number of the query parameter `name`, or `default` if it is missing.
 
     Raises InvalidRequestError unless it is from 0 to `most`.
     """
@@ -325,7 +337,7 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
 
 
 def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:
-    """Return the query's number of seconds `name`, or `default`.
+    """Return the number of seconds of the query parameter `name`, or `default` if it is missing.
 
     Raises InvalidRequestError unless it is from `least` to `most`.
     """

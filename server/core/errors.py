@@ -1,4 +1,4 @@
-"""Turn exceptions into HTTP answers in OpenAI's shape."""
+"""Convert exceptions to HTTP error answers in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error answer: status, the fields of the error object, and headers."""
+    """An error to answer with: HTTP status, the fields of the error object, and headers."""
 
     status: int
     message: str
@@ -68,12 +68,15 @@ ErrorForm: TypeAlias = Callable[[Failure], tuple[int, Mapping[str, object]]]
 
 
 def openai_error(failure: Failure) -> tuple[int, ErrorBody]:
-    """Return the status and the body of a failure as OpenAI writes them."""
+    """Return the HTTP status and the body of an error in OpenAI's form."""
     return failure.status, failure.body
 
 
 def describe(error: Exception) -> Failure:
-    """Return the failure that stands for `error`. An unforeseen error is logged, and its details are left out."""
+    """Convert an exception to the error answer for it.
+
+    An unexpected exception is logged, and its details are not sent.
+    """
     match error:
         case PromptTooLongError():
             kind, code = "exceed_context_size_error", "context_length_exceeded"
@@ -115,7 +118,7 @@ def describe(error: Exception) -> Failure:
 
 
 def retry_headers(seconds: float) -> dict[str, str]:
-    """Return the headers that say after how many seconds a request may be sent again."""
+    """Return the headers that say after how many seconds the client may send the request again."""
     return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(math.ceil(seconds * 1000))}
 
 
@@ -123,7 +126,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error"}
 
 
 def describe_http(error: web.HTTPException, message: str) -> Failure:
-    """Return the failure that stands for an error of aiohttp's own."""
+    """Convert an exception of aiohttp's own to the error answer for it, with the given message."""
     kind = "server_error" if error.status >= 500 else _KINDS.get(error.status, "invalid_request_error")
     code = error.reason.lower().replace(" ", "_")
     headers = {

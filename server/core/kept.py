@@ -1,4 +1,4 @@
-"""Values that are kept in memory from one request to the next, counted in bytes."""
+"""Bounded in-memory stores for values that outlive a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """How many values are kept, how many bytes they take, and how many were evicted since the start."""
+    """Usage of a store: its number of values, their bytes, and how many were evicted since the start."""
 
     values: int
     num_bytes: int
@@ -24,7 +24,7 @@ class KeptUsage:
 
     @classmethod
     def of_all(cls, stores: Iterable[BoundedStore[Any, Any]]) -> Self:
-        """Return the usage of several stores together."""
+        """Return the summed usage of several stores."""
         usages = [store.usage for store in stores]
         return cls(
             sum(usage.values for usage in usages),
@@ -34,7 +34,7 @@ class KeptUsage:
 
 
 class BoundedStore(Generic[Key, Value]):
-    """A store of values by key, bounded in number and bytes. It evicts the values that were unused for longest.
+    """A key-value store with bounds on the number and the bytes of its values; it evicts the least recently used ones.
 
     It has no lock: code that shares it between threads needs one.
     """
@@ -112,29 +112,29 @@ _TOKEN_TYPE = "I"
 
 
 def pack(tokens: Sequence[int]) -> array[int]:
-    """Return tokens as an array of unsigned integers, the form in which the table keeps them."""
+    """Pack token ids into an array of unsigned integers, the form in which `PromptTable` stores them."""
     return array(_TOKEN_TYPE, tokens)
 
 
 class PromptTable:
-    """A table of prompts' tokens by key, of bounded size. It evicts the prompts that were unused for longest."""
+    """A table of prompts' tokens by key, of bounded size. It evicts the least recently used prompts."""
 
     def __init__(self, most_tokens: int = _MOST_TOKENS, most_prompts: int = _MOST_PROMPTS) -> None:
         most_bytes = most_tokens * array(_TOKEN_TYPE).itemsize
         self._prompts: BoundedStore[Hashable, array[int]] = BoundedStore(most_prompts, most_bytes)
 
     def put(self, key: Hashable, tokens: Sequence[int]) -> None:
-        """Keep the tokens of a prompt. To make room, drop the prompts that were unused for longest."""
+        """Store the tokens of a prompt. To make room, evict the least recently used prompts."""
         packed = pack(tokens)
         self._prompts.put(key, packed, len(packed) * packed.itemsize)
 
     def get(self, key: Hashable) -> tuple[int, ...] | None:
-        """Return the tokens, None if none are kept. They count as used by that."""
+        """Return the tokens of a prompt, or None if it is not stored, and mark it as recently used."""
         packed = self._prompts.use(key)
         return None if packed is None else tuple(packed)
 
     def pop(self, key: Hashable) -> int:
-        """Drop a prompt and return how many tokens it had, 0 if it is not kept."""
+        """Remove a prompt and return its number of tokens, 0 if it is not stored."""
         return len(self._prompts.pop(key) or ())
 
     @property

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal to stop sets; a second signal ends the process with 128 + its number.
+    """Yield an event that the first stop signal sets; a second one ends the process with exit code 128 + its number.
 
     A signal that was ignored before stays ignored, as SIGHUP is under `nohup`. For the main thread.
     """
@@ -44,17 +44,17 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 def end_at_signals() -> AbstractContextManager[None]:
-    """Return a context in which a signal to stop ends the process at once with code 0.
+    """Return a context manager; in its block, a stop signal ends the process at once with exit code 0.
 
-    It is for the time before there is anything to stop.
-    A signal that was ignored before stays ignored. For the main thread.
+    It is for the time before there is anything to stop. A signal that was ignored before stays ignored. For the main
+    thread.
     """
     return _handling(lambda *_: os._exit(0))
 
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` for each signal to stop until the end of the block, except for signals that are ignored."""
+    """Call `handler` for each stop signal until the end of the block. Signals that were ignored stay ignored."""
     numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, earlier in previous.items():
@@ -109,7 +109,7 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address but takes no connections yet."""
+    """Return a socket bound to the address, which does not listen yet."""
     place = f"{host} port {port}"
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -182,7 +182,7 @@ _FIRST = 3  # the descriptor of the first socket
 
 
 def take_sockets(environment: MutableMapping[str, str] = os.environ) -> list[socket.socket]:
-    """Return the sockets that systemd passed to this process, perhaps none; a second call returns none.
+    """Return the listening sockets that systemd passed to this process, or none. A second call returns none.
 
     Raises OSError for a descriptor that is no stream socket, and for a LISTEN_FDS that is no number.
     """

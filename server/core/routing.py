@@ -1,4 +1,4 @@
-"""Routes as data, and the middleware that answers errors and ends requests that take too long."""
+"""Routes as data, and middleware that turns exceptions into error answers and ends requests that take too long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Kind: TypeAlias = type[object] | UnionType
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. The schemas serve the documentation."""
+    """An HTTP method on a path with its handler, its scope, and the schemas of its bodies for the documentation."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class Route:
         return (*self._prefixed_paths, *self.also)
 
     def most_body_bytes(self, limit: int) -> int:
-        """Return the most bytes that a body may have; `limit` is the server's for bodies of its kind."""
+        """Return the most bytes that a body may have on this route; `limit` is the server's own limit for such bodies."""
         most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
         return limit if most is None else min(most, limit)
 
@@ -106,7 +106,7 @@ def route_of(request: web.Request) -> Route | None:
 
 
 class Lifecycle:
-    """Counts the running requests, refuses new ones once closing, and waits for the last to end."""
+    """Counts running requests; while the server closes, rejects new ones and waits until the last has ended."""
 
     def __init__(self) -> None:
         self._active = 0
@@ -119,7 +119,7 @@ class Lifecycle:
         return self._closing.is_set()
 
     async def wait_closing(self) -> None:
-        """Wait until the server takes no more requests."""
+        """Wait until the server begins to close and rejects new requests."""
         await self._closing.wait()
 
     @property
@@ -128,7 +128,7 @@ class Lifecycle:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one request while the block runs. Raises EngineClosedError once closing."""
+        """Count a request as running while the block runs. Raises EngineClosedError if the server is closing."""
         if self.closing:
             raise EngineClosedError("the server is stopping and takes no new requests")
         self._active += 1
@@ -157,7 +157,10 @@ API_DOCUMENT: web.AppKey[DocumentMaker] = web.AppKey("api_document")
 
 @web.middleware
 async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every exception with an error object."""
+    """Convert exceptions of a handler to error answers in the form of the route's API.
+
+    ConnectionError is raised again, since the client has left.
+    """
     try:
         return await handler(request)
     except ConnectionError:
@@ -186,7 +189,7 @@ _SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ende
 
 
 def deadlines_middleware(seconds: float) -> Middleware:
-    """Return middleware that ends a request if it still runs `_SPARE_SECONDS` after `seconds`.
+    """Return middleware that ends a request `_SPARE_SECONDS` after its time limit of `seconds`.
 
     If the answer has begun, its connection is cut; otherwise TimeLimitError is raised.
     """

@@ -1,4 +1,4 @@
-"""The base of all request bodies, and the parts of answers that all APIs share: errors, token counts, times."""
+"""The base class of all request bodies, and the parts of answers that all APIs share: errors, token counts, times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NAMES = 30  # of fields that an error lists
 
 
 class RefusedError(ValueError):
-    """Raised by a check of one value; pydantic adds the value's place in the body."""
+    """Raised by the check of one value that is not allowed; pydantic adds the value's place in the body."""
 
     def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
         self.value = value
@@ -34,7 +34,7 @@ class RefusedError(ValueError):
 
 @dataclass(slots=True)
 class UnknownFields:
-    """What to do with unknown fields of a body: refuse them, or leave them out and collect their names."""
+    """How to treat unknown fields of a body: reject the body, or ignore them and collect their names."""
 
     refuse: bool = True
     left_out: set[str] = field(default_factory=set)
@@ -53,11 +53,11 @@ class _UnknownError(RefusedError):
 
 
 class RequestBody(BaseModel):
-    """A JSON object from a client; its values are not converted silently.
+    """The base class of JSON request bodies. Values are checked strictly: none is converted to another type silently.
 
-    If a field has a default, null means that default (official clients send it so).
-    An unknown field is refused, unless it is null or the server's settings leave such fields out.
-    A field that other systems have and that would change the answer is refused in any case.
+    If a field has a default, null means that default (official clients send it so). An unknown field is refused, unless
+    it is null or the server's settings leave such fields out. A field that other systems have and that would change the
+    answer is refused in any case.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -72,7 +72,7 @@ class RequestBody(BaseModel):
     def parse(
         cls, body: bytes | bytearray, limits: Limits = _DEFAULT_LIMITS, unknown: UnknownFields | None = None
     ) -> Self:
-        """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`.
+        """Parse and check the JSON text `body`. Raises InvalidRequestError, also if it exceeds `limits`.
 
         `unknown` says what to do with unknown fields, and collects their names. Without it they are refused.
         """
@@ -91,7 +91,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _as_spelled(cls, data: object, error: InvalidRequestError) -> InvalidRequestError:
-        """Return the error with the name that the client uses for the field."""
+        """Return `error` with the field named as the client spelled it, which may be an alias."""
         if not isinstance(data, dict) or type(error) is not InvalidRequestError:
             return error
         objects = [data, *(data[name] for name in cls.unfolded if isinstance(data.get(name), dict))]
@@ -133,7 +133,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Return the fields that a body means; subclasses unpack nested objects or derive fields from others."""
+        """Return the fields to validate; subclasses unpack nested objects or derive fields from others."""
         return fields
 
     @classmethod
@@ -177,7 +177,10 @@ def _is_one_of(value: object, values: Collection[object]) -> bool:
 
 
 def only(*allowed: object, because: str) -> BeforeValidator:
-    """Return a validator that accepts only the `allowed` values of a field that this server does not support."""
+    """Return a pydantic validator that accepts just the `allowed` values.
+
+    `because` says why others are not supported.
+    """
 
     def check(value: Any) -> Any:  # noqa: ANN401
         if not _is_one_of(value, allowed):

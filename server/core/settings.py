@@ -1,4 +1,4 @@
-"""What an operator may set of a server, and how much one request may ask for."""
+"""Settings of the server that an operator can choose, and limits on what one request may ask for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.telemetry.logs import LogSettings
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The unit and the help text of one of `Limits`."""
+    """The unit and the help text of one limit in `Limits`."""
 
     unit: str
     help: str
@@ -28,10 +28,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask for, how long it may take, and how many requests a client may have.
+    """Limits on the size and the time of one request, and on how many requests a client may have.
 
-    A request beyond a limit is refused, and the error names the limit.
-    A field that is added here becomes an option of `rnn-engine serve`, and `/props` lists it, under the same name.
+    A request beyond a limit is refused, and the error names the limit. A field that is added here becomes an option of
+    `rnn-engine serve`, and `/props` lists it, under the same name.
     """
 
     max_body_bytes: Annotated[int, Bound("bytes", "The size of a JSON body.")] = 64 * 2**20
@@ -154,7 +154,7 @@ BOUNDS = _list_bounds()
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How many connections clients may have, and how many seconds one may take before its connection is closed."""
+    """Limits on the number of connections, and on how many seconds a client may take before it is disconnected."""
 
     max_connections: int = 1024  # fewer if the process may not open twice as many files
     max_per_client: int = 256  # of one address; those through a Unix socket are not counted
@@ -189,7 +189,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
-    """Who may use the server. Without keys, those are this machine and the server's own pages."""
+    """Settings of access control. Without keys, only this machine and the server's own pages may use the server."""
 
     keys: tuple[ApiKey, ...] = ()
     open: bool = False  # without keys: other machines, too
@@ -211,7 +211,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What an operator may set of a server: address, folders, authentication, limits and log."""
+    """All settings of a server that an operator can choose: address, folders, access control, limits and log."""
 
     host: str = "127.0.0.1"
     port: int = 65530  # 0 = any free one

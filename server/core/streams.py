@@ -1,4 +1,4 @@
-"""Server-sent events, and streams that report the current status again and again."""
+"""Server-sent events, and streams that report a status at regular intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
-    """Return one event that holds `body` as JSON, with a name if it is given."""
+    """Encode one server-sent event that has `body` as JSON, and the event name `name` if given."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {to_json(body)}\n\n".encode()
 
@@ -65,7 +65,7 @@ _CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
 async def send_repeatedly(
     request: web.Request, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
 ) -> web.StreamResponse:
-    """Send what `make` returns as an event, now and every `seconds`.
+    """Send server-sent events with what `make` returns: one at once, then one every `seconds`.
 
     The stream ends when the server takes no more requests, so that it does not delay a stop, or when the time of a
     request is up (`max_request_seconds`).

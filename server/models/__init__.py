@@ -1,1 +1,1 @@
-"""The models of a server, and the choice of the one that answers a request."""
+"""The models that a server serves, and the choice of the model that answers a request."""

@@ -1,4 +1,4 @@
-"""Descriptions of the files in the folder of models, with sizes and digests; unpacking archives into it."""
+"""Describe the files in the folder of models, with sizes and digests, and unpack archives of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KNOWN_FILES = 1024
 
 
 class ModelFileEntry(TypedDict):
-    """A file in the folder of models.
+    """The description of a file or folder among the models.
 
     `sha` is its SHA-256; empty if that was not asked for, and for folders. `info` is null if the file is no model.
     """
@@ -39,7 +39,7 @@ class ModelFileEntry(TypedDict):
 
 
 def describe_file(path: Path, *, with_sha: bool) -> ModelFileEntry:
-    """Return the description of a file or folder.
+    """Return the description of a file or folder, with its SHA-256 if `with_sha` is set and it is a file.
 
     The digest reads the whole file; it is cached until the file changes.
     """
@@ -137,7 +137,7 @@ def _extract(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> int:
 
 
 def _checked_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an archive's file or folder. Raises InvalidRequestError for links and unsafe names."""
+    """Return the name of an entry in an archive. Raises InvalidRequestError for links and unsafe names."""
     name = entry.filename
     if not is_inner_path(name):
         raise InvalidRequestError(_FIELD, name, "an archive whose files all lie in the folder it is unpacked to")

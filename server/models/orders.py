@@ -1,4 +1,4 @@
-"""Orders to load a model, and the folder from which admins may load."""
+"""Descriptions of models to load, and the folder from which admins may load them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ MODEL_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".pre
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """A model with the settings to load it with. A setting that is None comes from the server's options."""
+    """A description of a model to load: its name, files and settings.
+
+    For a setting that is None the server's option counts.
+    """
 
     name: str
     path: Path
@@ -38,7 +41,7 @@ class LoadOrder:
     tokenizer: str | None = None
 
     def uses(self, path: Path) -> bool:
-        """Return True if `path` is a file or folder that the model is loaded from, or contains or is inside one."""
+        """Return True if the model is loaded from `path`, from a file in it, or from a folder that contains it."""
         files = (self.path, *(lora.path for lora in self.loras), *(state.path for state in self.states))
         used = [_real(file) for file in files]
         return any(each.is_relative_to(path) or path.is_relative_to(each) for each in used)
@@ -48,7 +51,7 @@ MakeLoad: TypeAlias = Callable[[LoadOrder], LoadEngine]
 
 
 class ModelFolder:
-    """The folder from which admins may load models, with the other folders whose files they may read and write.
+    """The folder from which admins may load models, and other folders whose files they may read and write.
 
     A link in them that leads out may be read through, but not written through.
     """
@@ -58,7 +61,7 @@ class ModelFolder:
         self._folders = (self.path, *map(_normal, others))
 
     def place(self, text: str) -> Path:
-        """Return the path to write to that `text` names, with links resolved.
+        """Resolve `text` to a path that may be written, with links resolved.
 
         `text` may be relative to this folder or to the server's working directory, as for `place_below`.
         """
@@ -89,10 +92,10 @@ class ModelFolder:
 
 
 def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Path:
-    """Return the path to write to that `text` names: relative to one of the bases, below one of the folders.
+    """Resolve `text` to a path that may be written: relative to one of `bases` and below one of `folders`.
 
-    Links in it are resolved. Among several such paths, the first whose parent folder exists is taken.
-    Raises ForbiddenError if no such path is below a folder.
+    Links in it are resolved. Among several such paths, the first whose parent folder exists is taken. Raises
+    ForbiddenError if no such path is below a folder.
     """
     allowed = [_real(folder) for folder in folders]
     below = [path for path in _meanings(bases, text, _real) if any(folder in path.parents for folder in allowed)]
@@ -103,7 +106,10 @@ def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Pa
 
 
 def _meanings(bases: Iterable[Path], text: str, normal: Callable[[Path], Path]) -> Sequence[Path]:
-    """Return the paths that `text` may mean, one for each base; none if `text` can't name a file."""
+    """Return the paths that `text` may stand for, one relative to each base, each passed through `normal`.
+
+    There are none if `text` has control characters.
+    """
     return [] if has_control_characters(text) else [normal(base / text) for base in bases]
 
 

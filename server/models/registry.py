@@ -1,4 +1,4 @@
-"""The models of a server by name: loaded for the requests that name them, and freed when nothing uses them."""
+"""The served models by name: loaded if a request names them, unloaded if unused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadProgress(NamedTuple):
-    """The progress of a load: its present action, and how many of its parts are done."""
+    """A report on loading a model: its present action `what`, of which `done` of `total` parts are done."""
 
     what: str
     done: int
@@ -44,7 +44,7 @@ class LoadProgress(NamedTuple):
 
 
 class ServedModel:
-    """A model with the requests that use it. For the event loop.
+    """One served model: its engine if loaded, and the number of requests that use it. For the event loop.
 
     At most one load or unload of it runs at a time. Requests that come meanwhile wait for the load; running ones keep
     their engine until they end.
@@ -53,9 +53,10 @@ class ServedModel:
     def __init__(
         self, order: LoadOrder, load: LoadEngine, loading: asyncio.Lock, engine: EngineLike | None = None
     ) -> None:
-        """`loading` is held while a model is loaded, so that each load is planned with what the others have taken.
+        """Make a model that is not loaded, or one with the given `engine`.
 
-        `engine` is given if the model is loaded already.
+        `loading` is a lock that all models share. It is held during a load, so that each sees the memory that others
+        took.
         """
         self.order = order
         self.running = 0
@@ -84,12 +85,12 @@ class ServedModel:
 
     @property
     def open_engine(self) -> EngineLike | None:
-        """The engine, also while it finishes its last requests; None if there is none."""
+        """The engine, even while it only finishes its last requests; None if there is none."""
         return self._engine or self._leaving
 
     @property
     def info(self) -> EngineInfo | None:
-        """The facts of the model from its last load; None if it was never loaded."""
+        """The properties of the model since it was last loaded; None if it was never loaded."""
         return self._info if self._engine is None else self._engine.info
 
     @property
@@ -102,7 +103,7 @@ class ServedModel:
 
     @property
     def health(self) -> Health:
-        """The health of its engine. A model without an engine is well unless it was withdrawn."""
+        """The health of the model's engine. A model without an engine is healthy unless it was withdrawn."""
         if self._engine is not None:
             return self._engine.health()
         return Health("closing", f"the model {self.name!r} is unloaded") if self._withdrawn else Health()
@@ -123,7 +124,7 @@ class ServedModel:
         return engine
 
     def release(self) -> None:
-        """Note that a request with the engine has ended."""
+        """Stop counting a request that has ended."""
         self.running -= 1
         self.used = time.monotonic()
         if self.running == 0:
@@ -138,7 +139,7 @@ class ServedModel:
         return await asyncio.shield(self._opening)
 
     async def reload(self, order: LoadOrder, load: LoadEngine) -> None:
-        """Load the model with another order when its running requests have ended; new requests wait for that.
+        """Replace the model by the one that `order` describes once its running requests have ended; new requests wait.
 
         Raises what loading raises; the next request then loads the model with the order that it had before.
         """
@@ -198,7 +199,7 @@ class ServedModel:
             return self._engine
 
     def _note_progress(self, what: str, done: int, total: int) -> None:
-        """Called on any thread."""
+        """Store the progress of the load. Called on any thread."""
         self.progress = LoadProgress(what, done, total)
 
     async def _free(self) -> None:
@@ -216,7 +217,7 @@ class ServedModel:
 
 
 def _note_error(task: asyncio.Task[EngineLike]) -> None:
-    """Retrieve the error of a load, so that asyncio does not log it if no request waits for the load any more."""
+    """Mark the error of a load as seen, so that asyncio does not log it if no request waits for the load any more."""
     if not task.cancelled():
         task.exception()
 
@@ -225,10 +226,10 @@ _RETRY_SECONDS = 60.0
 
 
 class ModelRegistry:
-    """The models of a server by name, with a default. For the event loop."""
+    """All served models by name, and which one is the default. For the event loop."""
 
     def __init__(self, make_load: MakeLoad) -> None:
-        """`make_load` returns the function that loads the model of an order."""
+        """Start without models. `make_load` takes a `LoadOrder` and returns the function that loads that model."""
         self._make_load = make_load
         self._models: dict[str, ServedModel] = {}
         self._default = ""
@@ -263,9 +264,9 @@ class ModelRegistry:
         return iter(tuple(self._models.values()))
 
     async def put(self, order: LoadOrder) -> ServedModel:
-        """Load a model, in place of the one with the same name if there is one. The first model is the default.
+        """Add a model and load it; it replaces the model of the same name, if there is one.
 
-        Raises what loading raises; a new model is then not added.
+        The first model becomes the default. Raises what loading raises; a new model is then not added.
         """
         model = self._models.get(order.name)
         if model is not None:
@@ -308,7 +309,7 @@ class ModelRegistry:
         return tuple(model.info for model in models if model.info is not None)
 
     def health(self) -> Health:
-        """Return the health of the first model that is not well, or of the default if all are.
+        """Return the health of the first model that is not healthy, or of the default if all are.
 
         Models that are not loaded are left out, except the default.
         """
@@ -338,10 +339,13 @@ async def _refuse_load(_progress: Progress) -> EngineLike:
 
 
 class ModelUse:
-    """A context manager that holds the model of one request, from when it is chosen to the end of the block."""
+    """One request's use of a model: a context manager that keeps the chosen model loaded until the end of the block."""
 
     def __init__(self, registry: ModelRegistry, *, wait_seconds: float, any_name: bool) -> None:
-        """With `any_name`, a name that no model has stands for the default."""
+        """Prepare to choose a model; loading it may take `wait_seconds`.
+
+        With `any_name`, a name that no model has stands for the default.
+        """
         self._registry = registry
         self._wait_seconds = wait_seconds
         self._any_name = any_name
@@ -350,13 +354,13 @@ class ModelUse:
 
     @property
     def engine(self) -> EngineLike:
-        """The engine of the model that was chosen."""
+        """The engine of the chosen model."""
         if self._engine is None:
             raise RuntimeError("a handler asked for the engine before it read the body, which chooses the model")
         return self._engine
 
     async def choose(self, name: str | None) -> None:
-        """Choose the model by its name, or the default for None; load it if it is not loaded.
+        """Choose the model of that name, or the default for None, and load it if it is not loaded.
 
         Raises ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
         """
@@ -399,9 +403,10 @@ EMBEDDER = web.AppKey("embedder", Embedder)
 
 
 def models_middleware(settings: ServerSettings) -> Middleware:
-    """Return middleware through which `engine_of` finds its model. Without a body, the query chooses the model.
+    """Return middleware that gives each request a `ModelUse`, through which `engine_of` finds the chosen model.
 
-    ai00 answers with its one model whatever name a request gives, so under its paths any name is accepted.
+    For a route without a body the query names the model. ai00 answers with its one model whatever name a request gives,
+    so under its paths any name is accepted.
     """
 
     @web.middleware

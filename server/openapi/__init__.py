@@ -1,1 +1,1 @@
-"""The OpenAPI document, made from the server's routes and schemas, and a page to browse it."""
+"""The OpenAPI document, generated from the routes and schemas, and a page to browse it."""

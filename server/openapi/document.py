@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of all routes."""
+"""Generate the OpenAPI 3.1 document of all routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.core.schema import ErrorBody, RequestBody
 
 
 class ApiDocument(TypedDict):
-    """All routes and bodies, as an OpenAPI 3.1 document.
+    """The OpenAPI 3.1 document of all routes and bodies.
 
     `x-alias-of` of an operation is the main path of the same route. `x-scope` is the scope that an API key needs.
     `x-event-schema` describes one event of a stream.
@@ -44,7 +44,7 @@ _NULL: Schema = {"type": "null"}
 
 
 def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapping[Kind, Schema], dict[str, Schema]]:
-    """Return the schema of each body, and by name the schemas that these refer to.
+    """Return the JSON schema of each body, and the shared schemas that these refer to, by name.
 
     With `strict` the server refuses unknown fields.
     """
@@ -59,7 +59,7 @@ def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapp
 
 
 class _BodySchema(GenerateJsonSchema):
-    """A generator of schemas that adds to a request's body the names and values accepted beside its fields."""
+    """A schema generator that also lists what a request body accepts beside its fields, such as aliases and null."""
 
     unknown: ClassVar[Schema] = _NULL  # the schema of an unknown field
 
@@ -73,13 +73,13 @@ class _BodySchema(GenerateJsonSchema):
 
 
 class _LenientSchema(_BodySchema):
-    """The same for a server that ignores unknown fields."""
+    """A `_BodySchema` for a server that ignores unknown fields."""
 
     unknown: ClassVar[Schema] = {}
 
 
 def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schema:
-    """Return the schema of a body with its fields' other names, null for defaults, and fields without effect."""
+    """Extend a body's schema by the aliases of its fields, null for their defaults, and fields without effect."""
     fields: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", [])
     properties = {name: field if name in required else _or_null(field) for name, field in fields.items()}
@@ -94,7 +94,7 @@ def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schem
 
 
 def _require(names: Iterable[str], aliases: Mapping[str, str]) -> Schema:
-    """Return the schema keywords that require each of the fields under one of its names."""
+    """Return schema keywords that require each of the fields `names`, be it under its name or an alias."""
     spellings = {name: [name, *(alias for alias, field in aliases.items() if field == name)] for name in names}
     wanted: Schema = {}
     if plain := [name for name, known in spellings.items() if len(known) == 1]:
@@ -113,7 +113,7 @@ def _bare(schema: Schema) -> Schema:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Return a schema that admits null, too, which means a field's default."""
+    """Return a schema that also accepts null, which stands for the field's default."""
     choices = schema.get("anyOf")
     if choices is not None:
         return schema if _NULL in choices else {**schema, "anyOf": [*choices, _NULL]}
@@ -203,7 +203,7 @@ _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": 
 
 
 class DocumentMaker:
-    """The document of some routes, made at its first use. For any thread."""
+    """Generates the OpenAPI document of some routes once, at its first use. For any thread."""
 
     def __init__(self, routes: Iterable[Route], *, asks_for_key: bool, strict: bool) -> None:
         self._routes = tuple(routes)
@@ -220,7 +220,10 @@ class DocumentMaker:
 
 
 def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = True) -> ApiDocument:
-    """Return the document of a server. With `strict` the server refuses unknown fields, otherwise it ignores them."""
+    """Generate the OpenAPI document of `routes`.
+
+    With `strict` the server rejects unknown fields, else it ignores them.
+    """
     routes = list(routes)
     schemas, shared = describe_bodies(dict.fromkeys(_kinds(routes)), strict=strict)
     operations = _Operations(schemas)
@@ -257,7 +260,7 @@ def plain_path(path: str) -> str:
 
 
 class _Operations:
-    """A maker of operations, with the error answers that they refer to."""
+    """Generates the OpenAPI operations of routes, and collects the error answers that they refer to in `errors`."""
 
     def __init__(self, schemas: Mapping[Kind, Schema]) -> None:
         self._schemas = schemas
@@ -265,7 +268,7 @@ class _Operations:
         self.errors: dict[str, Any] = {}
 
     def make(self, route: Route, path: str) -> dict[str, Any]:
-        """Return the operation of a route under one of its paths."""
+        """Return the OpenAPI operation for a route under one of its paths."""
         operation: dict[str, Any] = {
             "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", plain_path(path))]),
             "summary": route.summary,
@@ -308,7 +311,10 @@ class _Operations:
         return content
 
     def _stream(self, route: Route, event: Kind) -> dict[str, Any]:
-        """Return the description of a stream. Its schema is that of one server-sent event, as in later OpenAPI."""
+        """Return the OpenAPI media type of a stream.
+
+        Its schema is that of one server-sent event, as in later OpenAPI versions.
+        """
         held = {"anyOf": [self._schemas[event], self._schemas[_error_body(route.error_form)]]}
         if EVENTS not in (route.content_type, route.stream_type):
             return {"schema": {}, "x-event-schema": held}
@@ -324,7 +330,10 @@ class _Operations:
         return {status: {"$ref": f"#/components/responses/{_error_name(route.error_form, status)}"} for status in told}
 
     def _describe(self, form: ErrorForm) -> Iterator[tuple[int, int]]:
-        """Add an API's error answers to `errors`; yield pairs of a failure's status and its answer's status."""
+        """Add the error answers in the form of one API to `errors`.
+
+        Yields pairs of a failure's status and the status with which that API answers.
+        """
         for failed, meaning in _FAILURES.items():
             failure = Failure(failed, "what was wrong", "server_error" if failed >= 500 else "invalid_request_error")
             status, body = form(failure)
@@ -346,7 +355,7 @@ def _kinds(routes: Iterable[Route]) -> Iterator[Kind]:
 
 
 def _error_body(form: Callable[..., object]) -> type[object]:
-    """Return the type of the bodies that a form makes, from its annotation."""
+    """Return the type of the error bodies that `form` makes, taken from its return annotation."""
     _status, body = get_args(get_type_hints(form)["return"])
     kind: type[object] = body
     return kind
@@ -360,7 +369,10 @@ _DIVIDED = ("server.apis.engine", "server.apis.openai")  # each module of these 
 
 
 def _tag(route: Route) -> tuple[str, str]:
-    """Return the name and the description of a route's group: the API, or package, that its handler is in."""
+    """Return the name and the description of the group of routes that a route belongs to.
+
+    A group is the package or module of an API; its description is the first line of the docstring.
+    """
     parts = route.handler.__module__.split(".")
     length = 3 if parts[1] == "apis" else 2
     if ".".join(parts[:length]) in _DIVIDED:

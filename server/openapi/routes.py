@@ -1,4 +1,4 @@
-"""The routes of the OpenAPI document, and of the page to browse it."""
+"""Routes for the OpenAPI document and for the page to browse it."""
 
 from __future__ import annotations
 

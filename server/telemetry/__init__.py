@@ -1,1 +1,1 @@
-"""Telemetry of the server: metrics, log, headers, traces."""
+"""Telemetry of the server: metrics, logs, response headers and traces."""

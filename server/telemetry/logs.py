@@ -1,4 +1,4 @@
-"""The format of the log: text or JSON, with the id of the request that a line belongs to."""
+"""The log's format: text or JSON, with the id of the request that each line belongs to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogSettings:
 
 
 class RequestIdFilter(logging.Filter):
-    """A filter of a handler that adds to each record the id of the request in whose context it was made."""
+    """A logging filter that adds to each log record the id of the request that is being handled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.request_id = current_request_id.get()

@@ -54,14 +54,14 @@ def counter(name: str, text: str, values: float | Mapping[str, float], label: st
 
 
 def histogram(name: str, text: str, values: Histogram) -> Metric:
-    """Return a histogram."""
+    """Return a Prometheus metric with a single histogram."""
     family = HistogramMetricFamily(PREFIX + name, text)
     family.add_metric((), _buckets(values), values.sum)
     return family
 
 
 def histograms(name: str, text: str, values: Mapping[str, Histogram], label: str) -> Metric:
-    """Return a histogram for each value of `label`."""
+    """Return a Prometheus metric with one histogram for each value of `label`."""
     family = HistogramMetricFamily(PREFIX + name, text, labels=(label,))
     for value, one in values.items():
         family.add_metric((value,), _buckets(one), one.sum)
@@ -76,14 +76,14 @@ def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, 
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return pairs of a bound and the number of values up to it."""
+    """Return the histogram's cumulative buckets: pairs of an upper bound and the number of values up to it."""
     bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReadings:
-    """The numbers from which the metrics of one model are made."""
+    """The current properties and counts of one model's engine, from which its metrics are made."""
 
     info: EngineInfo
     health: Health
@@ -100,7 +100,7 @@ class EngineReadings:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The numbers from which all metrics are made."""
+    """The current counts of the server and its engines, from which all metrics are made."""
 
     loaded: Mapping[str, bool]  # of each model, by its name
     engines: Mapping[str, EngineReadings]  # of the models that are loaded
@@ -118,7 +118,7 @@ class Readings:
         budget: MemoryBudget,
         kept: Callable[[], Mapping[str, KeptUsage]],
     ) -> Self:
-        """Return the readings of all models' engines and of `kept`, with the other arguments unchanged."""
+        """Read the counts of all engines and of `kept`; the other arguments are stored unchanged."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
@@ -126,10 +126,10 @@ class Readings:
 
 
 class Metrics:
-    """All metrics of one application."""
+    """All metrics of one application, in a Prometheus registry."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
-        """`read` returns the present numbers."""
+        """Register the collectors. `read` returns the current counts."""
         self.started = int(time.time())
         self.registry = CollectorRegistry()
         self.registry.register(ServerCollector(read))
@@ -142,7 +142,7 @@ class Metrics:
 
 
 class ServerCollector(Collector):
-    """A collector that reads the counts of engine and server when the metrics are asked for."""
+    """A Prometheus collector that reads the counts of the engines and the server at each scrape."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         self._read = read
@@ -158,7 +158,7 @@ class ServerCollector(Collector):
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
-    """Yield each metric once, with the samples of all models, labelled by the model's name."""
+    """Merge several models' metrics: yield each metric once, with the samples of all, labelled by the model's name."""
     for families in zip(*metrics.values(), strict=True):
         family = families[0]
         family.samples = [

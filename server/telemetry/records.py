@@ -1,4 +1,4 @@
-"""The records of HTTP requests, from which metrics, log lines, headers and traces are made."""
+"""Records of HTTP requests, from which metrics, log lines, response headers and traces are made."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _CLIENTS_ID = re.compile(r"[!-~]{1,128}")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request, and the reports of its requests to the engine."""
+    """The record of one HTTP request: its route, client, status and times, and reports of its engine requests."""
 
     method: str
     route: str  # a template, such as `/v1/states/{name}`
@@ -103,7 +103,7 @@ class RequestRecord:
 
     @property
     def queue_seconds(self) -> float | None:
-        """The time for which the first request to get a slot waited for it; None if none got one."""
+        """The time that the engine request that started first spent in the queue; None if none started."""
         first = min(self._timings, key=lambda timing: timing.started, default=None)
         return None if first is None else first.started - first.arrived
 
@@ -114,7 +114,7 @@ class RequestRecord:
 
     @property
     def inference_seconds(self) -> float:
-        """The time from the first slot that the request got to the end of its last request to the engine."""
+        """The time from the start of the first engine request to the end of the last."""
         return max((report.ended for report in self.reports), default=0.0) - min(
             (timing.started for timing in self._timings), default=0.0
         )
@@ -125,7 +125,7 @@ class RequestRecord:
 
     @property
     def abort_cause(self) -> AbortCause | None:
-        """The reason why the answer was refused or cut short.
+        """The reason why the server rejected the request or cut its answer short, for metrics and logs.
 
         None if the answer is whole, or was refused because of what the client sent.
         """
@@ -137,7 +137,7 @@ class RequestRecord:
 
 
 def timing_headers(record: RequestRecord) -> dict[str, str]:
-    """Return the headers with the times of a whole answer, in milliseconds; none if no model was run."""
+    """Return response headers with the times of a complete answer, in milliseconds; none if no model was run."""
     queue_seconds = record.queue_seconds
     if queue_seconds is None:
         return {}
@@ -155,7 +155,7 @@ _OTHER = "other"
 
 
 class HttpCounters:
-    """Counts of requests since the start. Their labels have few values, whatever clients send. For the event loop."""
+    """Counts of HTTP requests since the start, by labels with few values, whatever clients send. For the event loop."""
 
     def __init__(self) -> None:
         self.in_progress = 0
@@ -179,7 +179,7 @@ class HttpCounters:
             self.ended(record)
 
     def ended(self, record: RequestRecord) -> None:
-        """Count a request that has ended."""
+        """Count an ended request by its route and status, and add its duration."""
         method = record.method if record.method in _METHODS else _OTHER
         self.requests[method, record.route, record.status] += 1
         if record.route not in self.seconds:
@@ -194,7 +194,7 @@ _MOST = 128
 
 @dataclass(frozen=True, slots=True)
 class RecentReport:
-    """The report of a request to an engine, with the id and the API key's name of its HTTP request."""
+    """The report of an ended engine request, with its HTTP request's id and the name of that request's API key."""
 
     request_id: str
     key: str | None
@@ -202,17 +202,17 @@ class RecentReport:
 
 
 class RecentReports:
-    """The last reports of requests to engines, at most `_MOST`. For the event loop."""
+    """The reports of the latest ended engine requests, at most `_MOST`. For the event loop."""
 
     def __init__(self) -> None:
         self._reports: deque[RecentReport] = deque(maxlen=_MOST)
 
     def add(self, record: RequestRecord) -> None:
-        """Keep the reports of an HTTP request that has ended."""
+        """Add the reports of an ended HTTP request's engine requests."""
         self._reports.extend(RecentReport(record.id, record.key, report) for report in record.reports)
 
     def seen_by(self, principal: Principal) -> Sequence[RecentReport]:
-        """Return the reports that a client may see, latest last: its own, or all for an admin."""
+        """Return the reports that a principal may see, latest last: those of its own requests, or all for an admin."""
         sees_all = principal.scope is Scope.ADMIN
         return [each for each in self._reports if sees_all or each.key == principal.name]
 
@@ -256,7 +256,7 @@ _HEADING = frozenset({"method", "route", "status"})
 
 
 def _fields_of(record: RequestRecord) -> dict[str, object]:
-    """Return the known facts of a request, without those that are None."""
+    """Return the fields to log about a request, without those that are None."""
     fields: dict[str, object | None] = {
         "method": record.method,
         "route": record.route,

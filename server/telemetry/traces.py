@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of requests: one span each, and one for each phase of its requests to the engine.
+"""OpenTelemetry traces: one span for each HTTP request, and one for each phase of its engine requests.
 
 OpenTelemetry's own environment variables switch traces on and name their destination. They need the extra
 `rnn-engine[otel]`; OpenTelemetry is imported only if traces are switched on.
@@ -30,10 +30,13 @@ _INSTALL = "an environment where `pip install 'rnn-engine[otel]'` was run"
 
 
 class RequestTracer:
-    """Makes the spans of a request from its record, after its end. For one event loop."""
+    """Emits the spans of a request, made from its record after it has ended. For one event loop."""
 
     def __init__(self, provider: TracerProvider, closing_seconds: float = 2.0) -> None:
-        """`close` shuts `provider` down, and waits at most `closing_seconds` while it sends the last spans."""
+        """Emit spans through `provider`.
+
+        `close` shuts it down, waiting at most `closing_seconds` for the last spans.
+        """
         from opentelemetry import propagate, trace
 
         self._provider = provider
@@ -85,7 +88,7 @@ class RequestTracer:
 
 
 def make_tracer(environment: Mapping[str, str] = os.environ) -> RequestTracer | None:
-    """Return the tracer that the environment asks for, or None if it asks for none.
+    """Return a tracer configured by OpenTelemetry's environment variables, or None if they configure no exporter.
 
     Raises InvalidRequestError if it asks for an exporter that is not installed.
     """
@@ -109,7 +112,10 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> RequestTracer | 
 
 
 def _exporter_name(environment: Mapping[str, str]) -> str | None:
-    """Return the name of the exporter's entry point, or None. An endpoint without an exporter's name means OTLP."""
+    """Return the name of the entry point of the configured exporter, or None if there is none.
+
+    If the variables set only an endpoint, the exporter is OTLP's.
+    """
     asked = environment.get(_EXPORTER) or ("otlp" if any(environment.get(name) for name in _ENDPOINTS) else "none")
     if asked == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -136,7 +142,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
 
 
 def _phases(report: RequestReport) -> Iterator[tuple[str, float, float, dict[str, int]]]:
-    """Yield the name, beginning, end and token counts of each phase of a request."""
+    """Yield each phase of an engine request: name, start, end, and token counts as attributes."""
     timing = report.timing
     if timing is None:
         yield "queued", report.arrived, report.ended, {}

@@ -1,4 +1,4 @@
-"""The web page: static files that the browser runs without a build step.
+"""The web page: static files that the server sends and the browser runs without a build step.
 
 README.md describes their layout and how to add a page.
 """
@@ -31,7 +31,7 @@ CONTENT_TYPES = {
 
 @cache
 def web_files() -> dict[str, Path]:
-    """Return the files that a browser may ask for, by path below `/web/`."""
+    """Return the files of the web page that the server sends, by path below `/web/`."""
     found = (path for path in FOLDER.rglob("*") if path.suffix in CONTENT_TYPES)
     return {path.relative_to(FOLDER).as_posix(): path for path in found}
 
@@ -85,7 +85,10 @@ class _WebFile:
 
 @lru_cache(maxsize=512)
 def _read(path: Path, _changed_ns: int) -> _WebFile:
-    """Return a file, from the cache unless its time of change `_changed_ns` is new."""
+    """Read a file and compress it.
+
+    Results are cached until `_changed_ns`, the time of the file's last change, differs.
+    """
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()[:32]
     return _WebFile(content, gzip.compress(content, mtime=0), digest, CONTENT_TYPES[path.suffix])

@@ -1,1 +1,1 @@
-"""Checkpoints of states by token prefix, kept in bounded tiers. Start reading with `cache.py`."""
+"""The state cache: it stores checkpoints of states by token prefix in bounded tiers. Start reading with `cache.py`."""

@@ -1,4 +1,4 @@
-"""Lists of what a cache keeps: a tree with texts for people, and marks of checkpoints for a fleet's router.
+"""Describe what a cache stores: as a tree of prompts with texts, for people, and as hashes, for a fleet's router.
 
 The thread that owns the cache only lists its positions (`list_positions`). Another thread makes the tree and its texts
 (`make_tree`).
@@ -19,11 +19,13 @@ from states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
 from states.cache.tree import Place
 from states.tokens import TOKEN_BYTES, unpack
 
-# A summary of what a cache keeps, for the router that sends prompts to it: a mark for each checkpoint, and the changes.
+# The summary of a cache: a list of its checkpoints as hashes, called marks, for the router that sends prompts to the
+# cache.
 #
 # A mark is 20 bytes: two hashes and the length. The first hash is of the root, which distinguishes initial states and
-# scopes, and of the whole blocks at the beginning of the checkpoint's path. The second is of the first and the tokens
-# after these blocks. A mark does not reveal the tokens. A reader that names the version it knows gets only the changes.
+# scopes, and of the whole blocks at the beginning of the checkpoint's path. The second is of the first hash and the
+# tokens after these blocks. A mark does not reveal the tokens. A reader that passes the version it has gets only the
+# changes after it.
 
 BLOCK_TOKENS = 64
 MOST_MARKS = 1 << 16  # of the newest checkpoints
@@ -36,7 +38,10 @@ _MARK = struct.Struct(f"<{_DIGEST_BYTES}s{_DIGEST_BYTES}sI")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The mark of one checkpoint, which is at least a block long."""
+    """The unpacked mark of a checkpoint: hashes that identify its tokens without revealing them, and its length.
+
+    The checkpoint has at least `BLOCK_TOKENS` tokens.
+    """
 
     blocks: bytes  # hash of its whole blocks
     path: bytes  # hash of all its tokens
@@ -45,7 +50,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SummaryChanges:
-    """What has changed since an earlier version, or all marks. Packed marks are joined without separators."""
+    """The marks added to and removed from a cache's summary since an earlier version, or all its marks.
+
+    Packed marks are joined without separators.
+    """
 
     version: int  # to pass to the next call of `changes`
     whole: bool  # `kept` has all marks
@@ -54,7 +62,10 @@ class SummaryChanges:
 
 
 class CacheSummary:
-    """The marks of one cache. `keep` and `lose` are for one thread; `changes` may be called on any thread."""
+    """A cache's summary: the marks of its checkpoints, and a log of recent changes for readers that follow it.
+
+    `keep` and `lose` are for one thread; `changes` may be called on any thread.
+    """
 
     def __init__(self, most_marks: int = MOST_MARKS, most_changes: int = MOST_CHANGES) -> None:
         self._most = most_marks
@@ -64,7 +75,7 @@ class CacheSummary:
         self._lock = Lock()
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint that has a copy. Does nothing if it was added before or is shorter than a block."""
+        """Add the mark of a checkpoint, unless it was added before or the checkpoint is shorter than a block."""
         if checkpoint in self._marks or checkpoint.length < BLOCK_TOKENS:
             return
         mark = _pack_mark(checkpoint.root, checkpoint.known_place().tokens())
@@ -75,13 +86,13 @@ class CacheSummary:
                 self._note(self._marks.pop(next(iter(self._marks))), kept=False)
 
     def lose(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint that has no copy any more. Does nothing if it was not added."""
+        """Remove the mark of a checkpoint that no tier stores any more, if the summary has it."""
         if checkpoint in self._marks:
             with self._lock:
                 self._note(self._marks.pop(checkpoint), kept=False)
 
     def changes(self, since: int | None) -> SummaryChanges:
-        """Return what has changed since a version. For None or a version too old, return all marks."""
+        """Return the changes after version `since`, or all marks if `since` is None or too old."""
         with self._lock:
             missed = -1 if since is None else self._version - since
             if not 0 <= missed <= len(self._log):
@@ -97,12 +108,12 @@ class CacheSummary:
 
 
 def unpack_marks(packed: bytes) -> Iterator[Mark]:
-    """Yield the marks of a `SummaryChanges`."""
+    """Yield the marks in `packed`, the `kept` or `lost` bytes of a `SummaryChanges`."""
     return (Mark(*fields) for fields in _MARK.iter_unpack(packed))
 
 
 def block_digests(root: str, tokens: bytes) -> list[bytes]:
-    """Return the hashes of `root` and the first 1, 2, ... whole blocks of packed tokens."""
+    """Return a list of hashes: number i is the hash of `root` and the first i + 1 whole blocks of packed `tokens`."""
     digest = _start(root)
     found = []
     for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
@@ -112,7 +123,7 @@ def block_digests(root: str, tokens: bytes) -> list[bytes]:
 
 
 def path_digest(blocks: bytes, tail: bytes) -> bytes:
-    """Return the hash of a path, given the hash of its whole blocks and the packed tokens after them."""
+    """Return a path's hash, given the hash `blocks` of its whole blocks and the packed tokens `tail` after them."""
     return hashlib.blake2b(blocks + tail, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -128,12 +139,12 @@ def _start(root: str) -> hashlib.blake2b:
     return hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES)
 
 
-# A snapshot of the cache: its positions as a tree, with the copies of each.
+# A snapshot of the cache: a list of its positions, each with its parent and the sizes of its copies.
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotNode:
-    """One position of a snapshot. The positions above it come before it in the list."""
+    """One position of a cache in a snapshot. Its parent is earlier in the snapshot."""
 
     parent: int | None  # index in the list of the nearest shorter position that is in it
     root: str
@@ -149,9 +160,10 @@ class SnapshotNode:
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
-    """Return the `limit` positions with the most hits, ordered by root and length. Longer ones win a tie.
+    """Return the `limit` positions of a cache with the most hits, ordered by root and length.
 
-    For the thread that owns the cache.
+    Of positions with equally many hits, the longer ones are returned. Each has its first `head_tokens` tokens. For the
+    thread that owns the cache.
     """
     ranked = sorted(checkpoints, key=lambda checkpoint: (-checkpoint.hits, -checkpoint.length))
     shown = sorted(ranked[:limit], key=lambda checkpoint: (checkpoint.root, checkpoint.length))
@@ -188,7 +200,7 @@ MOST_SEARCHED = 1 << 20  # tokens whose text is searched
 
 @dataclass(frozen=True, slots=True)
 class TreeQuery:
-    """Which positions to return."""
+    """A query for positions of a cache: the text to search for, the subtree to search, and limits on the result."""
 
     text: str = ""  # to find in the text after the next shorter position, ignoring case; empty: all
     under: str | None = None  # the id of a position: it and those below
@@ -198,7 +210,7 @@ class TreeQuery:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A copy of the record of one position. `parent` is an index in the same list."""
+    """A copy of the record of one position, in a list of positions. `parent` is an index in that list."""
 
     id: str
     parent: int | None
@@ -216,7 +228,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A position in the result of a query: its place in the tree, and the beginning of its text."""
+    """A position in the result of a query, with the id of its parent and the beginning of its text."""
 
     position: Position
     parent: str | None
@@ -229,7 +241,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class CacheTree:
-    """Nodes from the roots down, each before those below it, and siblings with the most recently used first."""
+    """The result of a query: nodes, each before its children, with the most recently used of siblings first."""
 
     nodes: tuple[TreeNode, ...]
     num_positions: int  # that are known, in the result or not
@@ -238,7 +250,7 @@ class CacheTree:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The most recently used positions, as listed on the thread that owns the cache."""
+    """A list of a cache's most recently used positions, made on the thread that owns the cache."""
 
     places: list[tuple[Checkpoint, Place[Checkpoint]]]
     num_known: int
@@ -246,7 +258,7 @@ class Listing:
 
 
 def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return the `most` positions that were used last, and the number of all. For the thread that owns the cache.
+    """Return the `most` positions that were used last, and how many there are. For the thread that owns the cache.
 
     Waypoints are left out, since they say nothing about the requests.
     """
@@ -256,10 +268,11 @@ def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MO
 
 
 def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:
-    """Return the positions that match `query`. Raises NotFoundError if `under` is not the id of a listed position.
+    """Return the listed positions that match `query`, as a tree with texts.
 
-    `decode` returns the bytes of tokens. May run on any thread while the cache changes, so single numbers may be from
-    neighbouring moments. The time grows with the length of the texts that are searched.
+    `decode` returns the bytes of tokens. Raises NotFoundError if `query.under` is not the id of a listed position. May
+    run on any thread while the cache changes, so single numbers may be from neighbouring moments. The time grows with
+    the length of the texts that are searched.
     """
     positions, num_known = _positions(listing), listing.num_known
     asked = _below(positions, query.under)
@@ -287,7 +300,7 @@ def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int
 
 
 class _Texts:
-    """The texts of positions. A position's text is of the tokens between the position above it and itself."""
+    """Decodes the texts of positions. A position's text is that of the tokens after its parent position."""
 
     def __init__(self, positions: Sequence[Position], decode: Callable[[Sequence[int]], bytes]) -> None:
         self._positions = positions
@@ -305,7 +318,10 @@ class _Texts:
         return self._between(one, start, min(start + HEAD_TOKENS, self._positions[one].length))
 
     def has(self, one: int, wanted: str) -> bool:
-        """Return True if `wanted`, in lower case, ends in the text. It may begin in the text above it."""
+        """Search the text of position `one` for `wanted`, in lower case.
+
+        A match may begin before the text but must end in it.
+        """
         start = self.start(one)
         first = max(start - len(wanted.encode()), 0)
         before = len(self._between(one, first, start).lower())
@@ -318,7 +334,7 @@ class _Texts:
 
 
 def _positions(listing: Listing) -> list[Position]:
-    """Return the positions, each after the one above it.
+    """Return copies of the listed positions, each after its parent.
 
     They are sorted by their tokens, so all positions below a position follow it directly. A stack therefore has the
     positions above the current one.
@@ -350,7 +366,7 @@ def _positions(listing: Listing) -> list[Position]:
 
 
 def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> bool:
-    """Return True if the tokens in `blocks` begin with those of a position of the same root."""
+    """Return True if `position` has the root `root` and its tokens are a prefix of the tokens in `blocks`."""
     last = len(position.blocks) - 1
     if position.root != root or len(blocks) <= last or blocks[:last] != position.blocks[:last]:
         return False
@@ -358,7 +374,10 @@ def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> boo
 
 
 def _below(positions: Sequence[Position], under: str | None) -> list[int]:
-    """Return `under` and the positions below it, or all positions, each after the one above it."""
+    """Return the indexes of position `under` and all its descendants, or of all positions if it is None, parents first.
+
+    Raises NotFoundError if there is no position with the id `under`.
+    """
     if under is None:
         return list(range(len(positions)))
     found = {one for one, position in enumerate(positions) if position.id == under}
@@ -371,7 +390,10 @@ def _below(positions: Sequence[Position], under: str | None) -> list[int]:
 
 
 def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], bool]:
-    """Return the positions whose text has `text`, and True if all were searched."""
+    """Return the indexes of the positions in `asked` whose text contains `text`, and True if all were searched.
+
+    The search ends early after `MOST_SEARCHED` tokens.
+    """
     if not text:
         return set(asked), True
     matches: set[int] = set()
@@ -386,7 +408,7 @@ def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], b
 
 
 def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: Iterable[int]) -> list[int]:
-    """Return the matches and those of `asked` that lie above them."""
+    """Return the indexes of the positions `matches` and of their ancestors in `asked`, ancestors first."""
     wanted, allowed = set(matches), set(asked)
     for one in sorted(wanted, reverse=True):
         above = positions[one].parent
@@ -397,7 +419,10 @@ def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: It
 
 
 def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, int]:
-    """Return the level of each position of `asked`. Positions without a parent in `asked` have level 0."""
+    """Return the level of each position in `asked`, by its index.
+
+    A position without a parent in `asked` has level 0.
+    """
     levels: dict[int, int] = {}
     for one in asked:
         above = positions[one].parent
@@ -406,7 +431,7 @@ def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, in
 
 
 def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
-    """Return at most `limit` positions of `near`: the most recently used, and those above them."""
+    """Return the indexes of at most `limit` positions of `near`: the most recently used and their ancestors."""
     told: set[int] = set()
     allowed = set(near)
     for one in sorted(near, key=lambda one: positions[one].idle_seconds):
@@ -421,7 +446,7 @@ def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> 
 
 
 def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
-    """Yield each position before those below it, and siblings with the most recently used first."""
+    """Yield the indexes in `told`: each position before its descendants, the most recently used of siblings first."""
     below: dict[int | None, list[int]] = defaultdict(list)
     for one in told:
         above = positions[one].parent
@@ -436,7 +461,7 @@ def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
 
 
 def _cut(blocks: Sequence[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `end` of the joined blocks, in pieces."""
+    """Yield the bytes from offset `start` to `end` of the joined blocks, in pieces."""
     first = 0
     for block in blocks:
         last = first + len(block)

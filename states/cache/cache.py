@@ -1,4 +1,4 @@
-"""The cache of recurrent states: from token prefixes to checkpoints in tiers.
+"""The cache of recurrent states, which maps token prefixes to checkpoints in tiers.
 
 How a scheduler uses it, all on the thread that owns the runner:
 
@@ -37,7 +37,10 @@ from states.tokens import TOKEN_BYTES, pack, unpack
 
 @dataclass(slots=True, eq=False)
 class Match:
-    """The result of a look-up. Its checkpoint is locked until it is passed to the cache's `restore` or `release`."""
+    """The result of a look-up: the longest usable checkpoint of a prompt, or the reason why there is none.
+
+    Its checkpoint is locked until the match is passed to the cache's `restore` or `release`.
+    """
 
     length: int  # tokens of the prompt
     saved: int  # tokens that need not be run
@@ -51,17 +54,20 @@ class Match:
 
 
 class LookUps:
-    """Finds the checkpoints from which prompts can go on, and counts hits and misses."""
+    """Finds the checkpoints from which prompts can be continued, and counts hits and misses."""
 
     def __init__(self, positions: Positions, tiers: TieredStore, stats: CacheStats, clock: Callable[[], float]) -> None:
-        """Counts in `stats`. `clock` is that of `Checkpoint.used`."""
+        """Look up in `positions` and `tiers`, and count in `stats`. `clock` is the clock of `Checkpoint.used`."""
         self._positions = positions
         self._tiers = tiers
         self._stats = stats
         self._clock = clock
 
     def best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
-        """Return the longest checkpoint, in any tier, from which a prompt can go on. Counts nothing."""
+        """Return the longest checkpoint, in any tier, from which a prompt can be continued, or None. Counts nothing.
+
+        The checkpoint has at most `limit` tokens, if that is given.
+        """
         tree = self._positions.tree(root)
         if tree is None:
             return None
@@ -69,7 +75,7 @@ class LookUps:
         return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
 
     def find(self, root: str, tokens: Sequence[int], limit: int | None, fetch: Fetch | None) -> Match:
-        """Find and lock the best checkpoint; see `StateCache.look_up`."""
+        """Find and lock the longest usable checkpoint of a prompt; see `StateCache.look_up`."""
         self._stats.look_ups += 1
         self._stats.tokens_looked_up += len(tokens)
         tree = self._positions.tree(root)
@@ -95,7 +101,7 @@ class LookUps:
         return self._missed(len(tokens), place.length, reason)
 
     def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
-        """Return why a prompt of `length` tokens can't go on from a checkpoint on its path; None if it can."""
+        """Return why a prompt of `length` tokens can't be continued from a checkpoint on its path; None if it can."""
         if not checkpoint.resumable:
             return checkpoint.absence
         if limit is not None and checkpoint.length > limit:
@@ -133,7 +139,7 @@ def _weightier(first: MissReason, second: MissReason) -> MissReason:
 
 
 class StateCache:
-    """One model's cache. For the thread that owns the device, except methods that say otherwise."""
+    """The state cache of one model. For the thread that owns the device, except methods that say otherwise."""
 
     def __init__(
         self,
@@ -142,9 +148,9 @@ class StateCache:
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tiers` are ordered from the quickest to the slowest; `states.cache.upkeep` makes them.
+        """Make a cache with these tiers, ordered from the quickest to the slowest; `states.cache.upkeep` makes them.
 
-        Adds the checkpoints that earlier processes left in slow tiers.
+        `live` reads and writes the slots' states. Adds the checkpoints that earlier processes left in slow tiers.
         """
         self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
@@ -160,10 +166,10 @@ class StateCache:
     def inquire(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Start to ask the shared store whether other servers have kept more of a prompt.
+        """Start to ask the shared store if it has a longer checkpoint of a prompt than this cache has.
 
-        Returns None if there is no shared store, or if a checkpoint in it would save too little.
-        See `prefetch` for `on_done`. Pass the inquiry to `learn` when it is done.
+        Returns None if there is no shared store, or if a checkpoint in it would save too little. See `prefetch` for
+        `on_done`. Pass the inquiry to `learn` when it is done.
         """
         tier = self._shared
         if tier is None:
@@ -175,7 +181,10 @@ class StateCache:
         return tier.inquire(root, pack(tokens), shortest, longest, on_done)
 
     def learn(self, inquiry: Inquiry) -> None:
-        """Add the result of a finished inquiry to the cache, for `prefetch` to find. Does nothing the second time."""
+        """Add the checkpoint that a finished inquiry found to the cache, so that `prefetch` finds it.
+
+        Does nothing for an inquiry that was passed before.
+        """
         answer = inquiry.take()
         if answer is None or self._shared is None:
             return
@@ -185,7 +194,10 @@ class StateCache:
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
-        """Remember that another server has a path along `tokens`: prompts that leave it then have a branch point."""
+        """Add a ghost entry for the path of packed `tokens`, which another server has.
+
+        So a prompt that leaves this path has a branch point.
+        """
         if not tokens or self._index.is_too_long(tokens):
             return
         tree = self._positions.tree(root)
@@ -196,7 +208,7 @@ class StateCache:
     def prefetch(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
     ) -> Fetch | None:
-        """Start to read the best checkpoint for `look_up`, if only a slow tier has it; else return None.
+        """Start to read the best checkpoint of a prompt from a slow tier. Return None if no read is needed.
 
         Call `look_up` when the fetch is done. If it has failed, call this again: the next best may have to be read.
         Release the fetch after the look-up, or when the request is cancelled: it locks the checkpoint until then.
@@ -214,16 +226,20 @@ class StateCache:
     def look_up(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, fetch: Fetch | None = None
     ) -> Match:
-        """Return the longest prefix of `tokens`, of at most `limit` tokens if given, from which a sequence can go on.
+        """Find and lock the longest checkpoint from which the prompt `tokens` can be continued.
 
-        A checkpoint at the very end is used only if its logits were kept, since otherwise a token must be run to get
-        them. A checkpoint that only a slow tier has is used only if `fetch` has read it: this never waits for a file.
+        It has at most `limit` tokens, if that is given. A checkpoint at the very end is used only if its logits were
+        kept, since otherwise a token must be run to get them. A checkpoint that only a slow tier has is used only if
+        `fetch` has read it: this never waits for a file.
         """
         self._tiers.settle()
         return self._look_ups.find(root, tokens, limit, fetch)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
-        """Return how many tokens `look_up` would save after `prefetch`. Counts and locks nothing, reads no file."""
+        """Return how many tokens of a prompt `look_up` would save after `prefetch`.
+
+        Counts and locks nothing, reads no file.
+        """
         self._tiers.settle()
         checkpoint = self._look_ups.best(root, tokens, limit)
         return 0 if checkpoint is None else checkpoint.length
@@ -236,7 +252,10 @@ class StateCache:
         return unpack(self._positions.continuation(root, pack(tokens), count))
 
     def restore(self, match: Match, slot: int) -> None:
-        """Load the state that was found into `slot`, promote it to the quickest tier, and release the match."""
+        """Load the state of a match into `slot`, copy it to the quickest tier that accepts it, and release the match.
+
+        Raises StateError if the state was lost meanwhile, and ValueError for a miss or a released match.
+        """
         if match.checkpoint is None or not match.locked:
             raise ValueError(f"nothing to restore: {match}")
         try:
@@ -246,7 +265,7 @@ class StateCache:
             self._index.trim()
 
     def release(self, match: Match) -> None:
-        """Unlock the checkpoint that was found. Does nothing for a miss or for a match that was released before."""
+        """Unlock the checkpoint of a match. Does nothing for a miss or for a match that was released before."""
         if match.checkpoint is not None and match.locked:
             match.locked = False
             match.fetched = None
@@ -262,10 +281,11 @@ class StateCache:
         kind: CheckpointKind,
         logits: F32 | None = None,  # [V] those after the last token
     ) -> bool:
-        """Keep a copy of the live state of `slot`, which has run exactly `tokens`. Return False if no tier had room.
+        """Store a checkpoint of the live state of `slot`, which has run exactly `tokens`.
 
-        The path is known from then on. If these tokens have a checkpoint already, it stays, unless it lacks logits and
-        `logits` are given. A waypoint that was used, or is inserted again as another `kind`, is no longer a waypoint.
+        Return False if no tier had room. The path is known from then on. If these tokens have a checkpoint already, it
+        stays, unless it lacks logits and `logits` are given. A waypoint that was used, or is inserted again as another
+        `kind`, is no longer a waypoint.
         """
         if len(tokens) == 0:
             raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
@@ -296,48 +316,51 @@ class StateCache:
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:
-        """Forget all unlocked checkpoints of an initial state, in every scope. Return how many."""
+        """Remove all unlocked checkpoints of an initial state, given by its digest, in every scope. Return how many."""
         return self._drop_all(self._positions.under(lambda root: is_of_state(root, initial_state)))
 
     def drop_all(self) -> int:
-        """Forget everything except the locked checkpoints. Return how many positions, including ghost entries."""
+        """Remove all positions except the locked checkpoints. Return how many were removed, including ghost entries."""
         return self._drop_all(list(self._positions))
 
     def drop_position(self, position: str) -> bool:
-        """Forget the position with this id. Return False if it is locked. Raises NotFoundError."""
+        """Remove the position with this id. Return False if it is locked. Raises NotFoundError if the id is unknown."""
         checkpoint = self.find_position(position)
         return self._drop_all([checkpoint]) == 1
 
     def summarise(self) -> None:
-        """Start to maintain `summary`, which lists for others what is kept. Does nothing the second time."""
+        """Create `summary` and keep it up to date from now on. Does nothing the second time."""
         self._positions.summarise()
 
     @property
     def summary(self) -> CacheSummary | None:
-        """The marks of what is kept; None before `summarise`."""
+        """The summary of the stored checkpoints for a fleet's router, or None before `summarise`."""
         return self._positions.summary
 
     def lose_device(self) -> None:
-        """Forget the states on the device, and those being read from it, since the device has failed."""
+        """Drop all copies on the device and those being read from it, because the device has failed."""
         self._tiers.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
-        """Use other slots after `lose_device`. `pool` is used only if the cache has a tier on the device."""
+        """Use the slots `live` and the slabs `pool` of a new device, after `lose_device`.
+
+        `pool` is used only if the cache has a tier on the device.
+        """
         self._tiers.use_device(live, pool)
 
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
-        """Return every known position, including ghost entries, or those of a scope. Read-only.
+        """Return the records of all known positions, including ghost entries, or of those in a scope.
 
-        See `states.cache.browse`.
+        Callers must not change them. See `states.cache.browse`.
         """
         return self._positions.under(lambda root: scope is None or is_within(root, scope))
 
     def find_position(self, position: str) -> Checkpoint:
-        """Return the position with this id. Raises NotFoundError."""
+        """Return the record of the position with this id. Raises NotFoundError if the id is unknown."""
         return self._positions.find(position)
 
     def now(self) -> float:
-        """Return the current time of the clock of `Checkpoint.used`."""
+        """Return the current time of the cache's clock, which `Checkpoint.used` is compared with."""
         return self._clock()
 
     def stats(self) -> CacheStats:
@@ -362,17 +385,17 @@ class StateCache:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers, the quickest first."""
+        """The cache's tiers, from the quickest to the slowest."""
         return self._tiers.tiers
 
     @property
     def any_slow(self) -> bool:
-        """Whether there is a tier whose copies outlive the process."""
+        """Whether the cache has a slow tier, whose copies outlive the process."""
         return self._tiers.any_slow
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether `write_behind` has something to do, now or later. May be read on any thread."""
+        """Whether checkpoints wait to be written to slow tiers by `write_behind`. May be read on any thread."""
         return self._tiers.has_unwritten
 
     def write_behind(self) -> None:
@@ -386,7 +409,7 @@ class StateCache:
         self._tiers.close()
 
     def _drop_all(self, checkpoints: Sequence[Checkpoint]) -> int:
-        """Forget the checkpoints that are not locked, and return how many."""
+        """Remove those of `checkpoints` that are not locked, and return how many."""
         going = [checkpoint for checkpoint in checkpoints if checkpoint.locks == 0]
         for checkpoint in going:
             self._tiers.drop(checkpoint)

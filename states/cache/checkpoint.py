@@ -1,4 +1,7 @@
-"""Positions on token paths, and the roots of these paths. A position without a state in any tier is a ghost entry."""
+"""`Checkpoint`, the record of a position on a token path, and the roots of paths.
+
+A position whose state no tier stores is a ghost entry.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from states.cache.tree import Place
 
 
 class CheckpointKind(Enum):
-    """Why a state was kept at its position."""
+    """The reason why a checkpoint was saved at its position."""
 
     PROMPT_END = "prompt_end"
     TURN = "turn"
@@ -21,7 +24,7 @@ class CheckpointKind(Enum):
 
 
 class MissReason(Enum):
-    """Why a look-up saved nothing. If several reasons hold, the last one in this list is reported."""
+    """The reason why a look-up found no usable checkpoint. If several apply, the last one in this list is reported."""
 
     NO_PATHS = "no_paths"  # nothing is known for this initial state
     UNKNOWN_PROMPT = "unknown_prompt"  # the prompt's first token begins no known path
@@ -35,7 +38,10 @@ class MissReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """The record of one position. Compared by identity: a position has one record, whatever happens to its copies."""
+    """The record of one position on a token path: its kind, its use, and the sizes of its copies in the tiers.
+
+    Compared by identity: a position has one record, whatever happens to its copies.
+    """
 
     root: str
     kind: CheckpointKind
@@ -51,26 +57,26 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        """Whether some tier has its state."""
+        """Whether a tier has a copy of the state at this position."""
         return bool(self.sizes)
 
     @property
     def is_waypoint(self) -> bool:
-        """Whether it is a waypoint, which is evicted before all other kinds."""
+        """Whether this is a waypoint: a checkpoint within a prompt that is evicted before all other kinds."""
         return self.kind is CheckpointKind.WAYPOINT
 
     def known_place(self) -> Place[Checkpoint]:
-        """Return its place in the tree. Only for records that the tree knows."""
+        """Return this record's place in the token tree. The tree must have the record."""
         assert self.place is not None, "the tree has forgotten this checkpoint"
         return self.place
 
     @property
     def length(self) -> int:
-        """The number of tokens before this position."""
+        """The number of tokens from the root to this position."""
         return self.known_place().length
 
     def tokens_to_shorter(self) -> int:
-        """Return how many tokens there are between the next shorter checkpoint on its path and this one.
+        """Return how many tokens there are between the next shorter checkpoint on the path and this one.
 
         Waypoints are evicted before others, so they count only for other waypoints.
         """
@@ -92,16 +98,16 @@ def position_missing(position: str) -> NotFoundError:
 
 
 def make_root(initial_state: str, scope: str) -> str:
-    """Return the root for sequences of a scope that start from the state with this digest."""
+    """Return the root of paths in `scope` that start from the state with the digest `initial_state`."""
     return f"{initial_state}/{scope}" if scope else initial_state
 
 
 def is_of_state(root: str, initial_state: str) -> bool:
-    """Return True if a root is for sequences that start from this state, in any scope."""
+    """Return True if paths under `root` start from the state with the digest `initial_state`, in any scope."""
     return root.partition("/")[0] == initial_state
 
 
 def is_within(root: str, scope: str) -> bool:
-    """Return True if a root is in a scope or in a scope below it."""
+    """Return True if the scope in `root` is `scope` or a scope below it."""
     own = root.partition("/")[2]
     return own == scope or own.startswith(f"{scope}/")

@@ -1,4 +1,4 @@
-"""The settings and the counters of the cache."""
+"""The settings and the counters of the state cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from states.shared.config import StoreConfig
 
 @dataclass(slots=True)
 class TierStats:
-    """Counts of one tier since the start. In the result of `StateCache.stats`, also its sizes at that moment."""
+    """One tier's counts since the start. In the result of `StateCache.stats`, also its current sizes."""
 
     tier: str
     capacity: int  # bytes
@@ -29,7 +29,7 @@ class TierStats:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counts of the cache since the start. In the result of `StateCache.stats`, also sizes at that moment."""
+    """The cache's counts since the start. In the result of `StateCache.stats`, also its current sizes."""
 
     tiers: tuple[TierStats, ...]  # the quickest first
     look_ups: int = 0
@@ -52,7 +52,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """Settings of the disk tier. Only one process at a time may use `folder`."""
+    """The settings of the tier on disk. Only one process at a time may use `folder`."""
 
     folder: Path
     capacity: int = 2 << 30  # bytes
@@ -67,7 +67,7 @@ class DiskConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Settings of the cache. Capacities are in bytes; a tier with capacity 0 or None keeps nothing."""
+    """The settings of the state cache. Capacities are in bytes; a tier with capacity 0 or None stores nothing."""
 
     host_capacity: int = 256 << 20
     host_precision: Precision = "f32"
@@ -79,7 +79,7 @@ class CacheConfig:
     fetch_capacity: int = 256 << 20  # copies read from slow tiers for requests in the queue
 
     def index_bytes(self, device_bytes: int) -> int:
-        """Return the bound in bytes on the index of the cache.
+        """Return the limit in bytes of the cache's index in host memory.
 
         The index has the tokens of prompts, records of checkpoints and ghost entries, and the logits of device copies.
         `device_bytes` is the size of the device tier.

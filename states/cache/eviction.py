@@ -1,4 +1,4 @@
-"""The eviction queue of a tier: the bytes in use, and the order in which checkpoints are evicted.
+"""The eviction queue of a tier, which counts the tier's bytes and decides which checkpoint is evicted next.
 
 The worth of a checkpoint is the number of tokens that it saves times how often it was used, for each byte that it and
 these tokens take (GreedyDual-Size-Frequency). An eviction raises the tier's clock to the worth of the evicted
@@ -24,7 +24,10 @@ LEAST_WAYPOINTS = 4  # that a share must have room for, or else it is not used
 
 
 class EvictionQueue:
-    """The copies in a tier, ordered by worth. Callers add only what `free` allows, so at most `capacity` bytes."""
+    """The checkpoints with a copy in one tier, ordered by worth, and the bytes of these copies.
+
+    Callers add only what `free` allows, so the copies take at most `capacity` bytes.
+    """
 
     def __init__(self, tier: str, capacity: int) -> None:
         self.tier = tier
@@ -33,12 +36,12 @@ class EvictionQueue:
 
     @property
     def used(self) -> int:
-        """Bytes of all copies."""
+        """The bytes of all copies in the tier."""
         return self._waypoints.num_bytes + self._others.num_bytes
 
     @property
     def free(self) -> int:
-        """Bytes that may still be added."""
+        """The bytes that may still be added to the tier."""
         return self.capacity - self.used
 
     def __len__(self) -> int:
@@ -48,18 +51,18 @@ class EvictionQueue:
         return itertools.chain(self._waypoints, self._others)
 
     def add(self, checkpoint: Checkpoint, size: int) -> None:
-        """Add a copy of `size` bytes."""
+        """Add a checkpoint whose copy in the tier has `size` bytes. `size` must be at most `free`."""
         assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier}"
         assert self.tier not in checkpoint.sizes, f"tier {self.tier} already has a copy"
         checkpoint.sizes[self.tier] = size
         self._ranking(checkpoint).put(checkpoint, size)
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Remove a copy."""
+        """Remove a checkpoint, because its copy in the tier is removed."""
         self._ranking(checkpoint).remove(checkpoint, checkpoint.sizes.pop(self.tier))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Compute the copy's worth again: after a hit, when it is unlocked, and when it is no longer a waypoint."""
+        """Update a checkpoint's worth: after a hit, when it is unlocked, or when it is no longer a waypoint."""
         size = checkpoint.sizes[self.tier]
         if checkpoint in self._waypoints and not checkpoint.is_waypoint:
             self._waypoints.remove(checkpoint, size)
@@ -67,7 +70,7 @@ class EvictionQueue:
 
     @property
     def num_waypoints(self) -> int:
-        """The number of copies of waypoints."""
+        """The number of waypoints that have a copy in the tier."""
         return len(self._waypoints)
 
     def weakest(self, *, waypoints_only: bool = False) -> Checkpoint | None:
@@ -79,14 +82,15 @@ class EvictionQueue:
         return waypoint if waypoint is not None or waypoints_only else self._others.weakest()
 
     def weakest_other(self) -> Checkpoint | None:
-        """Return the first checkpoint to evict among those that are no waypoints, as `weakest` does."""
+        """Return the checkpoint to evict first that is no waypoint, or None. Advances the clock as `weakest` does."""
         return self._others.weakest()
 
     def weakest_for_waypoint(self, size: int) -> Checkpoint | None:
-        """Return the checkpoint to evict for a new waypoint of `size` bytes, as `weakest` does.
+        """Return the checkpoint to evict for a new waypoint of `size` bytes, or None if all are locked.
 
         It is a waypoint if waypoints would otherwise take more than their share. It is also a waypoint if the share is
-        too small for `LEAST_WAYPOINTS` of this size: fewer are seldom worth the checkpoints evicted for them.
+        too small for `LEAST_WAYPOINTS` of this size: fewer are seldom worth the checkpoints evicted for them. Advances
+        the clock as `weakest` does.
         """
         share = self.capacity * WAYPOINT_SHARE
         fits = LEAST_WAYPOINTS * size <= share and self._waypoints.num_bytes + size <= share
@@ -97,7 +101,10 @@ class EvictionQueue:
 
 
 class _Ranking:
-    """Copies of checkpoints ordered by worth, with one clock."""
+    """A priority queue of checkpoints by worth, with its own clock.
+
+    A tier has one for waypoints and one for the others.
+    """
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -116,7 +123,7 @@ class _Ranking:
         return checkpoint in self._current
 
     def put(self, checkpoint: Checkpoint, size: int) -> None:
-        """Add a copy of `size` bytes, or compute its worth again."""
+        """Add a checkpoint whose copy has `size` bytes, or update its worth if it was added before."""
         self.num_bytes += 0 if checkpoint in self else size
         worth = (1 + checkpoint.hits) * checkpoint.saves / max(size + TOKEN_BYTES * checkpoint.saves, 1)
         self._serial += 1
@@ -127,12 +134,12 @@ class _Ranking:
             heapq.heapify(self._queue)
 
     def remove(self, checkpoint: Checkpoint, size: int) -> None:
-        """Remove a copy."""
+        """Remove a checkpoint whose copy has `size` bytes."""
         self.num_bytes -= size
         del self._current[checkpoint]
 
     def weakest(self) -> Checkpoint | None:
-        """Return the checkpoint to evict first, or None if all are locked. Advances the clock to its worth."""
+        """Return the checkpoint of least worth that is not locked, or None. Advances the clock to its worth."""
         while self._queue:
             priority, _, checkpoint = self._queue[0]
             if self._is_current(self._queue[0]) and checkpoint.locks == 0:

@@ -1,4 +1,4 @@
-"""The positions that a cache knows: trees of token paths, and ghost entries, within a bound on host memory."""
+"""The positions that a cache knows: trees of token paths with checkpoints and ghost entries, bounded in host memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from states.cache.tiers.tiered import TieredStore
 from states.cache.tree import TokenTree
 from states.tokens import TOKEN_BYTES
 
-# Ghost entries: paths whose states are gone. They are remembered so that branch points are recognised.
+# Ghost entries: token paths whose states are no longer stored. They are remembered so that branch points are
+# recognised.
 
 
 class GhostEntries:
-    """Checkpoints without a copy, least recently used first. Bounded by the sum of their lengths in tokens."""
+    """The ghost entries, least recently used first: records of positions without a stored state in any tier.
+
+    The sum of their lengths in tokens is bounded.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -30,7 +34,7 @@ class GhostEntries:
         return len(self._entries)
 
     def add(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Add an entry. Return the entries that must be forgotten to make room, which may include the new one."""
+        """Add a ghost entry. Return the entries that were removed to make room, perhaps even the new one."""
         self._entries[checkpoint] = None
         self._tokens += checkpoint.length
         forgotten = []
@@ -45,44 +49,44 @@ class GhostEntries:
         return oldest
 
     def discard(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint, if it is an entry."""
+        """Remove `checkpoint` from the ghost entries, if it is one."""
         if checkpoint in self._entries:
             del self._entries[checkpoint]
             self._tokens -= checkpoint.length
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Mark an entry as recently used."""
+        """Mark a ghost entry as recently used."""
         self._entries.move_to_end(checkpoint)
 
 
-# The index of a cache: its records of token paths and copies, within a bound on host memory.
+# The index of a cache: its records of token paths and copies, within a limit on host memory.
 
 
 class Index:
-    """Keeps the records of a cache within `capacity` bytes, by forgetting the least useful ones.
+    """Bounds the host memory of a cache's records to `capacity` bytes, by removing the least useful records.
 
-    Waypoints are forgotten first while they take more than their share, then ghost entries, then copies that are known
-    to be in a shared store, then other checkpoints.
+    Waypoints are removed first while they take more than their share, then ghost entries, then copies that are known to
+    be in a shared store, then other checkpoints.
     """
 
     def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
-        """`capacity` is in bytes."""
+        """Bound the records of `positions` and `tiers` to `capacity` bytes."""
         self._positions = positions
         self._tiers = tiers
         self.capacity = capacity
 
     @property
     def num_bytes(self) -> int:
-        """An estimate of the bytes of paths, of records of copies, and of the logits of copies on the device."""
+        """The estimated host memory in bytes: token paths, records of copies, and logits of copies on the device."""
         logits = sum(tier.logits_bytes for tier in self._tiers.tiers)
         return self._positions.num_bytes + _COPY_BYTES * self._tiers.num_copies + logits
 
     def is_too_long(self, tokens: bytes) -> bool:
-        """Return True if a path of packed tokens would not fit even an empty index."""
+        """Return True if a path of packed `tokens` would not fit even into an empty index."""
         return self._positions.cost(tokens) + _COPY_BYTES > self.capacity
 
     def trim(self) -> None:
-        """Forget records until the bound holds or all remaining ones are locked."""
+        """Remove records until they fit into `capacity` or all remaining ones are locked."""
         while self.num_bytes > self.capacity:
             spared = _WAYPOINT_BYTES * self._tiers.num_waypoints <= WAYPOINT_SHARE * self.capacity
             if not spared and self._forget(waypoints=True):
@@ -99,7 +103,10 @@ class Index:
         return evicted is not None
 
     def adopt_copies(self, tier: Tier) -> None:
-        """Enter the copies that an earlier process left in a tier, and delete those that have no room there or here."""
+        """Add the copies that an earlier process left in a tier.
+
+        Delete those for which the tier or the index has no room.
+        """
         copies = tier.find_copies()
         excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
         for found in copies:
@@ -110,7 +117,10 @@ class Index:
             self.adopt(tier, found)
 
     def adopt(self, tier: Tier, found: FoundCopy) -> None:
-        """Enter one copy if its position has none and the tier makes room for it. Else enter only its path."""
+        """Add a copy found in a tier, if its position has no copy and the tier has room.
+
+        Otherwise add only its path.
+        """
         checkpoint = self._positions.record(found.root, found.tokens, found.kind)
         if checkpoint.resumable:
             return
@@ -136,10 +146,10 @@ _MOST_BEYOND = 64  # positions after a path that are examined, which takes up to
 
 
 class Positions:
-    """The records of one cache by their paths. Its owner must bound `num_bytes`."""
+    """The trees of a cache's positions, one for each root. Its owner must bound `num_bytes`."""
 
     def __init__(self, max_ghost_tokens: int, clock: Callable[[], float]) -> None:
-        """The lengths of ghost entries add up to `max_ghost_tokens` at most."""
+        """Start without positions. The lengths of ghost entries add up to at most `max_ghost_tokens` tokens."""
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
         self._ghosts = GhostEntries(max_ghost_tokens)
         self._clock = clock
@@ -153,7 +163,7 @@ class Positions:
 
     @property
     def num_checkpoints(self) -> int:
-        """How many positions are not ghost entries. Thread-safe."""
+        """The number of positions with a stored state. Thread-safe."""
         return sum(len(tree) for tree in list(self._trees.values())) - len(self._ghosts)
 
     @property
@@ -161,11 +171,11 @@ class Positions:
         return len(self._ghosts)
 
     def tree(self, root: str) -> TokenTree[Checkpoint] | None:
-        """Return the tree of a root's paths, or None if it has none."""
+        """Return the tree of the paths under `root`, or None if there are none."""
         return self._trees.get(root)
 
     def continuation(self, root: str, tokens: bytes, count: int) -> bytes:
-        """Return the packed tokens, at most `count`, that follow `tokens` on the most recently used path under `root`.
+        """Return at most `count` packed tokens that follow `tokens` on the most recently used path under `root`.
 
         The result is empty if no longer path is known. If many are, only some of them are compared.
         """
@@ -181,22 +191,22 @@ class Positions:
         return latest.known_place().tokens()[len(tokens) : len(tokens) + count * TOKEN_BYTES]
 
     def under(self, is_wanted: Callable[[str], bool]) -> list[Checkpoint]:
-        """Return all positions of the roots for which `is_wanted` is true. It is called once for each root."""
+        """Return all positions under the roots for which `is_wanted` returns True. It is called once for each root."""
         return [checkpoint for root, tree in self._trees.items() if is_wanted(root) for checkpoint in tree]
 
     def find(self, position: str) -> Checkpoint:
-        """Return the position with this id. Raises NotFoundError."""
+        """Return the record of the position with this id. Raises NotFoundError if the id is unknown."""
         for checkpoint in self:
             if str(checkpoint.id) == position:
                 return checkpoint
         raise position_missing(position)
 
     def cost(self, tokens: bytes) -> int:
-        """Return how many bytes a path of packed tokens takes in a tree of its own."""
+        """Return how many bytes a path of packed `tokens` takes in a tree of its own."""
         return _EMPTY_TREE.cost(tokens) + _EMPTY_TREE.num_bytes
 
     def record(self, root: str, tokens: bytes, kind: CheckpointKind) -> Checkpoint:
-        """Return the record at the end of a path of packed tokens, adding it if it is missing."""
+        """Return the record at the end of a path of packed `tokens`. Add a record of this `kind` if there is none."""
         tree = self._trees.get(root)
         if tree is None:
             tree = self._trees[root] = TokenTree()
@@ -210,7 +220,7 @@ class Positions:
         return checkpoint
 
     def forget(self, checkpoint: Checkpoint) -> None:
-        """Remove a record whose copies are gone."""
+        """Remove the record of a position that has no copies any more."""
         self._ghosts.discard(checkpoint)
         self._note_lost(checkpoint)
         tree = self._trees[checkpoint.root]
@@ -223,17 +233,17 @@ class Positions:
             del self._trees[checkpoint.root]
 
     def forget_oldest_ghost(self) -> bool:
-        """Forget the least recently used ghost entry. Return False if there is none."""
+        """Remove the least recently used ghost entry. Return False if there is none."""
         if len(self._ghosts) == 0:
             return False
         self.forget(self._ghosts.pop_oldest())
         return True
 
     def become_ghost(self, checkpoint: Checkpoint) -> None:
-        """Make a record a ghost entry, since no tier has a copy any more.
+        """Turn a record into a ghost entry, because no tier has a copy any more.
 
-        To make room for it, older ghost entries or this one are forgotten.
-        A waypoint is always forgotten, since its path goes on to the end of its prompt.
+        To make room for it, older ghost entries or this one are removed. A waypoint is always removed instead, since
+        its path continues to the end of its prompt.
         """
         if checkpoint.is_waypoint:
             self.forget(checkpoint)
@@ -243,7 +253,7 @@ class Positions:
             self.forget(forgotten)
 
     def leave_ghosts(self, checkpoint: Checkpoint) -> None:
-        """Remove a record from the ghost entries, if it is one, since a copy is about to be kept."""
+        """Remove a record from the ghost entries, if it is one, because its state is about to be stored."""
         self._ghosts.discard(checkpoint)
 
     def touch_ghost(self, checkpoint: Checkpoint) -> None:
@@ -251,12 +261,12 @@ class Positions:
         self._ghosts.touch(checkpoint)
 
     def note_kept(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint to the summary, if there is one and some tier has a copy."""
+        """Add a checkpoint to the summary, if there is a summary and some tier has a copy."""
         if self.summary is not None and checkpoint.resumable:
             self.summary.keep(checkpoint)
 
     def summarise(self) -> None:
-        """Start to maintain `summary`. Does nothing the second time."""
+        """Create `summary` and keep it up to date from now on. Does nothing the second time."""
         if self.summary is None:
             self.summary = CacheSummary()
             for checkpoint in self:

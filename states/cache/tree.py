@@ -1,12 +1,12 @@
-"""A map from packed token sequences to values.
+"""A trie that maps packed token sequences to values.
 
-It answers two questions about a prompt: how far it follows any known sequence, and which of its prefixes have a value.
+It finds how far a prompt follows any known sequence, and which of the prompt's prefixes have a value.
 
 A trie with one node per token costs some 125 bytes a token, and every full run of the garbage collector visits all its
 nodes. In this one each step of pygtrie's trie is a block of tokens, so a node stands for whole blocks. A node keeps one
-sorted list of its continuations: the blocks of its children, and the tails (shorter than a block) that have a value.
-In a sorted list, the sequence that shares the longest prefix with a given sequence is next to that sequence's place.
-So one bisection finds the position at which a prompt leaves the known paths.
+sorted list of its continuations: the blocks of its children, and the tails (shorter than a block) that have a value. In
+a sorted list, the sequence that shares the longest prefix with a given sequence is next to that sequence's place. So
+one bisection finds the position at which a prompt leaves the known paths.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from states.tokens import TOKEN_BYTES, shared_tokens
 
 V = TypeVar("V")
 
-# Estimates of the memory of the Python objects besides the tokens, measured with the records of the cache as values.
+# Estimates in bytes of the Python objects without the tokens, measured with the cache's records as values.
 _TREE_BYTES = 2000
 _NODE_BYTES = 950
 _VALUE_BYTES = 600
 
 
 class _Node(Generic[V]):
-    """A node of the trie: the end of a path of `depth` whole blocks, the last of which is `label`."""
+    """A node of the trie: the end of a path of `depth` whole blocks of tokens, the last of which is `label`."""
 
     __slots__ = ("continuations", "depth", "label", "parent", "values")
 
@@ -41,7 +41,7 @@ class _Node(Generic[V]):
         self.continuations: list[bytes] = []  # sorted: tails that aren't empty, and labels of children
 
     def path(self) -> tuple[bytes, ...]:
-        """Return the blocks from the root to this node."""
+        """Return the blocks of tokens from the root to this node."""
         labels = []
         node = self
         while node.parent is not None:
@@ -52,14 +52,20 @@ class _Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[V]):
-    """A position in the tree: a node and fewer than a block of tokens after it. Valid while the node is in the tree."""
+    """A position in a token tree: a node and fewer than a block of tokens after it.
+
+    Valid while the tree has the node.
+    """
 
     node: _Node[V]
     tail: bytes
     length: int  # tokens from the root
 
     def blocks(self) -> tuple[bytes, ...]:
-        """Return the packed tokens from the root to this position, in pieces."""
+        """Return the packed tokens from the root to this position, as a tuple of blocks.
+
+        The last one may be shorter.
+        """
         return (*self.node.path(), self.tail)
 
     def tokens(self) -> bytes:
@@ -67,7 +73,7 @@ class Place(Generic[V]):
         return b"".join(self.blocks())
 
     def values_back(self) -> Iterator[V]:
-        """Yield the values at this position and at its prefixes, the longest first."""
+        """Yield the values of this position's sequence and of its prefixes, the longest first."""
         node: _Node[V] | None = self.node
         ahead = self.tail
         while node is not None:
@@ -81,7 +87,10 @@ class Place(Generic[V]):
 
 
 class TokenTree(Generic[V]):
-    """The map. A path is known while it leads to a value: removing a value also forgets the path that only it used."""
+    """A map from packed token sequences to values, as a trie of blocks.
+
+    A path is known while it leads to a value: removing a value also forgets the path that only it used.
+    """
 
     def __init__(self, block_tokens: int = 512) -> None:
         self._block = block_tokens * TOKEN_BYTES
@@ -96,16 +105,16 @@ class TokenTree(Generic[V]):
         return self._size
 
     def __iter__(self) -> Iterator[V]:
-        """Yield every value, in no particular order."""
+        """Yield all values, in no particular order."""
         for node in self._nodes.itervalues():
             yield from node.values.values()
 
     def cost(self, tokens: bytes) -> int:
-        """Return the most bytes by which `num_bytes` can grow when `tokens` get a value."""
+        """Return the most bytes by which setting the value of `tokens` can increase `num_bytes`."""
         return len(tokens) + _VALUE_BYTES + _NODE_BYTES * (len(tokens) // self._block)
 
     def put(self, tokens: bytes, value: V) -> Place[V]:
-        """Set the value of `tokens`, replacing the one they have, if any."""
+        """Set the value of `tokens`, replacing an existing value. Return the place of `tokens` in the tree."""
         blocks = self._blocks(tokens)
         node = self._grow(blocks)
         tail = tokens[len(blocks) * self._block :]
@@ -118,13 +127,13 @@ class TokenTree(Generic[V]):
         return Place(node, tail, len(tokens) // TOKEN_BYTES)
 
     def get(self, tokens: bytes) -> V | None:
-        """Return the value of exactly these tokens, or None."""
+        """Return the value of exactly these tokens, or None if they have none."""
         blocks = self._blocks(tokens)
         node: _Node[V] | None = self._nodes.get(blocks)
         return None if node is None else node.values.get(tokens[len(blocks) * self._block :])
 
     def remove(self, place: Place[V]) -> None:
-        """Remove the value at `place`, and every node that no other value needs."""
+        """Remove the value at `place`, and all nodes that no other value needs."""
         node, tail = place.node, place.tail
         del node.values[tail]
         self._size -= 1
@@ -142,7 +151,7 @@ class TokenTree(Generic[V]):
         return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
     def values_beyond(self, place: Place[V], most: int) -> list[V]:
-        """Return values of sequences that continue the one at `place`: all of them if there are few, else some.
+        """Return the values of sequences that continue the sequence at `place`, or only some of them if there are many.
 
         Examines at most `most` values and nodes.
         """
@@ -195,17 +204,17 @@ class TokenTree(Generic[V]):
 
 
 def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
-    """Return the length in tokens of the longest prefix that `wanted` shares with a member of a sorted list."""
+    """Return the length in tokens of the longest prefix that `wanted` shares with any member of a sorted list."""
     at = bisect_left(ordered, wanted)
     return max((shared_tokens(near, wanted) for near in ordered[max(at - 1, 0) : at + 1]), default=0)
 
 
 def _prefixes_back(ordered: list[bytes], wanted: bytes) -> Iterator[bytes]:
-    """Yield the members of a sorted list that are prefixes of `wanted`, the longest first. No member may be empty.
+    """Yield the members of the sorted list `ordered` that are prefixes of `wanted`, the longest first.
 
-    Every member between a prefix of `wanted` and `wanted` itself begins with that prefix.
-    So if the last member that isn't greater than `wanted` is no prefix of it, the search goes on with the prefix that
-    those two share: every other prefix of `wanted` in the list is also a prefix of that.
+    No member may be empty. Every member between a prefix of `wanted` and `wanted` itself begins with that prefix. So if
+    the last member that isn't greater than `wanted` is no prefix of it, the search goes on with the prefix that those
+    two share: every other prefix of `wanted` in the list is also a prefix of that.
     """
     while (at := bisect_right(ordered, wanted)) > 0:
         near = ordered[at - 1]

@@ -1,4 +1,4 @@
-"""Making a cache with the configured tiers, and its background work on the thread that owns it."""
+"""Make a cache with the configured tiers, and run its background work on the thread that owns it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def make_cache(
 ) -> StateCache:
     """Return a cache with the configured tiers: the device's `pool` if given, host memory, disk, the shared store.
 
-    `model` is the fingerprint of all that must be equal for a state to be continued: weights and their format.
-    `writer` writes the files; None makes one from `config`. `clock` returns seconds that never go back.
-    `store` stays open when the cache is closed.
+    `model` is the fingerprint of all settings that must be equal for a state to be continued: weights and their format.
+    `writer` writes the files; None makes one from `config`. `clock` returns seconds and never goes back. `store` stays
+    open when the cache is closed.
     """
     config = config or CacheConfig()
     tiers: list[Tier] = []
@@ -66,12 +66,15 @@ _WRITE_BEHIND_SECONDS = 1.0  # between two searches for states that are old enou
 
 
 class CacheUpkeep:
-    """Writes states to disk when they are old enough, and drops unreachable ones. For one event loop."""
+    """The background work of a cache: writes states to slow tiers by age, and drops unreachable states.
+
+    For one event loop.
+    """
 
     def __init__(
         self, cache: StateCache, call: Callable[[Callable[[], None]], None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """`call` makes the thread that owns `cache` call its argument."""
+        """Start to write states of `cache` every second. `call` runs its argument on the thread that owns `cache`."""
         self._cache = cache
         self._call = call
         self._loop = loop
@@ -81,7 +84,7 @@ class CacheUpkeep:
             self._write_behind()
 
     def stop(self) -> None:
-        """Stop writing. The thread that owns the cache is about to end, and writes the rest itself."""
+        """Stop the periodic writing. The thread that owns the cache is about to end, and writes the rest itself."""
         self._stopped = True
         if self._next is not None:
             self._next.cancel()  # and drop the reference to the cache
@@ -106,7 +109,10 @@ class CacheUpkeep:
         self._next = self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
 
     def _do(self, action: Callable[[], object], consequence: str) -> None:
-        """Run `action` on the thread that owns the cache. If it fails, log the error and its `consequence`."""
+        """Run `action` on the thread that owns the cache.
+
+        If it fails, log the error and its `consequence`, in words.
+        """
 
         def call() -> None:
             try:

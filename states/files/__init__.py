@@ -1,1 +1,1 @@
-"""Reading, checking and writing files with a state: our own files, tuned states and ai00's prefab."""
+"""Read, check and write state files: the engine's full-state files, tuned initial states and ai00's prefab files."""

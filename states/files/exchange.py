@@ -1,4 +1,4 @@
-"""Reading a model's states from files and writing them: files of the operator, of a folder, of an upload or request."""
+"""Read and write one model's state files, and restrict the files that a request may name to one folder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ folder.
 
 
 def confined_path(folder: Path | None, requested: str, field: str) -> Path:
-    """Return the path of the file `requested` inside `folder`, with symbolic links followed.
+    """Return the absolute path of the file `requested` inside `folder`, with symbolic links followed.
 
-    `requested` is relative to `folder` or to the server's working directory.
-    Raises InvalidRequestError, which names `field`, if the path leaves the folder or no folder is configured.
-    Raises NotFoundError if there is no such file, or if it is one of the server's own. A client that may use such a
-    state gets it by its name, and must not find out by a hash what others have asked.
+    `requested` is relative to `folder` or to the server's working directory. Raises InvalidRequestError, which names
+    `field`, if the path leaves the folder or no folder is configured. Raises NotFoundError if there is no such file, or
+    if it is a file of the server's named states or cache: a client that may use such a state gets it by its name, and
+    must not learn from a file name what other clients have asked.
     """
     if folder is None:
         raise InvalidRequestError(
@@ -66,9 +66,9 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
     return target
 
 
-# A folder for one process at a time: two processes that write and delete files in it would lose each other's files.
+# Locks that let only one process at a time use a folder: two would overwrite or delete each other's files.
 #
-# The lock is the operating system's, so it ends with the process, even if the process is killed.
+# A lock is the operating system's, so it ends with the process, even if the process is killed.
 
 if sys.platform == "win32":
     import msvcrt
@@ -91,12 +91,13 @@ _HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}  # the la
 
 
 class OwnedFolder:
-    """A folder locked for this process until `release`, or until the object is collected."""
+    """A folder that this process has locked. The lock ends with `release`, or when the object is collected."""
 
     def __init__(self, path: Path, what: str, lock_name: str) -> None:
-        """Make the folder if it is missing, and lock it. Errors call the folder `what`.
+        """Lock the folder at `path`, and create it if it is missing. Error messages call it `what`.
 
-        Raises StateError if the folder can't be used or another process has locked it.
+        Raises StateError if the folder can't be used or another process has locked it. `lock_name` is the lock file in
+        it.
         """
         self.path = path
         try:
@@ -120,7 +121,7 @@ class OwnedFolder:
             ) from error
 
     def release(self) -> None:
-        """Unlock the folder for other processes. Idempotent."""
+        """Unlock the folder, so that another process can lock it. Idempotent."""
         self._close()
 
 
@@ -131,28 +132,41 @@ _UNKNOWN = ""  # what a named state started from
 
 
 class StateFiles:
-    """Reads and writes the files of one model's states. Thread-safe."""
+    """Reads and writes the state files of one model, in every file format. Thread-safe."""
 
     def __init__(self, shape: ModelShape, model: str, folder: Path | None = None) -> None:
-        """`model` is the fingerprint that full-state files must have. Requests may read files in `folder`."""
+        """Read and write states of the model with this `shape` and fingerprint `model`.
+
+        Full-state files must have that fingerprint. `folder` has the files that requests may read; None if they may
+        read none.
+        """
         self.shape = shape
         self.folder = folder
         self._model = model
 
     def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
-        """Read a state from a file of any form. Raises StateError if it is damaged or does not fit the model."""
+        """Read a state file in any supported format. Raises StateError if it is damaged or does not fit the model.
+
+        `layout` overrides the layout of a tuned state's matrices.
+        """
         return read_state(path, self.shape, self._model, layout)
 
     def read_requested(self, requested: str) -> LoadedState:
-        """Read a state from a file that a request names. The file must be in the folder."""
+        """Read the state file whose path a request names. The file must be inside the configured folder.
+
+        Raises the errors of `confined_path` and `read`.
+        """
         return self.read(confined_path(self.folder, requested, "state.path"))
 
     def read_rows(self, values: Sequence[float] | F32, dims: Sequence[int]) -> LoadedState:
-        """Read a state from an array in ai00's order; `dims` are [D, N + 2, L, 1]."""
+        """Read a state from the numbers of ai00's prefab array. `dims` must be [D, R, L, 1] with R rows a layer.
+
+        Raises StateError if they do not fit the model.
+        """
         return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
 
     def freeze(self, loaded: LoadedState, source: str) -> FrozenState:
-        """Return a loaded state as one from which sequences can start.
+        """Return a loaded state as a `FrozenState`, from which sequences can start.
 
         Raises StateError if it does not fit the model. The message begins with `source`.
         """
@@ -166,11 +180,18 @@ class StateFiles:
         )
 
     def save(self, path: Path, name: str, frozen: FrozenState) -> None:
-        """Write a full-state file. After a crash there is the old file or the new one."""
+        """Write a state to a full-state file at `path` atomically: after a crash there is the old file or the new one.
+
+        `name` is stored in the file.
+        """
         save_full_state(path, self._saved(name, frozen), self.shape.version)
 
     def export(self, form: ExportForm, name: str, key: uuid.UUID, frozen: FrozenState) -> Iterator[bytes | memoryview]:
-        """Return the bytes of a file of this form, in pieces. The form "tuned" leaves out the shifts."""
+        """Return the content of a state file in the format `form`, as an iterator over pieces of bytes.
+
+        The formats are full state, tuned state (without the token shifts) and ai00's prefab. `name` and `key`, the
+        state's name and id, are stored if the format has a place for them.
+        """
         match form:
             case "full":
                 return full_state_parts(self._saved(name, frozen), self.shape.version)

@@ -1,4 +1,4 @@
-"""Our own state file: a whole recurrent state, shifts included, and its origin.
+"""The full-state file, the engine's own format: a whole recurrent state with token shifts, its model and its tokens.
 
 It is a safetensors file. Tensors: one `state.<field>` [L, ...] for each recurrent field in f32 or f16, `tokens` [T] u32
 if the path is known, `logits` [V] f32 if the last ones were kept. Metadata: format, format_version, model (the
@@ -29,16 +29,17 @@ from rnn_engine.tensor_files.source import TensorSource
 from rnn_engine.types import ModelShape
 from states.frozen import Payload, check_array, check_fields, check_shape, check_state
 
-# Open files with states for reading. An error of the tensor readers about a damaged file becomes a `StateError`.
+# Opening state files. An error of the tensor readers about a damaged file becomes a `StateError`.
 
 _HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryFile]:
-    """Open a file. Raises StateError if it can't be read, and in place of every ModelError of the block.
+    """Open a state file for reading while the block runs. Raises StateError if it can't be read.
 
-    The message has the file's name and not its path, which clients must not see.
+    Also raises StateError in place of any ModelError from the block. The message has the file's name and not its path,
+    which clients must not see.
     """
     with as_state_errors(str(path)), closing(BinaryFile(path)) as file:
         yield file
@@ -46,7 +47,7 @@ def opened(path: Path) -> Iterator[BinaryFile]:
 
 @contextmanager
 def as_state_errors(path: str) -> Iterator[None]:
-    """Raise StateError in place of every ModelError of the block. Its message has the file's name, not its path."""
+    """Raise StateError in place of any ModelError from the block, with the file's name in place of its `path`."""
     try:
         yield
     except ModelError as error:
@@ -54,19 +55,23 @@ def as_state_errors(path: str) -> Iterator[None]:
 
 
 def read_safetensors(file: ByteSource) -> SafetensorsFile:
-    """Read the header of a safetensors file with states. Raises ModelError if it is damaged."""
+    """Open a safetensors file and read its header, which may have 1 MB. Raises ModelError if it is damaged."""
     return SafetensorsFile(file, _HEADER_LIMIT)
 
 
 def read_pth(file: BinaryFile, shape: ModelShape) -> TensorSource:
-    """Read the tensor names and shapes in a .pth file, which the result closes. Raises ModelError if it is damaged."""
+    """Open a .pth file and read its tensors' names and shapes. Raises ModelError if it is damaged.
+
+    The returned source's `close` closes `file`. At most twice the bytes of a state of this `shape` are inflated for a
+    tensor.
+    """
     if file.read(0, min(2, file.stamp.size)).tobytes() != b"PK":
         return read_source(file)  # which finds out what else it is
     return PthFile(file, most_inflated=2 * shape.state_bytes)  # tensors in f64 have twice the bytes
 
 
 def modified(path: Path) -> float:
-    """Return when a file was last written, in Unix time; 0 if that is unknown, for example for a loop of links."""
+    """Return the modification time of a file in Unix seconds, or 0 if it is unknown, as for a loop of links."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -78,19 +83,19 @@ def _header(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) ->
 
 
 def file_bytes(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> int:
-    """Return the exact size in bytes of the file that `write_file` makes."""
+    """Return the exact size in bytes of the safetensors file that `write_file` makes of these tensors and metadata."""
     return len(_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
 
 
 def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file, in pieces."""
+    """Yield the bytes of a safetensors file of these tensors and metadata, in pieces."""
     yield _header(tensors, metadata)
     for array in tensors.values():
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def write_file(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file to the disk in one step: after a crash there is the old file or the new one."""
+    """Write a safetensors file atomically: after a crash there is the old file or the new one."""
     with atomic_file(path) as file:
         for part in file_parts(tensors, metadata):
             file.write(part)
@@ -108,7 +113,7 @@ _METADATA_CHECKSUM = "crc32"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a state: its model, and what the sequence started from and has run."""
+    """The origin of a state: its model, the state that its sequence started from, and the tokens run since then."""
 
     model: str  # fingerprint
     initial_state: str  # what the sequence started from; see `states.frozen.NO_INITIAL_STATE`
@@ -120,7 +125,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The content of a full-state file without the state and the logits."""
+    """The content of a full-state file without the arrays of the state and the logits."""
 
     origin: Origin
     tokens: bytes | None  # packed; None if they are not known
@@ -129,7 +134,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """The content of a full-state file."""
+    """The whole content of a full-state file: its origin, its tokens if known, and its arrays."""
 
     origin: Origin
     tokens: bytes | None  # packed; None if they are not known
@@ -137,28 +142,31 @@ class SavedState:
 
 
 def save_full_state(path: Path, saved: SavedState, model_version: str) -> None:
-    """Write a full-state file. After a crash there is the old file or the new one."""
+    """Write a full-state file atomically: after a crash there is the old file or the new one.
+
+    `model_version` is the RWKV version, such as "v7".
+    """
     tensors = _tensors(saved)
     write_file(path, tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
 
 
 def full_state_parts(saved: SavedState, model_version: str) -> Iterator[bytes | memoryview]:
-    """Return the bytes of the file that `save_full_state` makes, in pieces."""
+    """Yield the bytes of the full-state file of `saved`, in pieces; `save_full_state` writes the same bytes."""
     tensors = _tensors(saved)
     return file_parts(tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
 
 
 def full_state_bytes(saved: SavedState, model_version: str) -> int:
-    """Return the exact size in bytes of the file that `save_full_state` makes. Reads no array."""
+    """Return the exact size in bytes of the full-state file of `saved`. Does not read the arrays' values."""
     tensors = _tensors(saved)
     return file_bytes(tensors, _metadata(saved.origin, model_version, dict.fromkeys(tensors, 0)))
 
 
 def read_summary(path: Path, model: str | None) -> Summary:
-    """Read a full-state file except its state and logits.
+    """Read the metadata and the tokens of a full-state file, but not the arrays of its state and logits.
 
-    Raises StateError if the file is of another format, or if the part that is read is damaged.
-    Unless `model` is None, raises it also for a file of another model.
+    Raises StateError if the file is of another format, or if the part that is read is damaged. Unless `model` is None,
+    also raises StateError if the file's model has another fingerprint.
     """
     with opened(path) as data:
         file = read_safetensors(data)
@@ -166,19 +174,28 @@ def read_summary(path: Path, model: str | None) -> Summary:
 
 
 def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """Read a whole full-state file. Raises StateError if it is damaged or does not fit; see `read_summary`."""
+    """Read a whole full-state file. Raises StateError if it is damaged or does not fit the model.
+
+    Unless `model` is None, also raises StateError if the file's model has another fingerprint.
+    """
     with opened(path) as data:
         return full_state_of(read_safetensors(data), path, shape, model)
 
 
 def parse_full_state(data: bytes, name: str, shape: ModelShape, model: str) -> SavedState:
-    """Read a whole full-state file from memory. Errors call it `name`. See `read_full_state`."""
+    """Parse the bytes of a full-state file in memory. Error messages call the file `name`.
+
+    Raises the errors of `read_full_state`.
+    """
     with as_state_errors(name):
         return full_state_of(read_safetensors(MemoryFile(name, data)), Path(name), shape, model)
 
 
 def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: str | None) -> SavedState:
-    """Read a whole open full-state file. Raises the errors of `read_full_state`, or ModelError."""
+    """Read the state, logits and metadata of a full-state file that is already open as safetensors.
+
+    Raises StateError as `read_full_state` does, or ModelError if the safetensors file is damaged.
+    """
     metadata = _checked_metadata(file, path)
     summary = _summary(file, metadata, path, model)
     fields = {name.removeprefix(_STATE_PREFIX): name for name in file.tensors if name.startswith(_STATE_PREFIX)}
@@ -194,14 +211,14 @@ def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: s
 
 
 def is_full_state(metadata: Mapping[str, str] | None) -> bool:
-    """Return True if a safetensors file with this metadata is a full-state file, in any format version."""
+    """Return True if `metadata` of a safetensors file marks a full-state file, of any format version."""
     return metadata is not None and metadata.get("format") == FORMAT
 
 
 def _tensors(saved: SavedState) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {}
     if saved.tokens is not None:
-        # first in the file, so that `read_summary` reads only its beginning
+        # the tokens come first in the file, so that `read_summary` reads only its beginning
         tensors[_TOKENS] = np.frombuffer(saved.tokens, np.uint32)  # [T]
     for name, array in saved.payload.state.items():
         tensors[_STATE_PREFIX + name] = array

@@ -1,10 +1,10 @@
-"""ai00's form of a state: one f32 array with rows of channels, alone in a JSON request or inside a CBOR file.
+"""ai00's prefab format of a state: one f32 array with a row for each channel vector, in a JSON request or a CBOR file.
 
-The array is [L, R, D], row-major. The rows of a layer are its fields in the state's order. A vector field is one row.
-A field with a matrix for each head is N rows: row j has at column h * N + i the number of head h at key j, value i.
-So there are N + 2 rows, and 5 before RWKV-5. The first is the time-mix shift and the last the channel-mix shift.
-The array's dimensions are named in the opposite order, the fastest first: [D, R, L, 1]. The CBOR file is a map {name,
-id, default, data: {shape, data}}.
+The array is [L, R, D], row-major. The rows of a layer are its fields in the state's order. A vector field is one row. A
+field with a matrix for each head is N rows: row j has at column h * N + i the number of head h at key j, value i. So
+there are N + 2 rows, and 5 before RWKV-5. The first is the time-mix shift and the last the channel-mix shift. The
+array's dimensions are named in the opposite order, the fastest first: [D, R, L, 1]. The CBOR file is a map {name, id,
+default, data: {shape, data}}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_VALUES: Final = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefab:
-    """The content of a CBOR state file."""
+    """The content of a prefab CBOR file: a state with its name, id and default flag."""
 
     name: str
     id: uuid.UUID
@@ -41,14 +41,20 @@ class Prefab:
 
 
 def prefab_dims(shape: ModelShape) -> tuple[int, int, int, int]:
-    """Return the four dimensions of a model's state in this form, the fastest first."""
+    """Return the dimensions [D, R, L, 1] of the prefab array of a model's state, the fastest-varying first.
+
+    Raises StateError if a state of this model does not fill whole rows of D numbers.
+    """
     return (shape.width, sum(_num_rows(field) for field in _fields(shape, "prefab")), shape.num_layers, 1)
 
 
 def state_from_rows(
     values: Sequence[float] | NDArray[np.float32], dims: Sequence[int], shape: ModelShape, source: str
 ) -> dict[str, F32]:
-    """Return the state in `values` [L * R * D]. Raises StateError if they do not fit the model."""
+    """Return the state in the prefab array `values`, [L * R * D], as f32 arrays by field name.
+
+    Raises StateError if `dims` or `values` do not fit the model. The message begins with `source`.
+    """
     fields = _fields(shape, source)
     expected = prefab_dims(shape)
     if tuple(dims) != expected:
@@ -76,7 +82,7 @@ def state_from_rows(
 
 
 def rows_from_state(state: State, shape: ModelShape) -> F32:
-    """Return a state in this form. -> [L * R * D] f32"""
+    """Return a state as a flat prefab array, [L * R * D] f32. Raises StateError as `prefab_dims` does."""
     rows = []
     for field in _fields(shape, "export"):
         values = state[field.name]
@@ -87,7 +93,10 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
 
 
 def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
-    """Read a CBOR state file. Raises StateError if it is damaged or does not fit the model."""
+    """Parse the bytes of a prefab CBOR file. Raises StateError if they are damaged or do not fit the model.
+
+    Error messages begin with `source`.
+    """
     if not _is_plain_cbor(data):
         raise StateError(
             f"{source}: not readable CBOR: the file is truncated, or holds values that a state does not have"
@@ -111,14 +120,17 @@ def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
 
 
 def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
-    """Return the bytes of a CBOR state file, for `decode_prefab`."""
+    """Return the bytes of the prefab CBOR file of `prefab`; the inverse of `decode_prefab`."""
     rows = rows_from_state(prefab.state, shape)
     tensor = {"shape": list(prefab_dims(shape)), "data": rows.astype("<f4").tobytes()}
     return cbor2.dumps({"name": prefab.name, "id": prefab.id.bytes, "default": prefab.default, "data": tensor})
 
 
 def _is_plain_cbor(data: bytes) -> bool:
-    """Return True if `data` is one value of few parts without tags: such CBOR is decoded in little memory."""
+    """Return True if `data` is one CBOR value of at most `_MOST_VALUES` parts, without tags or indefinite lengths.
+
+    Decoding such CBOR takes little memory, even if it is hostile.
+    """
     position, awaited, seen = 0, 1, 0
     while awaited > 0:
         if position >= len(data) or seen == _MOST_VALUES or awaited > _MOST_VALUES:
@@ -149,7 +161,7 @@ def _num_rows(field: StateField) -> int:
 
 
 def _fields(shape: ModelShape, source: str) -> tuple[StateField, ...]:
-    """Return all fields of the state. Raises StateError if one does not fill whole rows."""
+    """Return the state fields of a model. Raises StateError if a field does not fill whole rows of D numbers."""
     for field in shape.state_fields:
         sizes = (field.shape[0] * field.shape[1],) if field.kind is FieldKind.MATRIX else field.shape
         if sizes != (shape.width,):

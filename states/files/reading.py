@@ -1,11 +1,11 @@
-"""Read a state from a file of any form that users have, including tuned initial states.
+"""Read a state from a file in any supported format, including tuned initial states.
 
     safetensors, ours        a full state with shifts, bound to its model by the fingerprint.
     safetensors, other       a tuned state in ai00's layout [H, key, value], unless its metadata says otherwise.
     .pth                     a tuned state in BlinkDL's layout [H, value, key].
     CBOR                     ai00's prefab state, shifts included.
 
-The first bytes decide the form, not the name. The names and shapes of a file's tensors are checked against the model
+The first bytes decide the format, not the name. The names and shapes of a file's tensors are checked against the model
 before any tensor is read, so that a hostile file takes no more memory than a state.
 """
 
@@ -31,7 +31,7 @@ from states.files.prefab import decode_prefab, prefab_dims
 from states.frozen import MAX_LAST_TOKENS, Shaped, check_array, check_shape
 from states.tokens import TOKEN_BYTES, unpack
 
-# Tuned initial states: the trained wkv tensors of a model, `blocks.N.att.time_state`, and nothing else.
+# Tuned initial states: files with a trained wkv tensor `blocks.N.att.time_state` for each layer, and nothing else.
 #
 # A tuned state starts a sequence with these tensors and with shifts of zero. BlinkDL's .pth files have [H, value, key];
 # ai00's `.st` convention has the last two axes swapped. Both axes have the same size, so the tensors can't show which
@@ -44,14 +44,14 @@ _NAME = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.att\.time_state")
 
 
 def is_time_state(name: str) -> bool:
-    """Return True if a tensor of this name is part of a tuned state."""
+    """Return True if `name` is that of a tuned state's tensor: `blocks.N.att.time_state`."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
-    """Raise StateError if `tensors`, as a file describes them, are no tuned state of the model.
+    """Raise StateError unless `tensors` has one time_state tensor of the right shape for each layer of the model.
 
-    Tensors with other names are ignored.
+    Tensors with other names are ignored. The message begins with `source`.
     """
     field = _matrix_field(shape, source)
     layers = _layers(tensors, source)
@@ -67,9 +67,10 @@ def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -
 def state_from_tuned(
     tensors: Mapping[str, NDArray[Any]], shape: ModelShape, layout: Layout, source: str
 ) -> dict[str, F32]:
-    """Return the initial state in `tensors`, ignoring tensors with other names.
+    """Return the initial state that is made of a file's time_state tensors, with all token shifts zero.
 
-    Raises StateError if there are too few or too many layers, or if a tensor does not fit the model.
+    Ignores tensors with other names. Raises StateError if there are too few or too many layers, or if a tensor does not
+    fit the model. The message begins with `source`.
     """
     check_tuned(tensors, shape, source)
     field = _matrix_field(shape, source)
@@ -82,19 +83,22 @@ def state_from_tuned(
 
 
 def tuned_from_state(state: State, shape: ModelShape, layout: Layout) -> dict[str, F32]:
-    """Return the time_state tensors of a state. Its shifts are lost, since the form has no place for them."""
+    """Return the wkv matrices of a state as time_state tensors by name. The token shifts are left out.
+
+    Raises StateError if the model's state has no such matrix.
+    """
     wkv = state[_matrix_field(shape, "export").name]  # [L, H, value, key]
     ordered = wkv if layout == "value_key" else wkv.transpose(0, 1, 3, 2)
     return {tensor_name(layer): np.ascontiguousarray(ordered[layer]) for layer in range(shape.num_layers)}
 
 
 def tensor_name(layer: int) -> str:
-    """Return the name of a layer's time_state tensor."""
+    """Return the name of the time_state tensor of layer number `layer`."""
     return f"blocks.{layer}.att.time_state"
 
 
 def _matrix_field(shape: ModelShape, source: str) -> StateField:
-    """Return the state field whose initial value is time_state."""
+    """Return the state field that time_state tensors initialise: the wkv matrix. Raises StateError if there is none."""
     matrices = [field for field in shape.state_fields if field.kind is FieldKind.MATRIX]
     if len(matrices) != 1:
         raise StateError(
@@ -126,7 +130,7 @@ _PREFAB_SLACK = 1 << 16  # bytes that a CBOR file may have besides the array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedState:
-    """The state in a file, and the file's own description of it."""
+    """A state that was read from a file or a request, with the description that came with it."""
 
     form: StateForm
     state: State
@@ -139,10 +143,10 @@ class LoadedState:
 
 
 def read_state(path: Path, shape: ModelShape, model: str | None, layout: Layout | None = None) -> LoadedState:
-    """Read the state in a file. `layout` overrides the layout that the form has for a tuned state.
+    """Read a state file; its first bytes decide the format. `layout` overrides the format's layout of a tuned state.
 
-    `model` is the fingerprint that a full state must have; None accepts any model whose shapes fit.
-    Raises StateError if the file can't be read, is damaged or does not fit the model.
+    `model` is the fingerprint that a full state must have; None accepts any model whose shapes fit. Raises StateError
+    if the file can't be read, is damaged or does not fit the model.
     """
     with opened(path) as file:
         size = file.stamp.size

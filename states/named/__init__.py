@@ -1,1 +1,1 @@
-"""States under names: leases, reference counts, and the folder in which persistent states are saved."""
+"""The named state table: states under names, with leases, quotas, reference counts and files of persistent states."""

@@ -1,7 +1,7 @@
-"""A named state, and what is recorded about it: retention, leases, quotas, reference counts, tombstones.
+"""The parts of the named state table: named states, leases, quotas, reference counts and tombstones.
 
-A plain name, such as `talk`, is shared by all clients. A name in a namespace, such as `ann/talk`, belongs to the client
-of that namespace. The owner of a lease is in the same namespace as its states.
+A plain name, as `talk`, is of a shared state, which every client may use. A name with a namespace, as `ann/talk`, is of
+a state of the client that has this namespace. The owner of a lease is in the same namespace as the lease's states.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from states.frozen import NO_INITIAL_STATE, FrozenState
 
 
 class Tombstones:
-    """The names that were deleted most recently, each with the reason."""
+    """The names that were deleted most recently, each with the reason for its deletion."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
         self._reasons: dict[str, str] = {}
 
     def note(self, name: str, reason: str) -> None:
-        """Record why a name was deleted; beyond the limit, drop the oldest record."""
+        """Record that `name` was deleted, and why. The oldest record is dropped if there are more than the limit."""
         self._reasons.pop(name, None)
         self._reasons[name] = reason
         if len(self._reasons) > self._limit:
             del self._reasons[next(iter(self._reasons))]
 
     def revive(self, name: str) -> None:
-        """Drop the record of a name that is in use again."""
+        """Remove the record of `name`, because the name is in use again."""
         self._reasons.pop(name, None)
 
     def reason(self, name: str) -> str | None:
-        """Return why a name was deleted; None if it is not recorded."""
+        """Return why `name` was deleted, or None if there is no record of it."""
         return self._reasons.get(name)
 
 
@@ -45,9 +45,9 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A name and the state it stands for at one moment; two are equal if their ids and versions are.
+    """A name with the state that it stood for at one moment. Two are equal if their ids and versions are.
 
-    It stays usable after the name is deleted or stands for another state.
+    It stays usable after the name was deleted or stands for another state.
     """
 
     id: uuid.UUID  # stays the same when the name moves or the state advances
@@ -63,23 +63,23 @@ class NamedState:
 
     @property
     def persistent(self) -> bool:
-        """Whether the state stays until it is deleted, and needs no lease."""
+        """Whether the state is kept until it is deleted. Other states are kept only while their owner's lease lasts."""
         return self.owner is None
 
     @property
     def namespace(self) -> str:
-        """The namespace of the name; empty for a shared state."""
+        """The namespace in the name, or the empty string for a shared state."""
         return split_name(self.name)[0]
 
     @property
     def plain_name(self) -> str:
-        """The name without its namespace, as the client that it belongs to writes it."""
+        """The name without its namespace."""
         return split_name(self.name)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a new name is kept: as long as an owner's lease lasts, or until it is deleted."""
+    """How long a new named state is kept: while its owner's lease lasts, or, if persistent, until it is deleted."""
 
     owner: str | None = None  # None = the state's own name
     ttl: float | None = None  # seconds without use; None = that of the owner's lease, or an hour if it has none yet
@@ -98,7 +98,7 @@ class Retention:
             raise InvalidRequestError("ttl", self.ttl, f"a number of seconds above 0 and at most {MAX_TTL:.0f}")
 
     def owner_of(self, name: str) -> str | None:
-        """Return the owner of a state with this name; None if it is persistent."""
+        """Return the owner of a state called `name` under this retention, or None for a persistent state."""
         return None if self.persistent else self.owner or name
 
 
@@ -118,18 +118,18 @@ def check_changeable(entry: NamedState, field: str) -> None:
 
 
 def full_name(namespace: str, name: str) -> str:
-    """Return the plain `name` with its namespace; it stays plain if the namespace is empty."""
+    """Return `name` with its namespace, as in `ann/talk`. With an empty namespace, return `name` alone."""
     return f"{namespace}/{name}" if namespace else name
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a name into its namespace, which is empty for a shared name, and its plain name."""
+    """Return the namespace of a full name and its plain name. The namespace is empty for a shared state."""
     namespace, _, plain = name.rpartition("/")
     return namespace, plain
 
 
 def parse_id(text: str) -> uuid.UUID | None:
-    """Return the id that `text` spells in any of the forms of a UUID; None if it is no UUID."""
+    """Return the UUID that `text` spells in any of a UUID's notations, or None if it is no UUID."""
     try:
         return uuid.UUID(text)
     except ValueError:
@@ -148,7 +148,7 @@ def check_new_name(name: str, field: str) -> None:
 
 
 def check_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, if this can't be the plain name of a state or an owner."""
+    """Raise InvalidRequestError, which names `field`, unless `name` is a valid plain name of a state or an owner."""
     if not (len(name) <= MAX_NAME and _is_sayable(name)) or name == NO_INITIAL_STATE:
         raise InvalidRequestError(
             field,
@@ -163,14 +163,14 @@ def _is_sayable(name: str) -> bool:
 
 
 def check_full_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, if the namespace or the plain name is not allowed."""
+    """Raise InvalidRequestError, which names `field`, unless `name` is a valid name, with or without a namespace."""
     namespace, plain = split_name(name)
     for part in (namespace, plain) if namespace else (name,):
         check_name(part, field)
 
 
 class ReferenceCounts:
-    """How many names stand for each state, and the bytes of all states; a state with several names counts once."""
+    """Counts the names of each state and the bytes of all states. A state with several names counts its bytes once."""
 
     def __init__(self) -> None:
         self._names: Counter[FrozenState] = Counter()
@@ -179,7 +179,7 @@ class ReferenceCounts:
         self.num_names = 0
 
     def add(self, state: FrozenState) -> None:
-        """Increment the reference count of `state`."""
+        """Increment the reference count of `state`, because one more name stands for it."""
         if state not in self._names:
             self.num_bytes += state.num_bytes
         self.num_names += 1
@@ -187,7 +187,7 @@ class ReferenceCounts:
         self._digests[state.digest] += 1
 
     def remove(self, state: FrozenState) -> bool:
-        """Decrement the reference count of `state`. Return True if no state of these values is left."""
+        """Decrement the reference count of `state`. Return True if no state with its digest is left."""
         self.num_names -= 1
         self._names[state] -= 1
         self._digests[state.digest] -= 1
@@ -200,7 +200,10 @@ class ReferenceCounts:
         return True
 
     def growth(self, added: Iterable[FrozenState], removed: Iterable[FrozenState]) -> int:
-        """Return by how many bytes the total would change; negative if it would shrink."""
+        """Return how `num_bytes` would change if each state in `added` got a name and each in `removed` lost one.
+
+        The change is in bytes, and negative if the states would take less.
+        """
         change = Counter(added)
         change.subtract(removed)
         before = self._names
@@ -212,19 +215,19 @@ class ReferenceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The limits of one namespace. Shared states have no quota."""
+    """The limits on the states and leases of one namespace. Shared states have no quota."""
 
     num_bytes: int | None = None  # of its states; None = a quarter of the capacity for all states
     names: int = 1000
     ttl: float = 7 * 86400.0  # seconds; the longest time without use that a lease may be given
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `ttl` is a finite number from 0 on."""
+        """Raise InvalidRequestError if `ttl` is infinite or NaN."""
         check_finite("ttl", self.ttl)
 
 
 class Quotas:
-    """The names and bytes in use in each namespace, checked against its quota. Not thread-safe."""
+    """Counts the states of each namespace, and checks new ones against the namespace's quota. Not thread-safe."""
 
     def __init__(self, quota: Quota, capacity: int) -> None:
         self.num_bytes = capacity // 4 if quota.num_bytes is None else quota.num_bytes
@@ -232,22 +235,22 @@ class Quotas:
         self._counts: dict[str, ReferenceCounts] = {}
 
     def add(self, entry: NamedState) -> None:
-        """Add a state to the count of its namespace."""
+        """Count the state `entry` in its namespace."""
         self._counts.setdefault(entry.namespace, ReferenceCounts()).add(entry.frozen)
 
     def remove(self, entry: NamedState) -> None:
-        """Remove a state from the count of its namespace."""
+        """Stop counting the state `entry` in its namespace."""
         counts = self._counts[entry.namespace]
         counts.remove(entry.frozen)
         if counts.num_names == 0:
             del self._counts[entry.namespace]
 
     def used(self, namespace: str) -> int:
-        """Return the bytes that the states of a namespace take; copies share theirs."""
+        """Return the bytes of a namespace's states. A state with several names counts once."""
         return self._of(namespace).num_bytes
 
     def growth(self, namespace: str, added: Iterable[FrozenState], removed: Iterable[FrozenState] = ()) -> int:
-        """Return by how many bytes the states of a namespace would change; negative if they would shrink."""
+        """Return by how many bytes a namespace would grow if it got the states `added` and lost those in `removed`."""
         return self._of(namespace).growth(added, removed)
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
@@ -289,7 +292,7 @@ MAX_TTL = 30 * 86400.0
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The lease that keeps all states of an owner; it expires when none of them was used for `ttl` seconds."""
+    """The lease of an owner: its states are kept until none of them has been used for `ttl` seconds."""
 
     owner: str
     number: int  # grows from one lease to the next: the greatest is the newest
@@ -299,7 +302,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLease:
-    """The lease and the states of an owner at one moment."""
+    """A description of a lease at one moment: its owner, time to live and states."""
 
     owner: str
     ttl: float  # seconds
@@ -309,17 +312,20 @@ class OwnerLease:
 
 
 class Leases:
-    """The leases that have not ended. Not thread-safe."""
+    """The leases of all owners, except those that have expired or were ended. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds and must never go back."""
+        """Start without leases. `clock` returns seconds and never goes back."""
         self._clock = clock
         self._last_number = 0
         self._by_owner: dict[str, Lease] = {}
         self._soonest = math.inf  # nothing expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Begin the owner's lease, or restart its time. If `ttl` is None, the lease keeps its `ttl`, an hour if new."""
+        """Restart the time to live of the owner's lease, or create the lease. Return the lease.
+
+        `ttl` replaces the lease's time to live; None leaves it unchanged, or is `DEFAULT_TTL` for a new lease.
+        """
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:
@@ -332,24 +338,24 @@ class Leases:
         return lease
 
     def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
-        """Enter a lease read from elsewhere, in place of the owner's lease if it has one.
+        """Add a lease from another table of leases with its number, replacing the owner's lease if there is one.
 
-        `used` is the time of its last use, by the clock.
+        `used` is the clock's time when the lease was last renewed.
         """
         lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
         self._last_number = max(self._last_number, number)
         self._soonest = min(self._soonest, lease.expires)
 
     def find(self, owner: str) -> Lease | None:
-        """Return the owner's lease, if it has one."""
+        """Return the owner's lease, or None if it has none."""
         return self._by_owner.get(owner)
 
     def end(self, owner: str) -> None:
-        """End the owner's lease, if it has one. The owner's next use begins a new lease, which is then the newest."""
+        """Remove the owner's lease, if it has one. The owner's next `renew` creates a new lease."""
         self._by_owner.pop(owner, None)
 
     def end_expired(self) -> list[Lease]:
-        """End the leases that have expired, and return them."""
+        """Remove and return the leases that have expired."""
         now = self._clock()
         if now < self._soonest:
             return []
@@ -360,11 +366,11 @@ class Leases:
         return ended
 
     def newest_first(self) -> list[Lease]:
-        """Return all leases, the newest first."""
+        """Return all leases, ordered from the newest to the oldest."""
         return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
 
     def seconds_left(self, lease: Lease) -> float:
-        """Return how long a lease lasts if it is not used."""
+        """Return how many seconds remain until a lease expires if it is not renewed; 0 if it has expired."""
         return max(lease.expires - self._clock(), 0.0)
 
     def __len__(self) -> int:

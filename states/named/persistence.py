@@ -1,4 +1,4 @@
-"""Persistent states in a folder: one full-state file each, named after the state's id and loaded at the next start."""
+"""Save persistent states in a folder as full-state files named after their ids, and load them at the next start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundState:
-    """A persistent state of an earlier run."""
+    """A persistent state that was loaded from a file of an earlier run."""
 
     name: str
     id: uuid.UUID
@@ -31,18 +31,19 @@ class FoundState:
 
 
 class SavedStates:
-    """The files of persistent states. Other files in the folder are left alone."""
+    """The folder with the files of persistent states. Ignores other files in it."""
 
     def __init__(self, files: StateFiles, folder: Path) -> None:
-        """Make the folder if it is missing. Raises OSError if that fails."""
+        """Create `folder` if it is missing. Raises OSError if that fails. `files` reads and writes the files."""
         folder.mkdir(parents=True, exist_ok=True)
         self._files = files
         self._folder = folder
 
     def load(self) -> Iterator[FoundState]:
-        """Yield the saved states, oldest first, and delete unfinished files of an earlier run.
+        """Yield the persistent states in the folder, oldest first.
 
-        A path that is no file, a damaged file and a state of another model are logged, skipped and left in the folder.
+        A damaged file, or one of another model, is left in the folder and logged as a warning. Temporary files of
+        writes that a crash cut short are deleted.
         """
         for unfinished in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
             if _id_of(unfinished.name.partition(".")[0]) is not None:
@@ -58,14 +59,17 @@ class SavedStates:
                 yield found
 
     def save(self, key: uuid.UUID, name: str, frozen: FrozenState) -> None:
-        """Write or replace the file of a state. Raises StorageError if that fails; an old file then remains."""
+        """Write the file of the state with id `key`, replacing an earlier file of this id.
+
+        Raises StorageError if it can't be written; an earlier file is then unchanged.
+        """
         try:
             self._files.save(self._path(key), name, frozen)
         except OSError as error:
             raise StorageError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
 
     def delete(self, key: uuid.UUID) -> None:
-        """Delete the file of a state, if it has one. Raises StorageError if that fails."""
+        """Delete the file of the state with id `key`, if there is one. Raises StorageError if it can't be deleted."""
         try:
             delete_file(self._path(key))
         except OSError as error:

@@ -1,8 +1,8 @@
-"""The store of named states that clients of an engine use: its interface, and a store in memory and a folder.
+"""`StateStore`, the interface to named states, and `LocalStateStore`, which stores them in memory and in a folder.
 
-A state either has an owner, whose lease ends if none of the owner's states is used, or is persistent: then it stays
-until it is deleted, and is kept in a folder. A state that the operator loads from a file at every start is read-only,
-since the next start would undo a change.
+A state is kept by its owner's lease, which expires if none of the owner's states is used. A persistent state is kept
+until it is deleted, and is saved in a folder. A state that the operator loads at every start is read-only, since
+loading its file again would undo every change.
 """
 
 from __future__ import annotations
@@ -34,41 +34,48 @@ _log = logging.getLogger(__name__)
 
 
 class StateStore(Protocol):
-    """Named states, shared by all who use an engine. For one event loop, which no method blocks.
+    """The interface to the named states of a model. Its methods must be called on one event loop, and do not block it.
 
-    The states it returns are immutable and stay usable after they are deleted. Using a state renews its owner's lease.
-    The arrays may be read only of states that `get`, `default`, `put` or `compare_and_set` returned.
+    The returned objects are immutable, and stay valid when the state is deleted. Using a state renews its owner's
+    lease. Only the states that `get`, `default`, `put` and `compare_and_set` return are sure to have their arrays in
+    memory.
     """
 
     async def get(self, name_or_id: str) -> NamedState:
-        """Return the state of this id or, else, of this name, and renew its owner's lease.
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`, and renew its owner's lease.
 
-        Raises NotFoundError, which lists the shared names and says what became of this one.
+        Raises NotFoundError if there is none. The error lists the existing names, and says why the state was deleted.
         """
         ...
 
     async def find(self, name_or_id: str) -> NamedState | None:
-        """Return the state of this id or, else, of this name, if there is one. Its owner's lease is not renewed."""
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`; None if there is none.
+
+        Renews no lease.
+        """
         ...
 
     async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        """Return the error for a name that is neither in a namespace nor shared. It lists names of these two only."""
+        """Return the error for a client of `namespace` that asks for a state that does not exist.
+
+        The error lists no names of other namespaces.
+        """
         ...
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        """Return all states, or those of a namespace. Leases are not renewed."""
+        """Return all named states, or those of one namespace. Renews no lease."""
         ...
 
     def usage(self) -> StateUsage:
-        """Return how many states there are, and how much room they take."""
+        """Return the numbers of states, leases and bytes, with the limits."""
         ...
 
     async def default(self) -> NamedState | None:
-        """Return the state from which requests start if they name none; None stands for the fill values."""
+        """Return the default initial state of requests, or None if they start from the state before any token."""
         ...
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        """Raise what `put` would raise at this moment for a state of this size. Reserves nothing."""
+        """Raise the error that `put` would raise now for a state of `num_bytes` under `name`. Reserves no room."""
         ...
 
     async def put(
@@ -81,62 +88,65 @@ class StateStore(Protocol):
         form: StateForm = "full",
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Keep a state under a free name. It gets the id `key` if that is free.
+        """Add a state under a free name, and return it. Its id is `key`, unless `key` is None or in use.
 
-        Raises InvalidRequestError if the name is taken or not allowed, OverloadedError if there is no room, and
-        StorageError if a persistent state can't be written. After an error nothing has changed.
+        Raises InvalidRequestError if the name is invalid or in use, OverloadedError if there is no room, and
+        StorageError if a persistent state can't be written. After an error, nothing has changed.
         """
         ...
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        """Replace the values of a state if it still has the version of `old`. Name and id stay.
+        """Replace the values of a state if it still has the version of `old`. Name and id stay the same.
 
         Raises NotFoundError if the state was deleted or changed, InvalidRequestError if it is read-only,
-        OverloadedError if there is no room, and StorageError if a persistent state can't be written.
+        OverloadedError if there is no room, and StorageError if it can't be written.
         """
         ...
 
     async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Keep a state under more names, all of them or none. Raises what `get` and `put` raise."""
+        """Add copies of a state under `names`, either all of them or none, and return them.
+
+        Raises the errors of `get` and `put`.
+        """
         ...
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Give a state another name, another owner, or both, in one step.
+        """Change a state's name or owner, or both at once, and return the changed state.
 
-        Raises what `get` and `put` raise, and InvalidRequestError if the state is read-only.
+        Raises the errors of `get` and `put`, and InvalidRequestError if the state is read-only.
         """
         ...
 
     async def delete(self, name_or_id: str) -> NamedState:
-        """Delete a state. Sequences that run from it go on.
+        """Delete a state, and return it. Sequences that started from it continue.
 
-        Raises NotFoundError, InvalidRequestError if it is read-only, and StorageError if its file can't be deleted.
-        After an error nothing has changed.
+        Raises NotFoundError if there is no such state, InvalidRequestError if it is read-only, and StorageError if its
+        file can't be deleted. After an error, nothing has changed.
         """
         ...
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return all leases, or those in a namespace, the newest first. They are not renewed."""
+        """Return descriptions of all leases, or of those in one namespace, the newest first. Renews no lease."""
         ...
 
     async def end_lease(self, owner: str) -> OwnerLease:
-        """Delete all states of an owner; sequences that run from them go on.
+        """End an owner's lease and delete its states. Sequences that started from them continue.
 
         Raises NotFoundError if the owner has no lease.
         """
         ...
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        """Hold the lock of a state's id while the block runs, so that requests that run the model to change a state
-        take turns.
+        """Return an async context manager that holds the lock of the state with id `key`.
 
-        The lock covers one engine only; `compare_and_set` detects changes by others.
+        Tasks that run the model to change the state take turns by it. The lock is for this engine only;
+        `compare_and_set` detects changes by other engines.
         """
         ...
 
 
 class KeyedLocks:
-    """A lock for each key that is in use. Tasks get a lock in the order in which they asked for it."""
+    """One asyncio lock for each key in use. Tasks get a key's lock in the order in which they asked for it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -160,10 +170,10 @@ class KeyedLocks:
 
 
 class LocalStateStore:
-    """A `StateStore` in this process: a table in memory, and a folder for persistent states.
+    """A `StateStore` within this process: a table in memory, and a folder of files for persistent states.
 
-    Files are written on other threads. A change that can't be written is undone. `add`, `add_file`, `load_saved` and
-    `set_default` are for the start; they may block.
+    Files are written on other threads. If a write fails, the change is rolled back. `add`, `add_file`, `load_saved` and
+    `set_default` are called only at the start, and block while they read files.
     """
 
     def __init__(
@@ -176,9 +186,9 @@ class LocalStateStore:
         quota: Quota = _QUOTA,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`capacity` bounds the bytes of all states together, `max_names` their names, `quota` both for a namespace.
+        """Store at most `capacity` bytes of states and `max_names` names, with `quota` as the limits of each namespace.
 
-        `saved` keeps the files of persistent states; if it is None, a state can't be made persistent.
+        `saved` is the folder of persistent states; None allows no persistent states.
         """
         self.files = files
         self._saved = saved
@@ -192,17 +202,17 @@ class LocalStateStore:
         self._key_locks = KeyedLocks()
 
     def on_forgotten(self, forget: Callable[[str], None]) -> None:
-        """Call `forget` with the digest of a state when no name stands for a state of these values any more.
+        """Register `forget`, which is called with a state's digest once no name stands for a state with this digest.
 
-        It may be called on any thread, and must not block.
+        It is called on any thread, and must not block.
         """
         self._listeners.append(forget)
 
     def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
-        """Read a state file of the operator, and enter its state.
+        """Add a read-only state from a file that the operator provides, and return it.
 
-        `name` defaults to the name in the file, then to the path's stem; `key`, the state's id, to the id in the file.
-        If the file says that its state is the default, it becomes the default.
+        `name` defaults to the name in the file, else to the path's stem. `key`, the state's id, defaults to the id in
+        the file. If the file declares its state as the default, the state becomes the default.
         """
         if name is not None:
             check_new_name(name, "state name")
@@ -217,7 +227,10 @@ class LocalStateStore:
         return entry
 
     def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        """Enter a state that the operator loads at every start: it is read-only, and not written to the folder."""
+        """Add a read-only state that the operator loads at every start, and return it.
+
+        The folder gets no file of it.
+        """
         frozen = self.files.freeze(loaded, source)
         with self.locked() as table:
             table.check_free(name, "state name")
@@ -227,7 +240,10 @@ class LocalStateStore:
         return entry
 
     def load_saved(self) -> None:
-        """Enter the persistent states of earlier runs. A state that has no room any more is logged and skipped."""
+        """Add the persistent states of earlier runs from the folder.
+
+        If there is no room for one, or its name is in use, it is skipped with a warning in the log.
+        """
         for found in () if self._saved is None else self._saved.load():
             try:
                 with self.locked() as table:
@@ -241,7 +257,10 @@ class LocalStateStore:
                 _log.warning("a persistent state is skipped: %s: %s", found.file, error)
 
     def set_default(self, name: str | None) -> None:
-        """Make a persistent state the default. Raises NotFoundError, or InvalidRequestError for a leased one."""
+        """Make a persistent state the default. `name` may also be an id; None removes the default.
+
+        Raises NotFoundError if there is no such state, and InvalidRequestError if it is not persistent.
+        """
         with self.locked() as table:
             entry = None if name is None else table.get(name)
             if entry is not None and not entry.persistent:
@@ -338,13 +357,16 @@ class LocalStateStore:
 
     @contextmanager
     def locked(self) -> Iterator[NamedStateTable]:
-        """Lock the table and drop expired leases with their states. For any thread; the block must not await."""
+        """Lock the table while the block runs, and remove expired leases and their states first. For any thread.
+
+        The block must not await anything.
+        """
         with self._lock:
             self._table.end_expired()
             yield self._table
 
     def report_forgotten(self, digest: str) -> None:
-        """Report to the callbacks of `on_forgotten` that no name stands for a state of these values any more."""
+        """Call the callbacks of `on_forgotten` with `digest`: no name stands for a state with this digest any more."""
         _report(self._listeners, digest)
 
     def _shown(self, entry: NamedState) -> NamedState:
@@ -352,7 +374,10 @@ class LocalStateStore:
             return table.shown(entry)
 
     def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
-        """Persist the change; roll it back if writing fails, unless a later change has replaced it."""
+        """Write the files of `entries`, which the table has already. If that fails, call `undo` and raise the error.
+
+        `undo` is not called if one of the entries was changed meanwhile.
+        """
         try:
             for entry in entries:
                 self._sync(entry.id)
@@ -371,9 +396,9 @@ class LocalStateStore:
             self._table.drop(entry, "its file could not be written")
 
     def _delete_saved(self, entry: NamedState) -> bool:
-        """Delete a persistent state: first its file, so that a deleted name does not come back at the next start.
+        """Delete a persistent state: first its file, so that it can't come back at the next start, then its entry.
 
-        Returns False if the state was changed meanwhile.
+        Returns False, without removing the entry, if the state was changed meanwhile.
         """
         with self._disk_lock:
             if self._saved is not None:
@@ -394,7 +419,7 @@ class LocalStateStore:
             self._failed_writes += 1
 
     def _sync(self, key: uuid.UUID) -> None:
-        """Write the file of the state of this id, or delete the file if there is no such persistent state."""
+        """Write the file of the state with id `key`, or delete the file if the table has no such persistent state."""
         if self._saved is None:
             return
         with self._disk_lock:

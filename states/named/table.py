@@ -1,9 +1,8 @@
-"""The table of named states: the changes to it, the owners of states, their bytes, and evictions when room is short.
+"""The named state table in memory, with the leases and quotas that decide which states are removed if room is short.
 
-A lease lasts as long as its owner has states, unless it expires before because none of them is used.
-If a new state does not fit, leases end, the newest first, each with all its states. Only leases of the new state's
-namespace end that are newer than its own lease. If ending them all would not be enough, none ends, and the new state is
-refused.
+An owner's lease lasts from its first state to its last, unless it expires before because no state was used. If a new
+state does not fit, the newest leases of its namespace end, with all their states. A lease ends for it only if it is
+newer than the lease of the new state's owner. If that would not free enough, no lease ends and the state is rejected.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from states.named.entry import (
 
 
 class NameIndex:
-    """The named states by name, id, owner and namespace, in the order in which their names were entered."""
+    """An index of named states by name, id, owner and namespace. Iterating yields them in the order of entry."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, NamedState] = {}
@@ -64,7 +63,7 @@ class NameIndex:
         return list(self._in_namespace.get(namespace, {}).values())
 
     def put(self, entry: NamedState) -> None:
-        """Add a state under its name, in place of the one that had the name, if any."""
+        """Add a named state, replacing the one with the same name, if there is one."""
         if (before := self._by_name.get(entry.name)) is not None:
             self._unlink(before)
         self._by_name[entry.name] = entry
@@ -74,7 +73,7 @@ class NameIndex:
             self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
 
     def remove(self, entry: NamedState) -> None:
-        """Remove a state that is in the index."""
+        """Remove a named state. It must be in the index."""
         del self._by_name[entry.name]
         self._unlink(entry)
 
@@ -93,7 +92,7 @@ def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) ->
 
 @dataclass(frozen=True, slots=True)
 class StateListing:
-    """All named states at one moment."""
+    """The named states of a table or of one namespace at one moment, with their size and limit in bytes."""
 
     entries: tuple[NamedState, ...]  # in the order in which the names were entered
     default: str | None  # the name of the default state
@@ -103,7 +102,7 @@ class StateListing:
 
 @dataclass(frozen=True, slots=True)
 class StateUsage:
-    """How full a table is."""
+    """The numbers of a table's states, leases and bytes at one moment."""
 
     num_bytes: int  # of all states; copies share theirs
     capacity: int
@@ -117,7 +116,7 @@ _NAMES_TOLD = 20
 
 
 class NamedStateTable:
-    """The named states in memory, with their leases and quotas. Not thread-safe."""
+    """The named states with their leases, quotas, reference counts and tombstones, in memory. Not thread-safe."""
 
     def __init__(
         self,
@@ -129,9 +128,11 @@ class NamedStateTable:
         *,
         keeps_persistent: bool = True,
     ) -> None:
-        """`forget` is called with the digest of a state when no name stands for a state of these values any more.
+        """Create an empty table for at most `capacity` bytes of states and `max_names` names.
 
-        Without `keeps_persistent`, every new state needs a lease.
+        `clock` returns seconds and never goes back. `forget` is called with the digest of a removed state if no name
+        stands for a state with this digest any more. If `keeps_persistent` is False, a state can't be persistent: it
+        needs a lease.
         """
         self.capacity = capacity
         self.keeps_persistent = keeps_persistent
@@ -150,21 +151,21 @@ class NamedStateTable:
         return self._counts.num_bytes
 
     def entries(self, namespace: str | None = None) -> tuple[NamedState, ...]:
-        """Return all states in the order in which their names were entered, or those of a namespace."""
+        """Return all named states, or those of a namespace, in the order in which their names were entered."""
         return tuple(self._index if namespace is None else self._index.in_namespace(namespace))
 
     def next_version(self) -> int:
-        """Return a version that no state of this table has had."""
+        """Return a new version number, greater than all earlier ones."""
         self.last_version += 1
         return self.last_version
 
     def end_expired(self) -> None:
-        """Remove the states whose leases have expired."""
+        """Remove the states whose leases have expired, and these leases."""
         for lease in self.leases.end_expired():
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
     def leases_of(self, namespace: str | None) -> list[OwnerLease]:
-        """Return all leases, or those in a namespace, the newest first."""
+        """Return descriptions of the leases in a namespace, or of all leases if it is None, the newest first."""
         return [
             self._described(lease)
             for lease in self.leases.newest_first()
@@ -172,7 +173,10 @@ class NamedStateTable:
         ]
 
     def end_lease(self, owner: str) -> OwnerLease:
-        """Remove all states of an owner, and return what it had. Raises NotFoundError if it has no lease."""
+        """End an owner's lease and remove all its states. Return what `leases_of` returned for the lease.
+
+        Raises NotFoundError if the owner has no lease.
+        """
         lease = self.leases.find(owner)
         if lease is None:
             raise NotFoundError(f"owner {split_name(owner)[1]!r} has no lease")
@@ -187,32 +191,38 @@ class NamedStateTable:
         return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
 
     def listing(self, namespace: str | None) -> StateListing:
-        """Return all states, or those of a namespace, each with its `expires_in`."""
+        """Return all named states, or those of a namespace, with the time until each expires."""
         used, capacity = self.num_bytes, self.capacity
         if namespace:
             used, capacity = self.quotas.used(namespace), self.quotas.num_bytes
         return StateListing(tuple(map(self.shown, self.entries(namespace))), self.default, used, capacity)
 
     def usage(self, failed_writes: int) -> StateUsage:
-        """Return how full the table is."""
+        """Return the numbers of states, leases and bytes in the table. `failed_writes` is passed on in the result."""
         entries = self.entries()
         persistent = sum(entry.persistent for entry in entries)
         return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
 
     def shown(self, entry: NamedState) -> NamedState:
-        """Return a state with its `expires_in`: how long it stays if no state of its owner is used."""
+        """Return `entry` with `expires_in` set to the time until its lease expires, or to None if it has no lease."""
         lease = None if entry.owner is None else self.leases.find(entry.owner)
         return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
 
     def use(self, name_or_id: str) -> NamedState:
-        """Return the state of this id or, else, of this name, and renew its owner's lease."""
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`, and renew its owner's lease.
+
+        Raises NotFoundError.
+        """
         entry = self.get(name_or_id)
         if entry.owner is not None:
             self.leases.renew(entry.owner)
         return entry
 
     def check_place(self, name: str, retention: Retention, num_bytes: int, num_names: int = 1) -> None:
-        """Raise what `put` would raise for a state of this size."""
+        """Raise the error that `put` would raise for a state of `num_bytes` under `name`, if any. Changes nothing.
+
+        `num_names` is how many names would be added.
+        """
         self._check_retention(name, retention)
         self.check_free(name, "name")
         check_new_name(split_name(name)[1], "name")
@@ -229,19 +239,25 @@ class NamedStateTable:
         form: StateForm,
         key: uuid.UUID | None,
     ) -> NamedState:
-        """Enter a state under a free name. See `StateStore.put`."""
+        """Add a state to the table under a free name, and return the new entry. See `StateStore.put`."""
         self.check_place(name, retention, frozen.num_bytes)
         entry = self.make(name, self._renew(retention, name), frozen, form, source, key)
         self.enter(entry)
         return entry
 
     def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Enter a state under more names, which share its arrays. See `StateStore.fork`."""
+        """Add copies of a named state under `names`, all or none, and return them. See `StateStore.fork`.
+
+        The copies share the state's arrays.
+        """
         check_names(names)
         return self.copy(self.use(name_or_id), names, retention)
 
     def copy(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        """Enter the values of a state under more names; the state may be in another table."""
+        """Add copies of the state `origin` under `names`, all or none, and return them.
+
+        `origin` may be of another table.
+        """
         self._check_room(0, None, len(names))
         grown = self.quotas.growth(split_name(names[0])[0], [origin.frozen])
         self._check_quota(names[0], grown, len(names))
@@ -257,7 +273,10 @@ class NamedStateTable:
         return entries
 
     def move(self, name_or_id: str, name: str, retention: Retention) -> tuple[NamedState, NamedState]:
-        """Give a state another name or owner; return the old and the new entry. See `StateStore.move`."""
+        """Change the name or owner of a state, and return the entry before and after the change.
+
+        See `StateStore.move`.
+        """
         old = self.use(name_or_id)
         check_changeable(old, "state")
         if name == old.name:
@@ -269,7 +288,7 @@ class NamedStateTable:
         return old, new
 
     def compare_and_set(self, old: NamedState, frozen: FrozenState, source: str) -> tuple[NamedState, NamedState]:
-        """Replace the values of a state that still has the version of `old`; return the old and the new entry.
+        """Replace the values of a state if it has the version of `old`. Return its entry before and after the change.
 
         See `StateStore.compare_and_set`.
         """
@@ -286,7 +305,7 @@ class NamedStateTable:
         return held, new
 
     def delete(self, name_or_id: str) -> NamedState:
-        """Remove a state, and return it. See `StateStore.delete`."""
+        """Remove a state from the table, and return it. See `StateStore.delete`."""
         entry = self.get(name_or_id)
         check_changeable(entry, "state")
         self.drop(entry, "it was removed")
@@ -301,9 +320,9 @@ class NamedStateTable:
         source: str,
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Return a new state, which is not entered yet. It gets the id `key` if that is free.
+        """Return a new named state without adding it to the table. Its id is `key`, or random if `key` is in use.
 
-        Without `key` its id is derived from its name and values, so that it is the same at every start.
+        Without `key`, the id is computed from the name and the values, so that it is the same at every start.
         """
         key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
         if self.of_id(key) is not None or self.named(str(key)) is not None:
@@ -311,63 +330,72 @@ class NamedStateTable:
         return NamedState(key, self.next_version(), name, form, source, time.time(), owner, frozen)
 
     def find(self, name_or_id: str) -> NamedState | None:
-        """Return the state of this id or, else, of this name, if there is one."""
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`. Return None if there is none."""
         key = parse_id(name_or_id)
         return (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
 
     def get(self, name_or_id: str) -> NamedState:
-        """Return the state of this id or, else, of this name. Raises the error that `missing` returns."""
+        """Return the state whose id or, if no id matches, whose name is `name_or_id`.
+
+        Raises the error that `missing` returns.
+        """
         entry = self.find(name_or_id)
         if entry is None:
             raise self.missing(name_or_id)
         return entry
 
     def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:
-        """Return the error for a name that is neither in a namespace nor shared.
+        """Return the error for a state that does not exist. It says why the state was deleted, if that is known.
 
-        It lists the names that are, up to a limit, and says what became of this one.
+        The error also lists the names of the namespace and the shared names.
         """
         reason = self._tombstones.reason(full_name(namespace, name_or_id))
         fate = "does not exist" if reason is None else f"is gone: {reason}"
         return NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names(namespace)}")
 
     def holds(self, entry: NamedState) -> bool:
-        """Return True if the table has a state in this version."""
+        """Return True if `entry` is in the table, with the same version."""
         return self._index.of_id(entry.id) == entry
 
     def named(self, name: str) -> NamedState | None:
-        """Return the state of this name, if there is one."""
+        """Return the state with this name, or None if there is none."""
         return self._index.named(name)
 
     def of_id(self, key: uuid.UUID) -> NamedState | None:
-        """Return the state of this id, if there is one."""
+        """Return the state with this id, or None if there is none."""
         return self._index.of_id(key)
 
     def check_free(self, name: str, field: str) -> None:
-        """Raise InvalidRequestError, which names `field`, if the name is not allowed or is taken."""
+        """Raise InvalidRequestError, which names `field`, if `name` is no valid full name or is in use."""
         check_full_name(name, field)
         if (taken := self._index.named(name)) is not None:
             raise name_taken(taken, field)
 
     def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
-        """Raise OverloadedError if there is no room for `num_bytes` and `num_names` more, even if leases end for it."""
+        """Raise OverloadedError if the table has no room for `num_names` more names and `num_bytes` more bytes.
+
+        Counts the bytes of leases that would end to make room for a state of `owner`.
+        """
         if len(self._index) + num_names > self._max_names:
             raise self._too_many(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
     def _check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
-        """Raise OverloadedError if `num_bytes` and `num_names` more exceed the quota of the namespace of a name."""
+        """Raise OverloadedError if `num_bytes` and `num_names` more would exceed the quota of the name's namespace."""
         self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
 
     def _renew(self, retention: Retention, name: str) -> str | None:
-        """Renew the lease of the owner of a state with this name. Return the owner, or None for a persistent state."""
+        """Renew the lease of the owner of a state called `name`. Return the owner, or None for a persistent state."""
         owner = retention.owner_of(name)
         if owner is not None:
             self.leases.renew(owner, retention.ttl)
         return owner
 
     def enter(self, entry: NamedState) -> None:
-        """Add a state under a free name. Raises OverloadedError if there is no room."""
+        """Add `entry`, whose name must be free, to the table; end newer leases if their room is needed.
+
+        Raises OverloadedError if there is no room even then.
+        """
         if len(self._index) >= self._max_names:
             raise self._too_many(1)
         self._make_room(entry.owner, entry.frozen)
@@ -407,7 +435,7 @@ class NamedStateTable:
         self._release(old)
 
     def drop(self, entry: NamedState, reason: str) -> None:
-        """Remove a state that is in the table. The error for a later request for it gives `reason`."""
+        """Remove `entry`, which must be in the table. `reason` goes into the error for later requests that name it."""
         self._index.remove(entry)
         self._tombstones.note(entry.name, reason)
         if self.default == entry.name:
@@ -430,7 +458,7 @@ class NamedStateTable:
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
     def _release(self, entry: NamedState) -> None:
-        """Release the bytes of a state that was removed from the index, and its owner's lease if it was the last."""
+        """Stop counting `entry`, which was removed from the index. If it was its owner's last state, end the lease."""
         if entry.owner is not None and not self._index.owned_by(entry.owner):
             self.leases.end(entry.owner)
         self.quotas.remove(entry)
@@ -449,10 +477,10 @@ class NamedStateTable:
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """Return the newest leases that must end to make room for `num_bytes` more in a state of `owner`.
+        """Return the newest leases that must end so that the table has room for `num_bytes` more bytes of `owner`.
 
-        `growth` returns by how many bytes the total would change if the states it is passed were dropped.
-        Raises OverloadedError if ending all leases that are newer than the owner's would not be enough.
+        `growth` returns by how many bytes the table would grow if the states in its argument were removed. Raises
+        OverloadedError if ending all newer leases would not free enough.
         """
         room = self.capacity - self.num_bytes
         victims: list[Lease] = []
@@ -467,9 +495,9 @@ class NamedStateTable:
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
-        """Return the leases of the owner's namespace that are newer than its own, the newest first.
+        """Return the leases in the owner's namespace that are newer than the owner's lease, the newest first.
 
-        There are none if the owner has no lease.
+        Returns none if the owner has no lease.
         """
         own = None if owner is None else self.leases.find(owner)
         if own is None:
@@ -504,6 +532,6 @@ def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise InvalidRequestError if the list of new names is empty or has a name twice."""
+    """Raise InvalidRequestError if `names`, the names of new states, are empty or not all different."""
     if not names or len(set(names)) < len(names):
         raise InvalidRequestError("names", list(names), "one or more names, all different")

@@ -1,1 +1,1 @@
-"""States that several servers share, in a store with the protocol of Valkey and Redis."""
+"""Checkpoints and named states that several servers share, in a Valkey or Redis server and perhaps an object store."""

@@ -1,8 +1,8 @@
-"""The bodies of checkpoints, which are state files: in the store, or in an object store with an index in the store.
+"""The state files of shared checkpoints, called bodies: stored in the shared store itself or in an object store.
 
-The index has the size of each body and when it was last used. With it the store counts the bytes of all servers, and
-decides which bodies are evicted. Each body in an object store has a key in the index that expires, as a body in the
-store does.
+For bodies in an object store, the shared store has an index with the size of each body and when it was last used. With
+it the shared store counts the bytes of all servers, and decides which bodies are evicted. Each body in an object store
+has a key in the index that expires, as a body in the shared store does.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from rnn_engine.errors import StateError
 from states.shared.client import Lane, StoreClient, execute, run_script
 from states.shared.entries import PREFIX
 
-# Objects by key in an object store: S3, Google Cloud Storage, Azure, or a folder that all servers see.
+# Named byte strings in an object store: S3, Google Cloud Storage, Azure, or a folder that all servers see.
 
 T = TypeVar("T")
 
 
 class Objects:
-    """Objects in an object store. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
+    """An object store: named byte strings in S3, Google Cloud Storage, Azure or a folder.
+
+    Methods raise the errors of `StoreClient.run`, and run on the client's thread.
+    """
 
     def __init__(self, url: str, client: StoreClient) -> None:
-        """`url` is one that `ObjectsConfig` has checked. Operations have the timeout of `client`.
+        """Open the object store at `url`, which `ObjectsConfig` has checked. Operations have the timeout of `client`.
 
         Raises StateError if the object store can't be opened.
         """
@@ -41,15 +44,15 @@ class Objects:
         self._writing = client.add_lane("writing objects to", 4)
 
     async def check(self) -> None:
-        """Raise StateError if the object store refuses access, UnavailableError if it is not reached."""
+        """Raise StateError if the object store denies access, and UnavailableError if it can't be reached."""
         await self.get("check")
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write an object, replacing an existing one."""
+        """Write `data` as the object with this key, replacing an existing object."""
         await self._run(self._writing, lambda: obstore.put_async(self._store, _path(key), data))
 
     async def get(self, key: str) -> bytes | None:
-        """Return an object, or None if it does not exist."""
+        """Return the bytes of the object with this key, or None if it does not exist."""
 
         async def read() -> bytes | None:
             try:
@@ -61,7 +64,7 @@ class Objects:
         return await self._run(self._reading, read)
 
     async def delete(self, key: str) -> None:
-        """Delete an object. Does nothing if it does not exist."""
+        """Delete the object with this key. Does nothing if it does not exist."""
 
         async def delete() -> None:
             try:
@@ -87,7 +90,8 @@ def _path(key: str) -> str:
     return key.replace(":", "/")
 
 
-# KEYS: used, sizes, total. Defines `remove`, which removes a body from the index. An invalid total is counted again.
+# A Lua function `remove(key)`, which removes a body from the index of the object store. KEYS: used, sizes, total. If
+# the total is no valid number, the sizes are added up again.
 _REMOVE = """
 local function whole(text)
     local number = tonumber(text)
@@ -110,9 +114,9 @@ local function remove(key)
 end
 """
 
-# KEYS: used, sizes, total, the body's key. ARGV: seconds, bytes, capacity. Enters a body and returns the keys of bodies
-# that are evicted: some of those that were not used for these seconds, and the least recently used while there are too
-# many bytes.
+# A script that adds a body to the index and returns the keys of the bodies that it evicts: up to 100 that were not used
+# within the time to live, then the least recently used while the total exceeds the capacity. KEYS: used, sizes, total,
+# the body's key. ARGV: time to live in seconds, the body's bytes, capacity in bytes.
 _ENTER = (
     _REMOVE
     + """
@@ -137,7 +141,8 @@ return gone
 """
 )
 
-# KEYS: used, sizes, total, the body's key. ARGV: seconds. Marks the body as used and returns 1, or 0 if there is none.
+# A script that marks a body in the index as used. It returns 1, or 0 if the index does not have the body. KEYS: used,
+# sizes, total, the body's key. ARGV: time to live in seconds.
 _USE = """
 if redis.call('EXPIRE', KEYS[4], ARGV[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1], KEYS[4])
@@ -150,30 +155,33 @@ _KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
 
 
 class Bodies(Protocol):
-    """State files by key. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
+    """The interface of a store of bodies, the state files of checkpoints, by key.
+
+    Methods raise the errors of `StoreClient.run`, and run on the client's thread.
+    """
 
     async def put(self, key: str, data: bytes) -> None:
-        """Keep a body until it has not been used for some time."""
+        """Store the body `data` under `key`. It expires after some time without use."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """Return a body and mark it as used; None if it does not exist."""
+        """Return the body under `key` and mark it as used. Return None if it does not exist."""
         ...
 
     async def renew(self, key: str) -> bool:
-        """Mark a body as used. Return False if it does not exist."""
+        """Mark the body under `key` as used. Return False if it does not exist."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete a body. Does nothing if it does not exist."""
+        """Delete the body under `key`. Does nothing if it does not exist."""
         ...
 
 
 class StoredBodies:
-    """Bodies in the store."""
+    """`Bodies` in the shared store itself."""
 
     def __init__(self, client: StoreClient, ttl: int) -> None:
-        """A body that is not used for `ttl` seconds expires."""
+        """Store bodies by `client`. A body expires when it was not used for `ttl` seconds."""
         self._client = client
         self._ttl = ttl
 
@@ -195,14 +203,17 @@ class StoredBodies:
 
 
 class ObjectBodies:
-    """Bodies in an object store, with their index in the store.
+    """`Bodies` in an object store, with an index of them in the shared store.
 
     A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
     may have a body that another server has deleted meanwhile. Such a body counts as missing.
     """
 
     def __init__(self, client: StoreClient, objects: Objects, ttl: int, capacity: int) -> None:
-        """`capacity` bounds the bytes of all bodies, of all models and servers. See also `StoredBodies`."""
+        """Store at most `capacity` bytes of bodies, of all models and servers together.
+
+        A body that was not used for `ttl` seconds expires.
+        """
         self._client = client
         self._objects = objects
         self._ttl = ttl

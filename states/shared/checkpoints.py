@@ -1,8 +1,8 @@
-"""Checkpoints and the values of named states in a shared store.
+"""Store and find checkpoints and the arrays of named states in a shared store.
 
 The scripts do not write the state files, since the store would copy each file twice more. So the store may have the
 record of a checkpoint without its file, or the file without the record. The files of checkpoints are `Bodies`, which
-may be in another place.
+may be in an object store.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ _NO_ID = uuid.UUID(int=0)
 
 
 class SharedValues:
-    """The values of named states, by `ValueKey`. For one event loop; no method blocks."""
+    """Reads and writes the arrays of named states in the shared store, and caches some of them in memory.
+
+    For one event loop; no method blocks.
+    """
 
     def __init__(self, client: StoreClient, names: SharedNames, files: StateFiles, model: str, capacity: int) -> None:
-        """Keeps at most `capacity` bytes of values in memory."""
+        """Cache at most `capacity` bytes of arrays in memory. `model` is the fingerprint that state files must have."""
         self._client = client
         self._names = names
         self._files = files
@@ -41,10 +44,10 @@ class SharedValues:
         self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
     async def put(self, frozen: FrozenState) -> UnreadState:
-        """Write the values of a state to the store, unless it has them, and return the state without them.
+        """Write the arrays of a state to the store, unless it has them. Return the state's description without arrays.
 
-        The values expire if no name uses them.
-        Raises StorageError if the store has no room, UnavailableError if it does not answer.
+        The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
+        does not answer.
         """
         unread = UnreadState.of(frozen)
         await asyncio.wrap_future(self._client.submit(self._put(key_of(unread), frozen)))
@@ -165,7 +168,7 @@ _MOST_ASKED = 512  # checkpoints that one inquiry may ask for
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The store's record of a checkpoint."""
+    """The record of a checkpoint in the store: its length, kind and size."""
 
     length: int  # tokens
     has_logits: bool
@@ -175,23 +178,32 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What the store has along a path."""
+    """What the store has along a path: its longest usable checkpoint, and how far other paths share its tokens."""
 
     known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
     longest: Listed | None  # the longest usable checkpoint
 
 
 class CheckpointStore:
-    """The checkpoints of one model. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
+    """The checkpoints of one model in a shared store. Methods run on the client's thread.
+
+    They raise the errors of `StoreClient.run`.
+    """
 
     def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
-        """`bodies` has the state files. A checkpoint that is not used for `ttl` seconds expires."""
+        """Store the checkpoints' state files in `bodies`.
+
+        A checkpoint expires when it was not used for `ttl` seconds.
+        """
         self._client = client
         self._bodies = bodies
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
-        """Return the longest checkpoint of a path between two lengths. One at the path's end must have logits."""
+        """Find the longest checkpoint on a path that has from `shortest` to `longest` tokens.
+
+        A checkpoint at the very end of the path is usable only with logits.
+        """
         blocks = path.blocks()
         bitmaps: list[bytes | None] = await self._client.run(
             self._client.reading, lambda valkey: execute(valkey, "MGET", *(block.lengths_key for block in blocks))
@@ -245,7 +257,7 @@ class CheckpointStore:
         return bool(answer)
 
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
-        """Keep a state file as the checkpoint at a path's end."""
+        """Write a state file as the checkpoint at the end of a path, with the checkpoint's record."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
         await self._bodies.put(_file_of(path), data)
         await self._client.run(
@@ -254,7 +266,7 @@ class CheckpointStore:
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
-        """Delete the checkpoint at a path's end."""
+        """Delete the checkpoint at the end of a path: its record and its state file."""
         [key] = path.checkpoints([path.length])
         await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
         await self._bodies.delete(_file_of(path))

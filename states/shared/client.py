@@ -1,4 +1,4 @@
-"""The connections to a shared store: a pool with timeouts, which is not used for a while if the store fails."""
+"""The client of a shared store: a connection pool with timeouts, and circuit breakers that pause it after failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rnn_engine.errors import (
 
 
 class StoreOutcome(Enum):
-    """How an operation on the store ended."""
+    """How an operation on the shared store ended."""
 
     DONE = "done"
     FAILED = "failed"  # the store was not reached, or refused the operation
@@ -38,7 +38,10 @@ class StoreOutcome(Enum):
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Counts since the start. Written by the client's thread; single numbers may be read on any thread."""
+    """A store client's counts since its start.
+
+    Written by the client's thread; single numbers may be read on any thread.
+    """
 
     outcomes: dict[StoreOutcome, int] = field(default_factory=lambda: dict.fromkeys(StoreOutcome, 0))
     read_bytes: int = 0  # of states
@@ -60,7 +63,7 @@ _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """An address of a store that was checked."""
+    """The parsed address of a shared store, and its form without user and password for logs and errors."""
 
     text: str
     shown: str  # without user and password
@@ -68,7 +71,10 @@ class StoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> StoreUrl:
-        """Check an address. Raises InvalidRequestError with a message that has no password."""
+        """Check and parse the address of a store.
+
+        Raises InvalidRequestError, whose message does not have the password.
+        """
         shown = _without_password(text)
         try:
             parts = urlsplit(text)
@@ -114,13 +120,14 @@ def _without_password(text: str) -> str:
     return scheme + colon + rest.rpartition("@")[2]
 
 
-# A circuit breaker: after repeated failures, operations are refused for a while, so that no request waits for them.
+# A circuit breaker: after repeated failures, operations are rejected for a while, so that no request waits for them.
 
 
 class CircuitBreaker:
-    """Opens after some failures in a row. After a pause one operation is tried; if that fails, the pause doubles.
+    """A circuit breaker: after several failures in a row, it rejects operations for a pause.
 
-    For one thread; `is_open` and `refuses` may be read on any thread.
+    After the pause it allows one operation; if that fails, the next pause is twice as long. For one thread; `is_open`
+    and `refuses` may be read on any thread.
     """
 
     def __init__(
@@ -130,7 +137,11 @@ class CircuitBreaker:
         first_pause: float = 1.0,
         longest_pause: float = 30.0,
     ) -> None:
-        """`clock` returns seconds that never go back. The pauses are in seconds."""
+        """Make a closed circuit breaker, which opens after `most_failures` failures in a row.
+
+        It opens first for `first_pause`, later for up to `longest_pause` seconds. `clock` returns seconds and never
+        goes back.
+        """
         self._clock = clock
         self._most_failures = most_failures
         self._first_pause = first_pause
@@ -142,19 +153,19 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last operations have failed."""
+        """Whether the circuit is open, because the last operations failed."""
         return self._open_until is not None
 
     @property
     def refuses(self) -> bool:
-        """Whether operations are refused now."""
+        """Whether operations are rejected now: the circuit is open, and its pause has not ended."""
         until = self._open_until
         return until is not None and self._clock() < until
 
     def allow(self) -> bool:
-        """Return True if an operation may start. While open, allow one after each pause.
+        """Return True if an operation may start now. While the circuit is open, allow one operation after each pause.
 
-        The caller must note the outcome of the operation.
+        The caller must then call `note_success` or `note_failure`.
         """
         if self.refuses:
             return False
@@ -163,13 +174,13 @@ class CircuitBreaker:
         return True
 
     def note_success(self) -> None:
-        """Close the circuit, and reset the count of failures and the pause."""
+        """Close the circuit after an operation succeeded, and reset the count of failures and the pause."""
         self._failures = 0
         self._open_until = None
         self._pause = self._first_pause
 
     def note_failure(self) -> None:
-        """Open after too many failures in a row. If the circuit was open, double the pause."""
+        """Count a failed operation. Open the circuit after too many in a row; if it is open, double the pause."""
         self._failures += 1
         if self._failures < self._most_failures:
             return
@@ -189,9 +200,9 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """Operations of one kind: at most `most` at a time, with their own circuit breaker.
+    """A class of operations of a client, with a limit on how many run at a time and a circuit breaker of its own.
 
-    For the thread of a client; `refuses` may be read on any thread.
+    At most `most` operations run at a time. For the client's thread; `refuses` may be read on any thread.
     """
 
     def __init__(self, name: str, most: int, clock: Callable[[], float], *, reads: bool) -> None:
@@ -203,18 +214,21 @@ class Lane:
 
     @property
     def refuses(self) -> bool:
-        """Whether operations are refused now, since the last ones have failed."""
+        """Whether the lane's circuit breaker rejects operations now, because the last ones failed."""
         return self.breaker.refuses
 
 
 class StoreClient:
-    """Runs operations of a store, on an event loop in the client's own thread.
+    """The client of a shared store. It runs coroutines that use the store on an event loop in its own thread.
 
     `submit` and `close` may be called on any thread except the client's; `run` is for coroutines that were submitted.
     """
 
     def __init__(self, url: StoreUrl, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Each operation may take `timeout` seconds. The first operation connects to the store."""
+        """Start the client's thread. The first operation connects to the store; each may take `timeout` seconds.
+
+        `clock` returns seconds and never goes back.
+        """
         self.url = url
         self._timeout = timeout
         self._counters = StoreCounters()
@@ -224,7 +238,8 @@ class StoreClient:
         self.reading = self.add_lane("reading from", 32, reads=True)
         self.writing = self.add_lane("writing to", 4)
         options: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
-        # A new connection does not send the library's name and version first: it would wait for two more answers.
+        # New connections don't send the library's name and version, since that would take two more round trips to the
+        # store.
         options |= {"lib_name": None, "lib_version": None}
         self._valkey = Valkey(
             connection_pool=ConnectionPool.from_url(
@@ -237,25 +252,31 @@ class StoreClient:
         self._thread.start()
 
     def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
-        """Return a lane for other operations, at most `most` at a time. `reads`: prompts wait for its operations."""
+        """Add and return a lane: a class of operations of which at most `most` run at a time.
+
+        `name` describes the operations in the log, as in "reading from". `reads` is True if prompts wait for them.
+        """
         lane = Lane(name, most, self._clock, reads=reads)
         self._lanes.append(lane)
         return lane
 
     @property
     def refuses(self) -> bool:
-        """Whether some lane refuses operations now, since the last ones have failed. May be read on any thread."""
+        """Whether the circuit breaker of any lane rejects operations now. May be read on any thread."""
         return any(lane.refuses for lane in self._lanes)
 
     @property
     def refuses_reading(self) -> bool:
-        """Whether a lane that prompts wait for refuses operations now. May be read on any thread."""
+        """Whether the circuit breaker of a lane that prompts wait for rejects operations now.
+
+        May be read on any thread.
+        """
         return any(lane.refuses for lane in self._lanes if lane.reads)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the client's thread. Cancelling the result cancels the coroutine.
+        """Run a coroutine on the client's thread, and return its future. Cancelling the future cancels the coroutine.
 
-        Raises EngineClosedError if the client is closed. The result raises it if the client is closed meanwhile.
+        Raises EngineClosedError if the client is closed. The future raises it if the client is closed meanwhile.
         """
         if self._closing:
             coroutine.close()
@@ -263,7 +284,7 @@ class StoreClient:
         return asyncio.run_coroutine_threadsafe(self._until_closed(coroutine), self._loop)
 
     def counters(self) -> StoreCounters:
-        """Return the counts, and the current state of the circuit breakers."""
+        """Return the counts since the start, including the current state of the circuit breakers."""
         breakers = [lane.breaker for lane in self._lanes]
         return replace(
             self._counters,
@@ -273,12 +294,15 @@ class StoreClient:
         )
 
     def count_bytes(self, *, read: int = 0, written: int = 0) -> None:
-        """Add to the counts of bytes of states."""
+        """Add to the counters how many bytes of states were read from and written to the store."""
         self._counters.read_bytes += read
         self._counters.written_bytes += written
 
     def note_unreadable(self, what: str, reason: object) -> None:
-        """Count and log a value that can't be parsed and is treated as missing. For any thread."""
+        """Count and log a value of the store that can't be parsed and is treated as missing. For any thread.
+
+        `what` describes the value, and `reason` the error.
+        """
         with self._counting_unreadable:
             self._counters.unreadable += 1
         _log.warning(
@@ -286,10 +310,10 @@ class StoreClient:
         )
 
     async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
-        """Return the result of `operation`, which must end before the timeout.
+        """Run `operation` in a lane, with the client's timeout, and return its result. For the client's thread.
 
-        Raises UnavailableError if the store does not answer or the lane refuses operations now.
-        Raises StorageError if the store has no room, and StateError if it refuses the operation.
+        Raises UnavailableError if the store does not answer or the lane's circuit breaker rejects the operation. Raises
+        StorageError if the store has no room, and StateError if the store rejects the operation.
         """
         async with lane.places:
             if not lane.breaker.allow():
@@ -309,10 +333,10 @@ class StoreClient:
             return result
 
     async def check(self) -> int | None:
-        """Return how many bytes the store may take in all, or None for no bound. Warn if its policy does not fit.
+        """Check that the store can be used, and return its limit of memory in bytes, or None if it has none.
 
-        Raises StateError if the store refuses access, is too old or is a cluster.
-        Raises UnavailableError if the store is not reached.
+        Logs a warning if there is no limit or the eviction policy is unsuitable. Raises StateError if the store denies
+        access, is too old or is a cluster. Raises UnavailableError if the store can't be reached.
         """
         info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info())
         version, is_cluster = str(info.get("redis_version", "0")), bool(info.get("cluster_enabled"))
@@ -331,7 +355,7 @@ class StoreClient:
         return bound or None
 
     def close(self) -> None:
-        """Cancel the coroutines that still run, close all connections and end the thread. Idempotent."""
+        """Cancel the running coroutines, close all connections and end the client's thread. Idempotent."""
         if not self._closing:
             self._closing = True
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -370,17 +394,17 @@ class StoreClient:
 
 
 async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
-    """Return the answer of a Lua script. After the first call the store knows the script by its hash."""
+    """Run the Lua script `text` in the store, and return its answer. Later calls send only the script's hash."""
     return await valkey.register_script(text)(keys=keys, args=arguments)
 
 
 def execute(valkey: Valkey, *command: object) -> Awaitable[Any]:
-    """Return the store's answer to a command."""
+    """Send a command to the store, and return its answer."""
     return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
 
 
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
-    """Return the outcome of an operation that raised `error`, and the exception to raise."""
+    """Translate an exception of the client library into an outcome to count and an exception to raise."""
     if isinstance(error, exceptions.OutOfMemoryError):
         return StoreOutcome.NO_ROOM, StorageError("the store has no room: its maxmemory is used up")
     if isinstance(error, TimeoutError | exceptions.TimeoutError):

@@ -1,4 +1,4 @@
-"""The settings of a shared store."""
+"""Settings of the shared store (a Valkey or Redis server) and of the object store for its large values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OBJECT_SCHEMES = ("s3", "gs", "az", "file")
 
 @dataclass(frozen=True, slots=True)
 class ObjectsConfig:
-    """Settings of an object store that has the states of prompts and answers. The shared store keeps its index."""
+    """The settings of an object store for checkpoints' state files. The shared store then has only their index."""
 
     url: str
     capacity: int = 64 << 30  # bytes, of all servers and models
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError if `url` is no address of an object store. Addresses have no secrets."""
+        """Raise InvalidRequestError unless `url` is an object store's address. Such an address has no credentials."""
         parts = urlsplit(self.url)
         if parts.scheme not in _OBJECT_SCHEMES or not (parts.path if parts.scheme == "file" else parts.netloc):
             allowed = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER"
@@ -31,7 +31,10 @@ class ObjectsConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Settings of the shared store: its address, and what is kept there. Its own `maxmemory` bounds its bytes."""
+    """The settings of a shared store: its address, time limits and bounds.
+
+    Its size is bounded by its own `maxmemory`.
+    """
 
     url: StoreUrl
     precision: Precision = "f32"

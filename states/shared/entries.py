@@ -1,7 +1,7 @@
-"""Named states, leases and changes of them as texts in a shared store, and their keys.
+"""The keys and encodings of a shared store: keys of checkpoints, and named states, leases and changes as JSON texts.
 
-Others write to the store, and its memory may fail. So decoding checks each text, and raises StorageError if it can't
-be what was written.
+Other servers write to the store, and its memory may fail. So decoding checks each text, and raises StorageError if it
+can't be what a server wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from states.frozen import FrozenState
 from states.named.entry import MAX_TTL, Lease, NamedState, check_full_name
 from states.tokens import TOKEN_BYTES
 
-# The keys in a shared store, and how the prefixes of a prompt are found.
+# The keys of checkpoints in a shared store, and how the store finds the longest checkpoint of a prompt.
 #
 # The key of a checkpoint has a hash of the model, the root and the tokens, and the number of tokens. Tokens are divided
 # into blocks, so that the longest checkpoint of a prompt is found without asking for each possible length. For each
@@ -39,7 +39,10 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block of a path. The last one may be shorter than a block."""
+    """A block of tokens of a path, and the key of its bitmap.
+
+    The path's last block may be shorter than `BLOCK_TOKENS`.
+    """
 
     start: int  # tokens before it
     size: int  # tokens
@@ -47,10 +50,13 @@ class StoredBlock:
 
 
 class PathKeys:
-    """The keys of checkpoints and bitmaps along one path of tokens."""
+    """Computes the store's keys of the checkpoints and bitmaps along one path of tokens."""
 
     def __init__(self, model: str, root: str, tokens: bytes) -> None:
-        """`model` is the fingerprint of all that must be equal for a state to be continued. `tokens` are packed."""
+        """Compute keys for the path of packed `tokens` under `root`.
+
+        `model` is the fingerprint of all settings that must be equal for a state to be continued.
+        """
         self._space = space_of(model)
         self._tokens = tokens
         self._start = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -68,7 +74,7 @@ class PathKeys:
         ]
 
     def checkpoints(self, lengths: Sequence[int]) -> list[str]:
-        """Return the keys of the checkpoints of these lengths. The lengths must ascend."""
+        """Return the keys of the path's checkpoints with these lengths in tokens. The lengths must ascend."""
         digests = self._digests(lengths)
         return [f"{self._space}:checkpoint:{digest}:{length}" for digest, length in zip(digests, lengths, strict=True)]
 
@@ -81,12 +87,15 @@ class PathKeys:
 
 
 def bit_of(length: int) -> int:
-    """Return the bit for a checkpoint's length in the bitmap of its block."""
+    """Return the number of the bit for a checkpoint of `length` tokens in the bitmap of its block."""
     return (length - 1) % BLOCK_TOKENS
 
 
 def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
-    """Yield the lengths in the bitmap of a block, ascending. Bit 0 is the highest bit of the first byte."""
+    """Yield the lengths in tokens of the checkpoints in a block's bitmap, ascending.
+
+    Bit 0 is the highest bit of the first byte.
+    """
     for bit in range(block.size if bitmap else 0):
         byte = bit // 8
         if bitmap and byte < len(bitmap) and bitmap[byte] & (0x80 >> bit % 8):
@@ -94,24 +103,24 @@ def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
 
 
 def space_of(model: str) -> str:
-    """Return the prefix of all keys of a model."""
+    """Return the prefix of all keys of a model, made of its fingerprint `model`."""
     return f"{PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
 
 
-# A named state whose arrays are in the shared store: everything else that is known of it.
+# A named state's description without its arrays, which are in the shared store.
 
 _LOGITS: F32 = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadState(FrozenState):
-    """A state whose arrays have not been read from the store. Access to them raises StateError."""
+    """A named state's description without its arrays, which are in the store. Reading its arrays raises StateError."""
 
     bytes_there: int
 
     @classmethod
     def of(cls, frozen: FrozenState) -> UnreadState:
-        """Return a state without its arrays."""
+        """Return the description of `frozen` without its arrays."""
         has_logits = frozen.logits is not None
         return make_unread(
             frozen.digest, has_logits, frozen.num_tokens, frozen.last_tokens, frozen.num_bytes, frozen.has_shifts
@@ -134,13 +143,13 @@ def make_unread(
     num_bytes: int,
     has_shifts: bool,
 ) -> UnreadState:
-    """Return an unread state with these properties."""
+    """Return an `UnreadState` with these properties."""
     logits = _LOGITS if has_logits else None
     return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, has_shifts, num_bytes)
 
 
 class _Unread(Mapping[str, F32]):
-    """A mapping of arrays that raises StateError when it is read."""
+    """A stand-in for a state's arrays by name, which raises StateError on any access."""
 
     def __getitem__(self, name: str) -> F32:
         raise StateError(f"{name} of a state was not read from the store")
@@ -162,12 +171,12 @@ _MOST = 1 << 53  # bound on whole numbers: the store's scripts count with double
 
 
 def key_of(frozen: UnreadState) -> ValueKey:
-    """Return the key of a state's values."""
+    """Return the key of a state's arrays: its digest, and whether it has logits."""
     return frozen.digest, frozen.logits is not None
 
 
 def encode_entry(entry: NamedState) -> str:
-    """Return a named state as a text."""
+    """Return a named state, without its arrays, as a JSON text."""
     frozen = entry.frozen
     return json.dumps(
         {
@@ -189,7 +198,10 @@ def encode_entry(entry: NamedState) -> str:
 
 
 def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState]) -> NamedState:
-    """Return the named state with the id `key` from its text. `share` returns the one object for equal values."""
+    """Return the named state with the id `key` from its JSON text. Raises StorageError if the text is invalid.
+
+    `share` maps the state's description to the one object that stands for all equal ones.
+    """
     with _damage_told("a named state"):
         content = json.loads(text)
         name, owner = _field(content, "name", str), content["owner"]
@@ -225,7 +237,7 @@ def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease as the store has it. The time of its last use is stored separately."""
+    """A lease as decoded from the store, without the time of its last use, which has a key of its own."""
 
     owner: str
     number: int
@@ -233,12 +245,12 @@ class StoredLease:
 
 
 def encode_lease(lease: Lease) -> str:
-    """Return a lease as a text."""
+    """Return a lease, without its owner and its last use, as a JSON text."""
     return json.dumps({"number": lease.number, "ttl": lease.ttl})
 
 
 def decode_lease(owner: str, text: str) -> StoredLease:
-    """Return the lease of an owner from its text."""
+    """Return the lease of `owner` from its JSON text. Raises StorageError if the text is invalid."""
     with _damage_told("a lease"):
         content = json.loads(text)
         check_full_name(owner, "owner")
@@ -250,7 +262,7 @@ def decode_lease(owner: str, text: str) -> StoredLease:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the names: what to set and what to remove."""
+    """A change of the shared names: the entries and leases to set or remove."""
 
     entries: Mapping[str, str] = field(default_factory=dict)  # id -> text
     removed: Sequence[str] = ()  # ids
@@ -259,14 +271,17 @@ class Change:
 
 
 def encode_change(change: Change) -> str:
-    """Return a change as a text."""
+    """Return a change as a JSON text."""
     return json.dumps(
         {"entries": change.entries, "removed": change.removed, "leases": change.leases, "ended": change.ended}
     )
 
 
 def decode_change(marked: bytes) -> Change:
-    """Return the change in a text that follows a mark. Its entries and leases stay encoded."""
+    """Return the change in `marked`, a revision's mark followed by a JSON text. Raises StorageError if it is invalid.
+
+    The entries and leases in the change stay JSON texts.
+    """
     with _damage_told("a change"):
         text = marked.decode()
         content = json.loads(text[text.index("{") :])
@@ -282,7 +297,10 @@ def decode_change(marked: bytes) -> Change:
 
 @contextmanager
 def _damage_told(what: str) -> Iterator[None]:
-    """Raise StorageError in place of any exception that parsing a damaged text raises."""
+    """Raise StorageError in place of any exception that parsing an invalid text raises in the block.
+
+    `what` names what the text stands for.
+    """
     try:
         yield
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, InvalidRequestError) as error:

@@ -1,4 +1,4 @@
-"""The names in a shared store: the entry of each, the leases, and the most recent changes.
+"""The named states in a shared store: their entries, arrays and leases, and a log of the most recent changes.
 
 A change is a compare-and-set of all names together: it is made only if they have not changed since the server last read
 them. Each server has a copy of the names, and updates it before every operation. All times are by the store's clock.
@@ -22,7 +22,8 @@ MOST_CHANGES = 1000  # that are remembered; a server that has read none of them 
 
 PROVISIONAL_SECONDS = 3600  # after which values expire if no name uses them yet
 
-# `whole` parses a counter, as 0 if it is not a whole number; `digits` formats a number without an exponent.
+# Lua functions for all scripts: `whole` parses a counter, as 0 if it is not a whole number, and `digits` formats a
+# number without an exponent.
 _TIME = """
 local function whole(text)
     local number = tonumber(text)
@@ -33,7 +34,8 @@ local time = redis.call('TIME')
 local now = string.format('%d.%06d', time[1], time[2])
 """
 
-# KEYS: head, entries, leases, used, changes. ARGV: the known mark, its revision, and the time when it was read.
+# A script that reads the changes since a known revision, or all names if that revision is no longer logged. KEYS: head,
+# entries, leases, used, changes. ARGV: the known revision's mark and number, and the time when it was read.
 _READ = (
     _TIME
     + """
@@ -55,9 +57,10 @@ return {now, mark, digits(revision), digits(version), 1, redis.call('HGETALL', K
 """
 )
 
-# KEYS: as above, then values that must exist, then values to delete. ARGV: the known mark and its revision, the new
-# mark, the last version, the change, how many values must exist, how many changes are remembered. A change may free
-# memory, so it is allowed to run when memory is full.
+# A script that applies a change if the names still have the known revision and all needed arrays exist. KEYS: as above,
+# then arrays that must exist, then arrays to delete. ARGV: the known revision's mark and number, the new mark, the last
+# version, the change, how many arrays must exist, how many changes are logged. The script may run while memory is full,
+# since a change may free memory.
 _CHANGE = (
     "#!lua flags=allow-oom\n"
     + _TIME
@@ -87,7 +90,8 @@ return 'done'
 """
 )
 
-# KEYS: leases, used. ARGV: the owner. Restarts the time of its lease and returns 1, or 0 if it is invalid or expired.
+# A script that restarts the time to live of an owner's lease. It returns 1, or 0 if the lease is invalid or expired.
+# KEYS: leases, used. ARGV: the owner.
 _USE = (
     _TIME
     + """
@@ -103,7 +107,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A version of all names together."""
+    """Identifies a version of all the shared names together: each change makes a new revision."""
 
     mark: bytes = b""  # its random id; empty if no revision is known
     number: int = 0
@@ -112,7 +116,10 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """What has changed since a revision, or all names. Texts and keys are unchecked."""
+    """The answer to a read of the shared names: the changes since a known revision, or all names as one change.
+
+    Texts and keys in it have not been checked.
+    """
 
     revision: Revision
     last_version: int
@@ -122,7 +129,7 @@ class NamesRead:
 
 
 class Commit(Enum):
-    """The outcome of a change."""
+    """The outcome of an attempt to change the shared names."""
 
     DONE = "done"
     CONFLICT = "conflict"  # another server has made a change
@@ -130,17 +137,23 @@ class Commit(Enum):
 
 
 class SharedNames:
-    """The names of one model. Methods raise the errors of `StoreClient.run`, and run on the client's thread."""
+    """Reads and changes the named states of one model in the store. Methods run on the client's thread.
+
+    They raise the errors of `StoreClient.run`.
+    """
 
     def __init__(self, client: StoreClient, model: str) -> None:
-        """`model` is the fingerprint of the states' model."""
+        """Access the named states of the model with the fingerprint `model`, by `client`."""
         self._client = client
         space = space_of(model)
         self._keys = [f"{space}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
         self._values = f"{space}:value"
 
     async def read(self, known: Revision) -> NamesRead:
-        """Return what has changed since `known`. If that is not remembered or can't be parsed, return all names."""
+        """Return the changes since the revision `known`, or all names if those changes are not known.
+
+        They are not known if the store no longer logs them, or if they can't be parsed.
+        """
         arguments = (known.mark, known.number, repr(known.read_at))
         now, mark, number, version, complete, first, leases, used = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _READ, self._keys, *arguments)
@@ -165,9 +178,9 @@ class SharedNames:
         needed: Sequence[ValueKey],
         unneeded: Sequence[ValueKey],
     ) -> tuple[Commit, Revision]:
-        """Make a change, if there was none since `known`. Return the outcome, and the revision that it would lead to.
+        """Apply `change` if the names still have the revision `known`. Return the outcome and the change's revision.
 
-        The values that the change needs no longer expire. The unneeded values are deleted.
+        Arrays that are `needed` must be in the store, and no longer expire. The `unneeded` arrays are deleted.
         """
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
         text = encode_change(change)
@@ -179,12 +192,15 @@ class SharedNames:
         return Commit(answer.decode()), follows
 
     async def use(self, owner: str) -> bool:
-        """Restart the time of an owner's lease. Return False if it has none or it has expired."""
+        """Restart the time to live of an owner's lease. Return False if the owner has no lease or it has expired."""
         keys = self._keys[2:4]
         return bool(await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, owner)))
 
     async def has_value(self, value: ValueKey) -> bool:
-        """Return True if the store has these values. If they can expire, restart their `PROVISIONAL_SECONDS`."""
+        """Return True if the store has the state file with this key.
+
+        If it can expire, restart its `PROVISIONAL_SECONDS`.
+        """
         key = self.value_key(value)
 
         async def ask(valkey: Valkey) -> list[Any]:
@@ -196,7 +212,10 @@ class SharedNames:
         return bool((await self._client.run(self._client.reading, ask))[1])
 
     async def put_value(self, value: ValueKey, data: bytes) -> None:
-        """Keep a state file for `PROVISIONAL_SECONDS`. If a change needs it, it no longer expires."""
+        """Write the arrays of a named state to the store, as the state file `data`, unless the store has them.
+
+        They expire after `PROVISIONAL_SECONDS`, unless a change needs them before.
+        """
         key = self.value_key(value)
         await self._client.run(
             self._client.writing,
@@ -205,7 +224,7 @@ class SharedNames:
         self._client.count_bytes(written=len(data))
 
     async def get_value(self, value: ValueKey) -> bytes | None:
-        """Return a state file, or None if the store does not have it."""
+        """Return the state file with the arrays of a named state, or None if the store does not have it."""
         key = self.value_key(value)
         data: bytes | None = await self._client.run(
             self._client.reading, lambda valkey: cast("Awaitable[bytes | None]", valkey.get(key))
@@ -214,12 +233,12 @@ class SharedNames:
         return data
 
     async def delete_value(self, value: ValueKey) -> None:
-        """Delete a state file. Does nothing if the store does not have it."""
+        """Delete the state file with the arrays of a named state, if the store has it."""
         key = self.value_key(value)
         await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
 
     def value_key(self, value: ValueKey) -> str:
-        """Return the key of values in the store."""
+        """Return the store's key for the arrays of a named state."""
         digest, has_logits = value
         return f"{self._values}:{digest}:{int(has_logits)}"
 

@@ -1,4 +1,4 @@
-"""Opening a shared store. Its client is an optional extra."""
+"""Open a shared store and its object store. Their client libraries are optional extras."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """A shared store that is in use."""
+    """An open shared store: its settings, its client, and the place of its checkpoints' state files."""
 
     config: StoreConfig
     client: StoreClient
@@ -32,14 +32,15 @@ class OpenStore:
     capacity: int | None  # bytes that states may take in all; None if there is no bound or it is not known
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close all connections to the store. Idempotent."""
         self.client.close()
 
 
 def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> OpenStore:
-    """Open a store, even if it does not answer now. `clock` returns seconds that never go back.
+    """Open the shared store of `config`, and check that it can be used. If it does not answer now, only log a warning.
 
-    Raises StateError if the store refuses access or can't be used, or if the packages of an extra are missing.
+    `clock` returns seconds and never goes back. Raises StateError if the store denies access or can't be used, or if
+    the packages of an extra are missing.
     """
     try:
         from states.shared.bodies import ObjectBodies, StoredBodies
@@ -69,7 +70,10 @@ def _open_objects(url: str, client: StoreClient) -> Objects:
 
 
 def _check(client: StoreClient, place: str, check: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of a check. If the place does not answer now, log a warning and return None."""
+    """Wait for the coroutine `check` and return its result.
+
+    If the store does not answer, log a warning and return None. `place` is the store's address, for the log.
+    """
     try:
         return client.submit(check).result()
     except UnavailableError as error:

@@ -1,4 +1,4 @@
-"""A server's copy of the names in a shared store: a table that records its own changes, to be sent to the store."""
+"""A server's copy of the names in a shared store, which records local changes until they are sent to the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ELSEWHERE = "it was removed"
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The changes of the table that are not in the store yet."""
+    """Changes of a server's copy of the names that have not been sent to the store."""
 
     change: Change
     last_version: int
@@ -37,9 +37,10 @@ class Pending:
 
 
 class StoreReplica:
-    """The names that were last read from the store, and the operator's own. For one event loop.
+    """A server's copy of the shared names as last read from the store, together with the operator's own states.
 
-    Each server has its own operator's states. They are read-only, and hide states in the store with the same names.
+    For one event loop. Each server has its own operator's states. They are read-only, and hide states in the store with
+    the same names.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class StoreReplica:
         forget: Callable[[str], None],
         note_unreadable: Callable[[str, object], None],
     ) -> None:
-        """`forget` is called with the digest of a state when no name uses these values any more.
+        """Make a copy that has only the operator's states, which are in `own`, until names are read from the store.
 
-        `note_unreadable` is called with a description of a text that can't be parsed, and the reason. It is called once
-        for each such text while that stays in the store.
+        `capacity`, `max_names` and `quota` bound the table. `forget` is called with the digest of a removed state if no
+        name stands for a state with this digest any more. `note_unreadable` is called with a description of a text that
+        can't be parsed, and the reason. It is called once for each such text while that stays in the store.
         """
         self._own = own
         self._note_unreadable = note_unreadable
@@ -68,15 +70,18 @@ class StoreReplica:
 
     @property
     def is_known(self) -> bool:
-        """Whether the table equals the names in the store at the last read or commit."""
+        """Whether the copy equals the names in the store at the last read or commit."""
         return self.revision.read_at > 0
 
     def lose_track(self) -> None:
-        """Make the next read return all names, since the table may differ from the store."""
+        """Make the next read fetch all names, because the copy may differ from the store."""
         self.revision = Revision()
 
     def take_in(self, read: NamesRead) -> None:
-        """Apply what was read to the table. Texts that can't be parsed are treated as missing."""
+        """Apply the names or changes that were read from the store to the copy.
+
+        Texts that can't be parsed count as missing. Then end the leases that have expired.
+        """
         self.revision = Revision()  # until all of it is applied
         before, noted = set[str](), self._unreadable
         if read.complete:
@@ -101,11 +106,11 @@ class StoreReplica:
             self._renew_lost_leases(read.used)
 
     def share(self, frozen: UnreadState) -> UnreadState:
-        """Return the one object for equal values."""
+        """Return the one object that stands for all descriptions equal to `frozen`."""
         return self._shared.setdefault(key_of(frozen), frozen)
 
     def pending(self) -> Pending | None:
-        """Return the changes of the table since the last `take_in`, or None if there are none."""
+        """Return the changes of the copy since it last matched the store, or None if there are none."""
         table = self.table
         if not table.changed and not table.touched:
             return None
@@ -125,7 +130,7 @@ class StoreReplica:
         return Pending(change, table.last_version, sorted(needed), sorted(set(self._shared) - held))
 
     def note_committed(self, revision: Revision) -> None:
-        """Clear the pending changes, which the store now has as this revision."""
+        """Clear the pending changes, because the store has them now as `revision`."""
         self.revision = revision
         self.table.clear_records()
         self._prune()
@@ -141,7 +146,7 @@ class StoreReplica:
         return table
 
     def _replay(self, change: Change, noted: Set[str]) -> None:
-        """Apply a change to the table. Note each text that can't be parsed unless it was `noted` before."""
+        """Apply a change from the store to the copy. Report texts that can't be parsed, except those in `noted`."""
         table = self.table
         for key in change.removed:
             held = table.of_id(uuid.UUID(key))
@@ -171,7 +176,7 @@ class StoreReplica:
         self.table.last_version = max(self.table.last_version, entry.version)
 
     def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
-        """Renew the leases of owners who have states in the table, if the lease or its last use is missing."""
+        """Renew the leases of owners with states in the copy if the store lacks their lease or its last use."""
         table = self.table
         for owner in {entry.owner for entry in table.entries()}:
             if owner is not None and (owner not in used or table.leases.find(owner) is None):
@@ -179,7 +184,10 @@ class StoreReplica:
 
     @contextmanager
     def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
-        """Suppress and note a StorageError of the block, which is about `text`."""
+        """Suppress a StorageError from the block, and report it as an unreadable text unless `noted` has that text.
+
+        `what` describes the text.
+        """
         try:
             yield
         except StorageError as error:
@@ -188,7 +196,7 @@ class StoreReplica:
                 self._note_unreadable(what, error)
 
     def _is_hidden(self, entry: NamedState) -> bool:
-        """Return True if the operator of this server has a state of this name or id."""
+        """Return True if the operator of this server has a state with the name or id of `entry`."""
         with self._own.locked() as own:
             return own.find(str(entry.id)) is not None or own.find(entry.name) is not None
 
@@ -198,7 +206,10 @@ class StoreReplica:
 
 
 class _RecordingTable(NamedStateTable):
-    """A table that records its changes. Its time advances only when the store is read."""
+    """A named state table that records its changes, for `StoreReplica`.
+
+    Its clock advances only when the store is read.
+    """
 
     def __init__(self, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]) -> None:
         self.now = 0.0  # by the store's clock, when it was read last
@@ -226,7 +237,7 @@ class _RecordingTable(NamedStateTable):
 
 
 class _RecordingLeases(Leases):
-    """Leases that record which owners' leases were changed."""
+    """Leases that record the owners whose leases were changed."""
 
     def __init__(self, clock: Callable[[], float], touched: set[str]) -> None:
         super().__init__(clock)

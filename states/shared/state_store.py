@@ -1,4 +1,4 @@
-"""Named states that several servers share. Each server sees at once what another has changed."""
+"""`SharedStateStore`, the named states that several servers share. Each server sees the others' changes at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_TRIES = 20  # of an operation that changes by others interrupt
 
 
 class SharedStateStore:
-    """A `StateStore` over a store that other servers use, too.
+    """A `StateStore` whose states are in a shared store, which other servers use, too.
 
     Every call sees the changes that others have made before it. A change is tried again if another server has made one
     meanwhile. Each server has its own operator's states, which need no store. All other operations raise
@@ -46,11 +46,11 @@ class SharedStateStore:
         quota: Quota,
         forget: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`own` has the operator's states, `model` is the fingerprint.
+        """Share the named states of the model with the fingerprint `model`. `own` has the operator's states.
 
-        `capacity` bounds the bytes of all states, `max_names` their number, and `quota` what one namespace has. Every
-        server should have the same bounds.
-        `forget` is called with the digest of a state when no name uses these values any more.
+        `capacity` bounds the bytes of all states, `max_names` their number, and `quota` those of one namespace. Every
+        server should have the same bounds. `forget` is called with the digest of a removed state if no name stands for
+        a state with this digest any more.
         """
         self._own = own
         self._client = client
@@ -89,7 +89,7 @@ class SharedStateStore:
         return await self._ask(lambda table: table.listing(namespace))
 
     def usage(self) -> StateUsage:
-        """Return how many states there were, and their bytes, when the names were last read."""
+        """Return the numbers of states, leases and bytes as of the last read of the names."""
         return self._replica.table.usage(self._failed_writes)
 
     async def default(self) -> NamedState | None:
@@ -156,7 +156,7 @@ class SharedStateStore:
         return self._locks.hold(str(key))
 
     async def _use(self, name_or_id: str) -> NamedState | None:
-        """Return a state without its values, and restart its lease's time; None if the lease has just ended."""
+        """Return a state without its arrays and renew its owner's lease. Return None if the lease has just ended."""
         async with self._names_now() as table:
             entry = table.get(name_or_id)
             if entry.owner is None:
@@ -169,18 +169,18 @@ class SharedStateStore:
             return replace(entry, expires_in=lease.ttl)
 
     async def _with_values(self, entry: NamedState) -> NamedState | None:
-        """Return a state with its values; None if the store lacks them, perhaps because the state was changed."""
+        """Return a state with its arrays, or None if the store lacks them, perhaps because the state was changed."""
         assert isinstance(entry.frozen, UnreadState), "the operator's states are found before"
         frozen = await self._values.get(entry.frozen)
         return None if frozen is None else replace(entry, frozen=frozen)
 
     async def _ask(self, question: Callable[[NamedStateTable], T]) -> T:
-        """Return the result of `question` for the current names."""
+        """Call `question` with the current table of names, and return its result."""
         async with self._names_now() as table:
             return question(table)
 
     async def _change_with(self, frozen: FrozenState, action: Callable[[NamedStateTable, UnreadState], T]) -> T:
-        """Write values to the store, and make a change that uses them."""
+        """Write the arrays of `frozen` to the store, then make a change that uses them, by `action`."""
         unread = await self._put_values(frozen)
         return await self._change(
             lambda table: action(table, self._replica.share(unread)), partial(self._put_values, frozen)
@@ -235,9 +235,10 @@ class SharedStateStore:
 
     @asynccontextmanager
     async def _names_now(self) -> AsyncIterator[NamedStateTable]:
-        """Yield the names of a moment after the call. No other task changes the copy during the block.
+        """Yield the table of names, read from the store no earlier than the call.
 
-        Tasks that wait for each other share a read, so a slow store is asked once for all of them.
+        No other task changes the table during the block. Tasks that wait for each other share a read, so a slow store
+        is asked once for all of them.
         """
         begun = self._begun
         async with self._turn:
@@ -246,21 +247,21 @@ class SharedStateStore:
             yield self._replica.table
 
     async def _read(self) -> None:
-        """Bring the copy of the names up to date, and remove what has expired."""
+        """Update the copy of the names from the store, and remove expired leases and their states."""
         self._begun += 1
         self._replica.take_in(await self._run(self._names.read(self._replica.revision)))
         await self._commit()
         self._last_read = self._begun
 
     async def _undo(self) -> None:
-        """Undo a refused change of the copy. If the change only renewed leases, commit that instead."""
+        """Discard a rejected change of the copy. If the change only renewed leases, send it to the store instead."""
         if self._replica.table.changed:
             self._replica.lose_track()
         else:
             await self._commit()
 
     async def _commit(self) -> Commit:
-        """Write the changes of the copy to the store."""
+        """Send the changes of the copy to the store, if there are any, and return the outcome."""
         pending = self._replica.pending()
         if pending is None:
             return Commit.DONE

@@ -1,1 +1,1 @@
-"""The tensors, sizes, numpy operations and stages that several versions of RWKV share."""
+"""Code that several versions of RWKV share: tensor names, sizes, numpy operations, and stages for a device."""

@@ -1,4 +1,4 @@
-"""The tensors that all versions have, and the sizes of versions with one state matrix a head."""
+"""The model sizes that all versions have, and the lists of tensor names that several versions share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IN_LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(\w+)\.(.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RwkvShape(ModelShape):
-    """The sizes of an RWKV: layers of a time mix and a channel mix, between an embedding and a head."""
+    """The sizes of an RWKV model: an embedding, layers of a time mix and a channel mix each, and a head."""
 
     ffn_width: int  # F
 
@@ -44,7 +44,10 @@ class RwkvShape(ModelShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsShape(RwkvShape):
-    """The sizes and group norm epsilon of a version with a state of one matrix a head and two shifts."""
+    """The sizes of a model whose state has one matrix per head, and its group norm epsilon.
+
+    Besides the matrices, the state of a layer has the token shifts of time mix and channel mix.
+    """
 
     num_heads: int  # H
     head_size: int  # N; H * N == D
@@ -75,13 +78,15 @@ class HeadsShape(RwkvShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """Return the shape with this epsilon. A value that differs only by rounding counts as the usual one."""
+        """Return a copy of the shape with this epsilon. An epsilon that differs from the default only by rounding
+        becomes it.
+        """
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
 
 
 def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None:
-    """Raise ModelError if the heads of `tensor` [H, N] do not make up the width."""
+    """Raise ModelError if `num_heads` * `head_size`, the size of the tensor `tensor`, is not `width`."""
     if num_heads * head_size != width:
         raise ModelError(
             f"{tensor} is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
@@ -95,7 +100,7 @@ def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None
 
 
 def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors `layers`, with those before and after all layers."""
+    """Return the tensors of a whole model: those of its `layers`, and the embedding, the head and their norms."""
     return (
         TensorSpec(TENSOR_NAMES.embedding, ("V", "D")),
         *list_norm(TENSOR_NAMES.embedding_norm),
@@ -106,30 +111,30 @@ def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def list_norm(name: str) -> Iterator[TensorSpec]:
-    """Yield the weight and the bias of a layer norm or a group norm."""
+    """Yield the weight and the bias of the layer norm or group norm `name`."""
     yield TensorSpec(f"{name}.weight", ("D",))
     yield TensorSpec(f"{name}.bias", ("D",))
 
 
 def list_projections(block: str, *names: str) -> Iterator[TensorSpec]:
-    """Yield the square matrices of a time mix."""
+    """Yield the square matrices `names` of the time mix of the layer `block`."""
     for name in names:
         yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
 
 
 def list_static_mixes(part: str, kinds: str) -> Iterator[TensorSpec]:
-    """Yield the mixes of RWKV-4 and RWKV-5, one for each letter."""
+    """Yield the token shift mixes of RWKV-4 and RWKV-5: one vector for each letter of `kinds`, such as `kvr`."""
     for kind in kinds:
         yield TensorSpec(f"{part}.time_mix_{kind}", ("D",))
 
 
 def tuned_state(block: str) -> TensorSpec:
-    """Return the tensor of a tuned initial wkv [H, value, key]. It is optional in a file."""
+    """Return the tensor of the layer's trained initial state, wkv [H, value, key], which a file may lack."""
     return TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
 
 
 def list_channel_mix(block: str) -> Iterator[TensorSpec]:
-    """Yield the matrices of a channel mix with a receptance."""
+    """Yield the key, receptance and value matrices of the channel mix of the layer `block`."""
     yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
     yield TensorSpec(f"{block}.ffn.receptance.weight", ("D", "D"))
     yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))

@@ -1,4 +1,4 @@
-"""A builder for the stages of a layer, and the stages that several versions have."""
+"""A builder of a layer's stages on a device, and the stages that several versions of RWKV share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; al
 
 
 def check_head_size(shape: HeadsShape) -> None:
-    """Raise DeviceError if the heads are larger than the kernels can process."""
+    """Raise DeviceError if the model's heads are larger than the kernels can process."""
     if shape.head_size > MAX_HEAD_SIZE:
         raise DeviceError(f"head size {shape.head_size} is not supported on a GPU; expected at most {MAX_HEAD_SIZE}")
 
 
 class LayerBuilder:
-    """Builds the stages of one layer while it is loaded. A plane is [T, D] floats."""
+    """Builds the stages of one layer while the model is loaded onto a device.
+
+    Activation buffers consist of planes: a plane is [T, D] floats.
+    """
 
     def __init__(self, context: BuildContext, layer: int, vectors: PackedVectors) -> None:
         self.context = context
@@ -43,7 +46,7 @@ class LayerBuilder:
         return f"layer {self.layer} {what}"
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the matrix of this layer whose tensor is called `name`."""
+        """Return the weight matrix of this layer that is called `name`, without `blocks.N.`; [C, R] if `transposed`."""
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 
     def norm_shift(
@@ -56,7 +59,7 @@ class LayerBuilder:
         *,
         keeps_difference: bool = False,
     ) -> KernelStage:
-        """See `rnn_engine.forward.context.norm_shift_stage`."""
+        """Return the stage of a layer norm and token shift; see `rnn_engine.forward.context.norm_shift_stage`."""
         return norm_shift_stage(
             self.context,
             self.layer,
@@ -72,28 +75,35 @@ class LayerBuilder:
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
     ) -> BoundMatMul:
-        """Return a matmul of `matrices`. Its operands are in `operands`, by default the layer's vectors."""
+        """Return the stage that multiplies `inputs` by `matrices` and writes `outputs`.
+
+        Biases and other operands are read from `operands`, by default the layer's vectors.
+        """
         operands = operands or self.vectors.buffer
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
 
     def alone(self, name: str, activation: Activation) -> Matrix:
-        """Return the matrix `name` with buffers of inputs and outputs that it does not share."""
+        """Return the matrix `name`, reading and writing buffers that belong to it alone, each from its start."""
         weights = self.weights(name)
         rows, columns = weights.values.shape
         return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
 
     def output(self, mixed: Buffer) -> BoundMatMul:
-        """Return the matmul at the end of a time mix, which adds to the residual from `mixed` [T, D]."""
+        """Return the stage of the output matmul of the time mix: it reads `mixed` [T, D] and adds to the residual
+        stream.
+        """
         matrix = self.alone("att.output.weight", Activation.RESIDUAL)
         return self.matmul("output", [matrix], mixed, self.context.buffers.x)
 
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
-        """Return the square matrix `name`, which reads the inputs' plane `source` and writes the outputs' `target`."""
+        """Return the square matrix `name`, reading plane `source` of the inputs and writing plane `target` of the
+        outputs.
+        """
         return Matrix(self.weights(name), source * self.plane, self.width, target * self.plane, self.width, activation)
 
 
 class ScratchBuffers:
-    """The buffers between the stages of a time mix without adapters. All layers share them."""
+    """The activation buffers of a time mix without adapters. All layers share them."""
 
     def __init__(self, context: BuildContext, num_mixes: int, num_projections: int) -> None:
         plane = 4 * context.limits.max_tokens * context.model.shape.width
@@ -103,12 +113,12 @@ class ScratchBuffers:
 
 
 def block_lookup(model: Model, layer: int) -> Callable[[str], F32]:
-    """Return a function that returns a tensor of a layer in f32, by its name without `blocks.N.`."""
+    """Return a function from the name of a tensor of the layer, without `blocks.N.`, to the tensor in f32."""
     return lambda name: model.tensor(f"blocks.{layer}.{name}").astype(np.float32)
 
 
 def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str, F32]:
-    """Return 1 - m for each of the mixes m called `names` of RWKV-4 and RWKV-5.
+    """Return the token shift mixes `names` of RWKV-4 and RWKV-5 in the form that the kernels use: 1 - m for each mix m.
 
     These versions compute x * m + previous * (1 - m), and the kernels x + (previous - x) * (1 - m).
     """
@@ -116,10 +126,14 @@ def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str
 
 
 class GatedChannelMix:
-    """The three stages of the channel mix of RWKV-4 to RWKV-6, which scales its output by a receptance."""
+    """The three stages of the channel mix of RWKV-4 to RWKV-6, whose output is multiplied by the sigmoid of a
+    receptance.
+    """
 
     def __init__(self, context: BuildContext, mixes: Buffer) -> None:
-        """`mixes` [2 planes or more] is a buffer that these stages may overwrite."""
+        """Allocate the buffer of hidden activations. The stages overwrite `mixes`, which has room for two planes at
+        least.
+        """
         shape, tokens = context.model.shape, context.limits.max_tokens
         assert isinstance(shape, RwkvShape)
         self._mixes = mixes
@@ -129,7 +143,7 @@ class GatedChannelMix:
         self._hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
     def stages(self, builder: LayerBuilder, mix_k: str, mix_r: str) -> tuple[Stage, ...]:
-        """Return the stages of a layer. `mix_k` and `mix_r` must lie side by side in its vectors."""
+        """Return the stages of the layer of `builder`. `mix_k` and `mix_r` name adjacent vectors of the layer."""
         width = builder.width
         key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
         receptance = Matrix(
@@ -160,7 +174,10 @@ class GatedChannelMix:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The place of the decay of a recurrence: one vector, or one for each token. Offsets count floats."""
+    """The place of a recurrence's decay: its buffer, and offsets in floats.
+
+    The decay is one vector for all tokens or one for each.
+    """
 
     buffer: Buffer
     start: int
@@ -177,7 +194,7 @@ def bonus_recurrence(
     mixed: Buffer,
     has_gate: bool,
 ) -> KernelStage:
-    """Return the stage of the recurrence of RWKV-5 and RWKV-6, with its group norm and gate.
+    """Return the stage of the wkv recurrence of RWKV-5 and RWKV-6, including its group norm and gate.
 
     It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors.
     """
@@ -199,7 +216,7 @@ def head_stage(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> KernelStage:
-    """Return the stage of a recurrence with its group norm: a workgroup for each head of each run.
+    """Return the stage of a wkv recurrence, including its group norm. It runs a workgroup for each head of each run.
 
     If lanes may share what they load, the kernel for heads of size 64 is another one, with `_by_lanes` in its name.
     """

@@ -1,4 +1,4 @@
-"""The common parts of the numpy forward passes of several versions, in f32 or f64.
+"""Parts of the numpy forward passes that several versions share, in f32 or f64.
 
 Shapes: T tokens of all runs, B runs, L layers, D width, H heads, N head size (H * N = D), F ffn width.
 """
@@ -27,7 +27,9 @@ def run_blocks(
     time_mix: TimeMix,
     channel_mix: ChannelMix,
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
+    """Run B sequences through all layers with the given `time_mix` and `channel_mix`; see
+    `rnn_engine.reference.RunLayers`.
+    """
     x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
     after = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}
@@ -51,7 +53,7 @@ def run_blocks(
 def run_bonus_wkv(
     r: Array, decay: Array, k: Array, v: Array, u: Array, wkv: Array, runs: PackedRuns
 ) -> tuple[Array, Array]:
-    """Run the recurrence of RWKV-5 and RWKV-6, token after token, for all runs side by side. Return y and `wkv`.
+    """Run the wkv recurrence of RWKV-5 and RWKV-6 token by token, all runs in parallel. Return (y, new `wkv`).
 
     y = (S + v (u * k)^T) r; S <- S diag(decay) + v k^T
 
@@ -69,27 +71,30 @@ def run_bonus_wkv(
 
 
 def channel_mix_with_receptance(block: Block, mixed_k: Array, mixed_r: Array) -> Array:
-    """Run the channel mix of RWKV-4 to RWKV-6 after the token shift: [T, D] twice -> [T, D]."""
+    """Compute the channel mix of RWKV-4 to RWKV-6 after the token shift.
+
+    `mixed_k` and `mixed_r` are [T, D], the shifted inputs of key and receptance; so is the result.
+    """
     k = np.square(np.maximum(block.matmul(mixed_k, "ffn.key.weight"), 0))
     out: Array = sigmoid(block.matmul(mixed_r, "ffn.receptance.weight")) * block.matmul(k, "ffn.value.weight")
     return out
 
 
 def static_mix(block: Block, name: str, x: Array, previous: Array) -> Array:
-    """Run the token shift of RWKV-4 and RWKV-5 with the mix `name`: [T, D] twice -> [T, D]."""
+    """Apply the token shift of RWKV-4 and RWKV-5 with the mix vector `name`: x, previous [T, D] -> [T, D]."""
     mix = block(name)
     mixed: Array = x * mix + previous * (1 - mix)
     return mixed
 
 
 def channel_mix_with_static_mixes(block: Block, x: Array, previous: Array) -> Array:
-    """Run the channel mix of RWKV-4 and RWKV-5: [T, D] twice -> [T, D]."""
+    """Compute the channel mix of RWKV-4 and RWKV-5, token shift included: x, previous [T, D] -> [T, D]."""
     mixed = (static_mix(block, f"ffn.time_mix_{kind}", x, previous) for kind in "kr")
     return channel_mix_with_receptance(block, *mixed)
 
 
 def group_norm(y: Array, block: Block, epsilon: float) -> Array:
-    """Normalise each head of y [T, H, N] on its own."""
+    """Apply the group norm of a time mix: normalise each head of y [T, H, N], then apply weight and bias."""
     weight, bias = (block(f"att.ln_x.{part}").reshape(y.shape[1:]) for part in ("weight", "bias"))
     return standardize(y, epsilon) * weight + bias
 

@@ -1,4 +1,4 @@
-"""RWKV-4."""
+"""RWKV-4: its tensors, its forward pass in numpy, and its forward pass on a device."""
 
 from rnn_engine.versions.v4.layout import list_tensors, make_shape
 from rnn_engine.versions.v4.plan import load_layers

@@ -1,4 +1,4 @@
-"""RWKV-4's sizes, and its tensors in BlinkDL's names and orientation. D width."""
+"""The sizes of an RWKV-4 model, and the list of its tensors in BlinkDL's names and orientation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ LEAST_EXPONENT: Final = -1e30  # of an empty sum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV4(RwkvShape):
-    """The sizes of an RWKV-4. Its sums aa and bb are kept divided by e^pp, so that they don't overflow."""
+    """The sizes of an RWKV-4 model, and the fields of its state.
+
+    The running sums aa and bb of the state are stored divided by e^pp, so that they don't overflow.
+    """
 
     version: str = field(default="v4", init=False)
 
@@ -48,7 +51,7 @@ class ShapeV4(RwkvShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
-    """Return the shape that follows from the sizes of the tensors' dimensions."""
+    """Return the shape of a model whose tensors have the dimensions `sizes`, such as D and F."""
     return ShapeV4(num_layers=num_layers, width=sizes["D"], ffn_width=sizes["F"], vocab_size=sizes["V"])
 
 
@@ -56,7 +59,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with `num_layers` layers."""
+    """Return the specs of all tensors of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}"))
 
 

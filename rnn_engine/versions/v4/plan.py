@@ -1,4 +1,4 @@
-"""RWKV-4 as dispatches: the buffers of its layers on a device, and the stages of a layer.
+"""The forward pass of RWKV-4 on a device: the buffers and the stages of its layers.
 
 A layer has seven dispatches:
 
@@ -32,7 +32,7 @@ _THREADS: Final = 64
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-4 onto the device, one at a time, and yield the stages of each."""
+    """Load the layers of an RWKV-4 model onto the device one by one, and yield the stages of each."""
     scratch = ScratchBuffers(context, num_mixes=3, num_projections=3)
     channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(context.model.shape.num_layers):

@@ -1,4 +1,4 @@
-"""RWKV-4 in numpy, in f32 or f64. Shapes: T tokens of all runs, B runs, D width."""
+"""The forward pass of RWKV-4 in numpy, in f32 or f64. Shapes: T tokens of all runs, B runs, D width."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SUMS: Final = ("aa", "bb", "pp")
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
+    """Run B sequences through all layers of RWKV-4; see `rnn_engine.reference.RunLayers`."""
     return run_blocks(weights, ids, lengths, states, time_mix, channel_mix_with_static_mixes)
 
 
 def time_mix(
     block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
 ) -> tuple[Array, dict[str, Array]]:
-    """See `rnn_engine.versions.shared.reference.TimeMix`."""
+    """Compute the time mix of RWKV-4; see `rnn_engine.versions.shared.reference.TimeMix`."""
     r, k, v = (
         block.matmul(static_mix(block, f"att.time_mix_{name[0]}", x, previous), f"att.{name}.weight")
         for name in ("receptance", "key", "value")
@@ -35,7 +35,8 @@ def time_mix(
 
 
 def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    """Return the weighted average of all v so far, and the sums after the runs.
+    """Run the wkv recurrence of RWKV-4. Return the weighted average of all v so far, for each token, and the new
+    `sums`.
 
     The weight of an earlier token is its e^k, decayed; the weight of the token itself is e^(u + k).
     k, v and the average: [T, D].
@@ -57,6 +58,6 @@ def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: Packe
 
 
 def _weights(old: Array, new: Array) -> tuple[Array, Array]:
-    """Return e^old and e^new, both divided by the greater one."""
+    """Return e^old and e^new, both divided by the greater of them, so that neither overflows."""
     greater = np.maximum(old, new)
     return np.exp(old - greater), np.exp(new - greater)

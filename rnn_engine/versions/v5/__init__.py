@@ -1,4 +1,4 @@
-"""RWKV-5: 5.0 without a gate, 5.1 with one, 5.2 with a decay for each channel.
+"""RWKV-5 in its versions 5.0 (without a gate), 5.1 (with a gate) and 5.2 (with a decay for each channel).
 
 The names are those of BlinkDL's `rwkv` package. rwkv.cpp calls 5.0 "5.1".
 """

@@ -1,4 +1,7 @@
-"""RWKV-5's sizes, and its tensors in BlinkDL's names and orientation. D width, H heads, N head size."""
+"""The sizes of an RWKV-5 model, and the list of its tensors in BlinkDL's names and orientation.
+
+Shapes: D width, H heads, N head size.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ VersionV5: TypeAlias = Literal["v5.0", "v5.1", "v5.2"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV5(HeadsShape):
-    """The sizes of an RWKV-5."""
+    """The sizes of an RWKV-5 model and its version, 5.0 to 5.2."""
 
     version: VersionV5
 
@@ -40,7 +43,9 @@ class ShapeV5(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
+    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    other.
+    """
     width, num_heads = sizes["D"], sizes["H"]
     if "N" in sizes:
         check_heads("blocks.0.att.time_decay", num_heads, sizes["N"], width)
@@ -60,18 +65,21 @@ def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
 
 
 def make_decay(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return [H, N] the decay of each key channel in one step."""
+    """Return the decay factors [H, N]: by what each key channel of the state is multiplied at every token.
+
+    `lookup` returns a tensor of the layer by its name.
+    """
     return _for_each_channel(double_exp_decay(lookup("att.time_decay")), shape)
 
 
 def make_bonus(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return [H, N] the weight u of the current token."""
+    """Return the bonus u [H, N]: the weight of the current token in the output of the recurrence."""
     u = np.exp(lookup("att.time_first")) if shape.version == "v5.0" else lookup("att.time_faaaa")
     return _for_each_channel(u, shape)
 
 
 def _for_each_channel(values: Array, shape: ShapeV5) -> Array:
-    """Return `values` [H] or [H, N] as [H, N]."""
+    """Return `values`, which has one item a head [H] or a channel [H, N], as [H, N]."""
     return np.broadcast_to(values.reshape(shape.num_heads, -1), (shape.num_heads, shape.head_size))
 
 
@@ -82,7 +90,7 @@ def _for_each_channel(values: Array, shape: ShapeV5) -> Array:
 
 
 def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
-    """Return the version of RWKV-5 that has a file's tensors."""
+    """Return which version of RWKV-5 a file with these tensors has."""
     if "blocks.0.att.gate.weight" not in tensors:
         return "v5.0"
     decay = tensors.get("blocks.0.att.time_decay")
@@ -91,12 +99,12 @@ def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
 
 
 def make_layout(version: VersionV5) -> Layout:
-    """Return the layout of a version of RWKV-5."""
+    """Return the tensor layout of this version of RWKV-5."""
     return Layout(partial(list_tensors, version=version), partial(make_shape, version=version))
 
 
 def list_tensors(num_layers: int, version: VersionV5) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with `num_layers` layers."""
+    """Return the specs of all tensors of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}", version))
 
 

@@ -1,4 +1,4 @@
-"""RWKV-5 as dispatches: the buffers of its layers on a device, and the stages of a layer.
+"""The forward pass of RWKV-5 on a device: the buffers and the stages of its layers.
 
 A layer has seven dispatches:
 
@@ -39,7 +39,7 @@ _PLAIN: Final = ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias", "att.ln_x.w
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-5 onto the device, one at a time, and yield the stages of each.
+    """Load the layers of an RWKV-5 model onto the device one by one, and yield the stages of each.
 
     Raises DeviceError if the head size is too large.
     """

@@ -1,4 +1,7 @@
-"""RWKV-5 in numpy, in f32 or f64. Shapes: T tokens of all runs, D width, H heads, N head size (H * N = D)."""
+"""The forward pass of RWKV-5 in numpy, in f32 or f64.
+
+Shapes: T tokens of all runs, D width, H heads, N head size (H * N = D).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
+    """Run B sequences through all layers of RWKV-5; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV5)
     return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix_with_static_mixes)
 
@@ -30,7 +33,7 @@ def run_layers(
 def time_mix(
     shape: ShapeV5, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
 ) -> tuple[Array, dict[str, Array]]:
-    """See `rnn_engine.versions.shared.reference.TimeMix`."""
+    """Compute the time mix of RWKV-5; see `rnn_engine.versions.shared.reference.TimeMix`."""
     heads = (len(x), shape.num_heads, shape.head_size)
 
     def project(name: str, kind: str) -> Array:

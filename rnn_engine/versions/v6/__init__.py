@@ -1,4 +1,4 @@
-"""RWKV-6."""
+"""RWKV-6: its tensors, its forward pass in numpy, and its forward pass on a device."""
 
 from rnn_engine.versions.v6.layout import list_tensors, make_shape
 from rnn_engine.versions.v6.plan import load_layers

@@ -1,4 +1,4 @@
-"""RWKV-6's sizes, and its tensors in BlinkDL's names and orientation."""
+"""The sizes of an RWKV-6 model, and the list of its tensors in BlinkDL's names and orientation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_MIXES: Final = 5  # the mixes of w, k, v, r and g, which depend on the token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV6(HeadsShape):
-    """The sizes of an RWKV-6."""
+    """The sizes of an RWKV-6 model."""
 
     version: str = field(default="v6", init=False)
     mix_rank: int  # inner size of the adapter of each mix
@@ -31,7 +31,9 @@ class ShapeV6(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
+    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    other.
+    """
     check_heads("blocks.0.att.time_faaaa", sizes["H"], sizes["N"], sizes["D"])
     if sizes["M"] != NUM_MIXES:
         raise ModelError(f"blocks.0.att.time_maa_w2 has {sizes['M']} matrices; expected {NUM_MIXES}")
@@ -59,7 +61,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with `num_layers` layers."""
+    """Return the specs of all tensors of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

@@ -1,4 +1,4 @@
-"""RWKV-6 as dispatches: the buffers of its layers on a device, and the stages of a layer.
+"""The forward pass of RWKV-6 on a device: the buffers and the stages of its layers.
 
 A layer has ten dispatches:
 
@@ -42,7 +42,7 @@ _VECTORS: Final = (
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-6 onto the device, one at a time, and yield the stages of each.
+    """Load the layers of an RWKV-6 model onto the device one by one, and yield the stages of each.
 
     Raises DeviceError if the head size is too large.
     """
@@ -56,7 +56,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class _Scratch:
-    """The buffers between the stages of a layer. All layers share them."""
+    """The activation buffers of a layer. All layers share them."""
 
     def __init__(self, context: BuildContext, shape: ShapeV6) -> None:
         tokens, width = context.limits.max_tokens, shape.width
@@ -94,7 +94,9 @@ def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> t
 
 
 def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
-    """Return the first halves of all five adapters as one matrix. Each inner vector begins at a multiple of 8."""
+    """Return the down-projections of the five mix adapters, stacked as one matrix. Each hidden vector starts at a
+    multiple of 8.
+    """
     name, stride = "att.time_maa_w1", scratch.mix_stride
     stored = builder.weights(name, transposed=True)  # [5 * R, D]
     halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
@@ -104,7 +106,7 @@ def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
 
 
 def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
-    """Return the second halves of the five adapters.
+    """Return the up-projections of the five mix adapters.
 
     Each output, times the difference to the token before, is added to a mix that the token shift has made.
     """
@@ -125,7 +127,7 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
 
 
 def _projections(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
-    """Return the matrices of r, k, v and the gate, and the first half of the decay's adapter.
+    """Return the matrices of r, k, v and the gate, and the down-projection of the decay adapter.
 
     The outputs of the first four go to their planes, and those of the last behind these.
     """

@@ -1,4 +1,7 @@
-"""RWKV-6 in numpy, in f32 or f64. Shapes: T tokens of all runs, D width, H heads, N head size (H * N = D)."""
+"""The forward pass of RWKV-6 in numpy, in f32 or f64.
+
+Shapes: T tokens of all runs, D width, H heads, N head size (H * N = D).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
+    """Run B sequences through all layers of RWKV-6; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV6)
     return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix)
 
@@ -30,7 +33,7 @@ def run_layers(
 def time_mix(
     shape: ShapeV6, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
 ) -> tuple[Array, dict[str, Array]]:
-    """See `rnn_engine.versions.shared.reference.TimeMix`."""
+    """Compute the time mix of RWKV-6; see `rnn_engine.versions.shared.reference.TimeMix`."""
     heads = (len(x), shape.num_heads, shape.head_size)
 
     delta = previous - x
@@ -53,6 +56,6 @@ def time_mix(
 
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
-    """Run the channel mix of RWKV-6. x, previous: [T, D] -> [T, D]."""
+    """Compute the channel mix of RWKV-6, token shift included: x, previous [T, D] -> [T, D]."""
     delta = previous - x
     return channel_mix_with_receptance(block, x + delta * block("ffn.time_maa_k"), x + delta * block("ffn.time_maa_r"))

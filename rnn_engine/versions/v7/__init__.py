@@ -1,4 +1,4 @@
-"""RWKV-7."""
+"""RWKV-7: its tensors, its forward pass in numpy, and its forward pass on a device."""
 
 from rnn_engine.versions.v7.layout import list_tensors, make_shape
 from rnn_engine.versions.v7.plan import load_layers

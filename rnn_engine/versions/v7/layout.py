@@ -1,4 +1,4 @@
-"""RWKV-7's sizes, and its tensors in BlinkDL's names and orientation."""
+"""The sizes of an RWKV-7 model, and the list of its tensors in BlinkDL's names and orientation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rnn_engine.versions.shared.layout import (
 
 @dataclass(frozen=True, slots=True)
 class AdapterRanks:
-    """The inner sizes R of the low-rank adapters: decay (w), in-context rate (a), value residual (v), gate (g)."""
+    """The ranks of the low-rank adapters: decay (w), in-context learning rate (a), value residual (v) and gate (g)."""
 
     w: int
     a: int
@@ -28,14 +28,16 @@ class AdapterRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV7(HeadsShape):
-    """The sizes of an RWKV-7."""
+    """The sizes of an RWKV-7 model."""
 
     version: str = field(default="v7", init=False)
     ranks: AdapterRanks
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
+    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    other.
+    """
     width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
     check_heads("blocks.0.att.r_k", num_heads, head_size, width)
     return ShapeV7(
@@ -56,7 +58,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with `num_layers` layers."""
+    """Return the specs of all tensors of a model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

@@ -1,4 +1,4 @@
-"""RWKV-7 as dispatches: the buffers of its layers on a device, and the stages of a layer.
+"""The forward pass of RWKV-7 on a device: the buffers and the stages of its layers.
 
 A layer has eight dispatches:
 
@@ -43,7 +43,10 @@ _VECTORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """A low-rank adapter: the plane of `gates` that it fills, and the activations of its two halves."""
+    """One low-rank adapter of the time mix: the activation after its down-projection and after its up-projection.
+
+    Its output is written to plane `plane` of the gates' buffer.
+    """
 
     name: str
     plane: int
@@ -60,7 +63,7 @@ _ADAPTERS: Final = (
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers of an RWKV-7 onto the device, one at a time, and yield the stages of each.
+    """Load the layers of an RWKV-7 model onto the device one by one, and yield the stages of each.
 
     Raises DeviceError if the head size is too large.
     """
@@ -73,12 +76,12 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class Scratch:
-    """The buffers between the stages of a layer. All layers share them."""
+    """The activation buffers of a layer. All layers share them."""
 
     def __init__(
         self, context: BuildContext, shape: ShapeV7, *, num_mixes: int = 6, ffn_floats: int | None = None
     ) -> None:
-        """`num_mixes` and `ffn_floats` are for variants with more mixes, or a larger `ffn_hidden` than [T, F]."""
+        """Allocate the buffers. Model variants may set `num_mixes` above 6, or `ffn_floats` to enlarge `ffn_hidden`."""
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
@@ -97,7 +100,7 @@ class Scratch:
 
 
 class Layer(LayerBuilder):
-    """Builds the stages of one layer while it is loaded."""
+    """Builds the stages of one RWKV-7 layer while the model is loaded onto a device."""
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class Layer(LayerBuilder):
         )
 
     def _projections(self) -> list[Matrix]:
-        """Return the matrices of r, k and v, and the first halves of the adapters.
+        """Return the matrices of r, k and v, and the down-projections of the adapters.
 
         The outputs of the first three go to their planes, and those of the adapters behind these.
         """
@@ -151,7 +154,7 @@ class Layer(LayerBuilder):
         return matrices
 
     def _gates(self) -> list[Matrix]:
-        """Return the second halves of the adapters."""
+        """Return the up-projections of the adapters."""
         matrices = []
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
@@ -162,7 +165,9 @@ class Layer(LayerBuilder):
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
-        """Return the adapters of this layer. Layer 0 has no value residual, since it makes the first value."""
+        """Return the adapters that this layer uses. Layer 0 has no value residual, since the others mix in its
+        value.
+        """
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
     def _recurrence(self) -> KernelStage:

@@ -1,4 +1,4 @@
-"""RWKV-7 in numpy, in f32 or f64.
+"""The forward pass of RWKV-7 in numpy, in f32 or f64.
 
 Shapes: T tokens of all runs, B runs, L layers, D width, H heads, N head size (H * N = D), F ffn width.
 """
@@ -21,13 +21,13 @@ _DECAY_RATE: Final = -0.606531  # -exp(-1/2), rounded as in the training of mode
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
+    """Run B sequences through all layers of RWKV-7; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7)
     return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), channel_mix)
 
 
 class TimeMix:
-    """The time mix of all layers, called for one after the other. They share the value of the first layer."""
+    """The time mix of RWKV-7. One instance runs all layers in order, since later layers use the value of the first."""
 
     def __init__(self, shape: ShapeV7) -> None:
         self._shape = shape
@@ -36,7 +36,7 @@ class TimeMix:
     def __call__(
         self, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
     ) -> tuple[Array, dict[str, Array]]:
-        """See `rnn_engine.versions.shared.reference.TimeMix`."""
+        """Compute the time mix of the next layer; see `rnn_engine.versions.shared.reference.TimeMix`."""
         heads = (len(x), self._shape.num_heads, self._shape.head_size)
 
         delta = previous - x
@@ -68,7 +68,7 @@ class TimeMix:
 def run_wkv(
     r: Array, decay: Array, k: Array, v: Array, a: Array, b: Array, wkv: Array, runs: PackedRuns
 ) -> tuple[Array, Array]:
-    """Run the recurrence of RWKV-7, token after token, for all runs side by side. Return y and `wkv`.
+    """Run the wkv recurrence of RWKV-7 token by token, all runs in parallel. Return (y, new `wkv`).
 
     S <- S diag(decay) + (S a) b^T + v k^T; y = S r
 
@@ -89,13 +89,13 @@ def run_wkv(
 
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
-    """Run the channel mix of RWKV-7. x, previous: [T, D] -> [T, D]."""
+    """Compute the channel mix of RWKV-7, token shift included: x, previous [T, D] -> [T, D]."""
     k = block.matmul(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
     return block.matmul(np.square(np.maximum(k, 0)), "ffn.value.weight")
 
 
 def normalize(x: Array) -> Array:
-    """Scale x to length 1 along its last axis."""
+    """Scale x to Euclidean length 1 along its last axis."""
     length = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
     unit: Array = x / np.maximum(length, _KEY_NORM_FLOOR)
     return unit

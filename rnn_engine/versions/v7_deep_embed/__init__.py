@@ -1,4 +1,4 @@
-"""RWKV-7 with DeepEmbed: every layer has a table with an entry for each token, which scales the channel mix.
+"""RWKV-7 with DeepEmbed: each layer has an embedding table of its own, whose entry for a token scales the channel mix.
 
 BlinkDL's `rwkv` package runs it under RWKV_DE_VERSION=1.
 """

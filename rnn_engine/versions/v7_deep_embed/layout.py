@@ -1,4 +1,4 @@
-"""The sizes of an RWKV-7 with DeepEmbed, and the tensors that it adds to RWKV-7's."""
+"""The sizes of an RWKV-7 model with DeepEmbed, and the list of its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MATRIX_SIZE: Final = SIDE * SIDE  # E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV7DeepEmbed(ShapeV7):
-    """The sizes of an RWKV-7 with DeepEmbed."""
+    """The sizes of an RWKV-7 model with DeepEmbed."""
 
     version: str = field(default="v7-deepembed", init=False)
 
@@ -26,7 +26,9 @@ class ShapeV7DeepEmbed(ShapeV7):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
-    """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError if they don't fit."""
+    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    other.
+    """
     plain = v7.make_shape(num_layers, sizes)
     if (sizes["S"], sizes["E"]) != (SIDE, MATRIX_SIZE):
         raise ModelError(
@@ -50,7 +52,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return every tensor of a model with `num_layers` layers."""
+    """Return the specs of all tensors of a model with `num_layers` layers."""
     added = [
         spec
         for block in (f"blocks.{layer}.ffn" for layer in range(num_layers))

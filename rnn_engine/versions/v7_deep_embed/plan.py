@@ -1,4 +1,4 @@
-"""RWKV-7 with DeepEmbed as dispatches.
+"""The forward pass of RWKV-7 with DeepEmbed on a device: the buffers and the stages of its layers.
 
 A layer has ten dispatches if its table fits one binding. A step has one more, which keeps the embedding.
 A layer begins as RWKV-7's. The second token shift has one more mix, the token itself. After it come:
@@ -32,7 +32,7 @@ _NUM_PLANES: Final = 7
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
-    """Load the layers onto the device, one at a time, and yield the stages of each.
+    """Load the layers of a model with DeepEmbed onto the device one by one, and yield the stages of each.
 
     Raises DeviceError if the head size is too large.
     """
@@ -47,7 +47,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class _DeepEmbedScratch(Scratch):
-    """RWKV-7's buffers, with room for the intermediate results of DeepEmbed."""
+    """The activation buffers of an RWKV-7 layer, enlarged for DeepEmbed. All layers share them."""
 
     def __init__(self, context: BuildContext, shape: ShapeV7DeepEmbed) -> None:
         tokens = context.limits.max_tokens
@@ -73,7 +73,7 @@ def _keep_embedding(context: BuildContext, scratch: _DeepEmbedScratch) -> Kernel
 
 
 class _Layer(Layer):
-    """Builds the stages of one layer while it is loaded."""
+    """Builds the stages of one layer with DeepEmbed while the model is loaded onto a device."""
 
     def __init__(self, context: BuildContext, scratch: _DeepEmbedScratch, shape: ShapeV7DeepEmbed, layer: int) -> None:
         lookup = context.model.tensor
@@ -105,7 +105,11 @@ class _Layer(Layer):
         )
 
     def _key(self) -> list[Matrix]:
-        """Return the matrices of the key, of the inner vector, and of the embedding's part of each token's matrix."""
+        """Return the matrices that are multiplied first in the channel mix.
+
+        They compute the key, the inner vector of the scale, and the part of each token's matrix that depends on its
+        embedding.
+        """
         deep, width = self._deep, self.width
         inner, embedded = self.weights("ffn.s1", transposed=True), self.weights("ffn.s_emb_x.weight")  # [S, D], [E, D]
         return [

@@ -1,4 +1,7 @@
-"""RWKV-7 with DeepEmbed in numpy, in f32 or f64. Shapes: T tokens of all runs, D width, F ffn width."""
+"""The forward pass of RWKV-7 with DeepEmbed in numpy, in f32 or f64.
+
+Shapes: T tokens of all runs, D width, F ffn width.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from rnn_engine.versions.v7_deep_embed.layout import SIDE, ShapeV7DeepEmbed
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
+    """Run B sequences through all layers of RWKV-7 with DeepEmbed; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7DeepEmbed)
     time_mix = TimeMix(weights.shape)
     return run_blocks(weights, ids, lengths, states, time_mix, partial(channel_mix, ids, embed(weights, ids)))
 
 
 def channel_mix(ids: Array, embedded: Array, block: Block, x: Array, previous: Array) -> Array:
-    """Run the channel mix of RWKV-7 with DeepEmbed.
+    """Compute the channel mix of RWKV-7 with DeepEmbed, token shift included.
 
     ids: [T] token ids; embedded: [T, D] the first layer's input; x, previous: [T, D] -> [T, D].
     """

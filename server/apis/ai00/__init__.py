@@ -1,4 +1,4 @@
-"""Routes that only ai00 has."""
+"""The routes of ai00's API that no other API has."""
 
 from __future__ import annotations
 

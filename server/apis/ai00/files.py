@@ -1,4 +1,4 @@
-"""Files of models and states, archives, settings and keys by name, as ai00 has them."""
+"""ai00's routes for files: save models, list folders, load and save settings, unpack archives, look up API keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from states.named.entry import Retention
 
 
 class ExchangeRequest(RequestBody):
-    """An API key and its name."""
+    """An API key to look up, with its name."""
 
     app_id: str = Field(description="The key's name.")
     app_secret: str = Field(description="The key.")
@@ -49,7 +49,7 @@ class Token(TypedDict):
 
 
 class SaveRequest(RequestBody):
-    """The file that a loaded model is written to."""
+    """A loaded model to save, and the file to write it to."""
 
     aliases: ClassVar = {"model_path": "path"}
 
@@ -62,7 +62,9 @@ class SaveRequest(RequestBody):
 
 
 class WrittenFile(TypedDict):
-    """What was written: `path` is a file, or a folder whose files have `size` bytes together."""
+    """A saved model or an unpacked archive: the `path` of a file, or of a folder, and the `size` of all its files in
+    bytes.
+    """
 
     path: str
     size: int
@@ -78,13 +80,13 @@ class ListRequest(RequestBody):
 
 
 class FileEntry(ModelFileEntry):
-    """A file or a folder. `sha` is empty unless `is_sha` asks for it."""
+    """A file or a folder. `sha` is its SHA-256, empty unless the request sets `is_sha`."""
 
     is_folder: bool
 
 
 class ConfigModel(RequestBody):
-    """The model to serve, and its settings."""
+    """The section `model` of ai00's Config.toml: the model to serve, and its settings."""
 
     aliases: ClassVar = {"model_path": "path", "model_name": "name"}
 
@@ -100,14 +102,14 @@ class ConfigModel(RequestBody):
 
 
 class ConfigLora(RequestBody):
-    """A LoRA to merge."""
+    """A LoRA to merge into the model, in ai00's Config.toml."""
 
     path: str = Field(default="", description="Its file.")
     alpha: float = Field(default=1.0, description="Its strength.")
 
 
 class ConfigState(RequestBody):
-    """A state to start from."""
+    """A state to start from, in ai00's Config.toml."""
 
     path: str = Field(default="", description="Its file.")
     name: str | None = Field(default=None, description="Its name.")
@@ -148,7 +150,7 @@ class ConfigWeb(RequestBody):
 
 
 class Ai00Config(RequestBody):
-    """ai00's Config.toml."""
+    """The contents of ai00's Config.toml."""
 
     model: ConfigModel = Field(default=ConfigModel(), description="The model.")
     lora: list[ConfigLora] = Field(default=[], description="LoRAs to merge, in this order.")
@@ -166,13 +168,13 @@ class Ai00Config(RequestBody):
 
 
 class LoadConfigRequest(RequestBody):
-    """A file to read."""
+    """The name of a settings file to read."""
 
     path: str = Field(min_length=1, description="A Config.toml in a folder for admins (`--admin-folder`).")
 
 
 class SaveConfigRequest(LoadConfigRequest):
-    """Settings to write, for the next start."""
+    """Settings to save in a file. The running server does not change."""
 
     config: Ai00Config = Field(description="The settings to write.")
 
@@ -292,7 +294,7 @@ async def save_config(request: web.Request) -> web.Response:
 
 
 def _output(request: web.Request, text: str) -> Path:
-    """Return the folder to unpack into.
+    """Return the folder that `text` names, below one of the folders for unpacked archives.
 
     Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
     """
@@ -326,7 +328,11 @@ def _no_config(name: str, error: Exception) -> InvalidRequestError:
 
 
 def _write(path: Path, text: bytes, name: str) -> None:
-    """Write settings. An existing file is replaced only if it has a table [model] and no table that ai00 lacks."""
+    """Write settings as TOML `text` to `path`, replacing an existing file only if it is a Config.toml of ai00.
+
+    That is a file with a table [model] and no table that ai00 lacks. Raises InvalidRequestError, which calls the file
+    `name`, for another existing file, and StorageError if the file can't be written.
+    """
     if os.path.lexists(path):
         content = _parse(path, name)
         if not isinstance(content.get("model"), dict) or not content.keys() <= Ai00Config.model_fields.keys():

@@ -1,4 +1,4 @@
-"""Generations under ai00's own paths, with its defaults."""
+"""ai00's own routes for completions and chats, with its defaults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Ai00TextDelta(TypedDict):
 
 
 class Ai00CompletionChoice(CompletionChoice):
-    """A choice of a stream's event. `delta` repeats the text, as ai00 does."""
+    """A choice in an event of a stream. `delta` repeats the choice's text, as ai00 does."""
 
     delta: Ai00TextDelta
 
@@ -69,7 +69,7 @@ class Ai00CompletionChunk(Completion):
 
 
 class Ai00CompletionFormatter(CompletionFormatter):
-    """Formats the choices of completions; each chunk repeats its text in `delta`."""
+    """A `CompletionFormatter` whose chunks repeat their text in `delta`."""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
         choice = super().opening(index, prompt)

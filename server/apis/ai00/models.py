@@ -1,4 +1,4 @@
-"""Models and devices as ai00 lists them, and loading and unloading models while the server runs."""
+"""ai00's routes that list models and devices, and load and unload models while the server runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parse_adapter(value: object) -> object:
 
 
 class LoraRef(RequestBody):
-    """A LoRA to merge into the weights."""
+    """A LoRA to merge into the model's weights: its file, and how strongly it counts."""
 
     path: str = Field(min_length=1, description="The path of a file in the folder of models.")
     alpha: float | None = Field(default=None, description="Its strength; null is the strength that the file gives.")
@@ -82,13 +82,13 @@ class StateFileRef(RequestBody):
 
     @property
     def key(self) -> uuid.UUID | None:
-        """The id; None if it is null or zeros."""
+        """The id as a UUID, or None if it is null or all zeros."""
         key = None if self.id is None else parse_id(self.id)
         return None if key == uuid.UUID(int=0) else key
 
 
 class ReloadRequest(RequestBody):
-    """A model to load, in ai00's words. The fields `name`, `add` and `weights` are this server's own."""
+    """A model to load, with ai00's field names. The fields `name`, `add` and `weights` are this server's own."""
 
     ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
 
@@ -142,7 +142,7 @@ class ReloadRequest(RequestBody):
 
     @property
     def chosen_weights(self) -> str | None:
-        """The weights in the words of `serve --weights`, None for those of the server's options."""
+        """The weight formats in the syntax of `serve --weights`, or None to use the server's options."""
         if self.weights is not None or not {"quant", "quant_type"} & self.model_fields_set:
             return self.weights
         return f"{_FORMATS[self.quant_type]},layers={self.quant}" if self.quant else _FORMATS["None"]
@@ -165,7 +165,7 @@ class Ai00Bnf(TypedDict):
 
 
 class Ai00StateFile(TypedDict):
-    """The file of a state. `id` is null unless the order to load the model gave one."""
+    """The file of a named state. `id` is null unless the request to load the model gave one."""
 
     path: str
     name: str | None
@@ -178,9 +178,10 @@ class ManualAdapter(TypedDict):
 
 
 class Ai00Reload(TypedDict):
-    """How a model was loaded, in the words of `POST /admin/models/load`. The fields `name`, `weights` (which says more
-    than `quant`) and `device` (the name of `adapter`) are this server's own. `tokenizer_path` is null if the options
-    name the tokenizer or the engine has found it."""
+    """The settings with which a model was loaded, in the form of a request to `POST /admin/models/load`. The fields
+    `name`, `weights` (which says more than `quant`) and `device` (the name of `adapter`) are this server's own.
+    `tokenizer_path` is null if the options name the tokenizer or the engine has found it.
+    """
 
     model_path: str
     name: str
@@ -220,7 +221,7 @@ _CHUNK = 128  # ai00's default, which is no setting here
 
 
 def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
-    """Return how a model was loaded, so that the same request can load it again."""
+    """Return the settings of a loaded model in the form of a request that loads it again."""
     weights = WeightChoice.parse(info.weights)
     kind = _TYPES.get(weights.formats["att"], "None")
     layers = info.shape.num_layers if weights.num_layers is None else weights.num_layers
@@ -327,7 +328,7 @@ async def _unload(request: web.Request, name: str | None) -> web.Response:
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
-    """Return the order to load a model.
+    """Return the `LoadOrder` for a request's model, with all its files found in `folder`.
 
     Raises ForbiddenError for a file outside of the allowed folders, and NotFoundError for one that does not exist.
     """
@@ -348,7 +349,7 @@ def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
 
 
 def _state_file(state: StateFileRef, path: Path) -> StateFile:
-    """Return the file of a state. The default state needs a name: if it is given none, it gets that of its file."""
+    """Return the `StateFile` for the file at `path`; a default state without a name is named after its file."""
     return StateFile(path, state.name or (path.stem if state.default else None), state.key)
 
 

@@ -1,4 +1,4 @@
-"""States after texts, and vectors of an embedding model, under ai00's own paths."""
+"""ai00's own routes for states after texts, and for vectors of an embedding model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _INPUT = (
 
 
 class StatesRequest(ModelBody):
-    """Texts whose whole states are returned."""
+    """Texts to run. The whole state after each of them is returned."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -71,8 +71,9 @@ def _parse_layer(value: object) -> Layers | None:
 
 
 class Ai00EmbeddingsRequest(EmbeddingsRequest):
-    """Texts for which a row of the state is returned. The fields of embeddings mean the same here; some have ai00's
-    defaults."""
+    """Texts to run. One row of the state after each of them is returned. The fields of embeddings mean the same here;
+    some have ai00's defaults.
+    """
 
     aliases: ClassVar = {"embed_layer": "layer"}
     keeps_null: ClassVar = frozenset({"layer"})
@@ -92,8 +93,9 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
 
 
 class WholeState(TypedDict):
-    """The state after one input. `shape` is the width, the head size + 2, the number of layers and 1: the fastest axis
-    first."""
+    """The state after one input. `shape` lists four lengths, the fastest axis first: the width, the head size + 2, the
+    number of layers and 1.
+    """
 
     object: Literal["states"]
     index: int
@@ -114,7 +116,7 @@ MOST_TOKENS = 510
 
 
 class EmbedsRequest(RequestBody):
-    """A text that is cut into pieces. Each piece gets a vector."""
+    """A text to cut into pieces. Each piece gets a vector from the embedding model."""
 
     ignored: ClassVar = frozenset({"metadata", "model", "user"})
 
@@ -136,7 +138,7 @@ class EmbedsRequest(RequestBody):
 
 
 class EmbeddedChunk(TypedDict):
-    """A piece of the text, and a list with its one vector."""
+    """A piece of the text. `embed` is a list that holds its one vector."""
 
     chunk: str
     embed: list[list[float]]
@@ -149,7 +151,7 @@ class EmbeddedText(TypedDict):
 
 
 class Embeds(TypedDict):
-    """Vectors of the pieces of a text. `data` has one entry; `model` is the embedding model."""
+    """Vectors of the pieces of a text. `data` has one entry, for the whole text; `model` is the embedding model."""
 
     object: Literal["embeds"]
     model: str
@@ -172,7 +174,10 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 async def _answer_whole(
     request: web.Request, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
 ) -> web.StreamResponse:
-    """Answer with whole states. Each entry has `fields`, its index, and the numbers under `name`."""
+    """Run the inputs of `body` and answer with the whole state after each one.
+
+    Each entry has the given `fields`, the index of its input, and the numbers of the state in the field `name`.
+    """
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
     inputs = await tokens_of_inputs(request, engine, "input", body.input, math.prod(prefab_dims(shape)))

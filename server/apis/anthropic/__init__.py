@@ -1,1 +1,1 @@
-"""Anthropic's API."""
+"""Anthropic's API: messages and token counts."""

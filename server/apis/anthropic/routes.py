@@ -1,4 +1,4 @@
-"""Anthropic's API: messages, and the count of their tokens."""
+"""Anthropic's API: messages, and the count of a conversation's tokens."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ _ERROR_TYPES = {
 
 
 class AnthropicDialect:
-    """The `Dialect` of messages.
+    """The `Dialect` that formats an answer as Anthropic's message, or as the events of its stream.
 
-    `form` says what to look for in the one answer. `stops` are the client's own stop strings.
+    `form` says which parts, such as thoughts and calls, to look for in the answer. `stops` are the client's own stop
+    strings.
     """
 
     def __init__(self, info: EngineInfo, form: AnswerForm, stops: Sequence[str]) -> None:
@@ -125,7 +126,7 @@ class AnthropicDialect:
         }
 
     def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
-        """Return why the answer ended, and the client's own stop string that ended it, if any."""
+        """Return the stop reason, and the stop string that ended the answer if the client asked for it, else None."""
         if finished.reason == "length":
             return "max_tokens", None
         if reader.num_calls:
@@ -135,7 +136,7 @@ class AnthropicDialect:
 
 
 class _BlockStream:
-    """Turns the pieces of an answer into events of blocks, which are opened and closed one after another."""
+    """Turns the pieces of an answer into stream events that start, extend and stop one content block after another."""
 
     def __init__(self) -> None:
         self._open: BlockType | None = None
@@ -160,7 +161,7 @@ class _BlockStream:
 
 
 def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
-    """Return the blocks of a whole answer."""
+    """Return the content blocks of a whole answer, made from its `pieces`."""
     blocks: list[AnthropicBlock] = []
     arguments = ""
     for piece in pieces:
@@ -182,7 +183,7 @@ def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
 
 
 def _new_block(piece: Piece) -> AnthropicBlock:
-    """Return the block that begins with a piece, without its text."""
+    """Return the content block that begins with `piece`, still without text or arguments."""
     match piece.part:
         case AnswerPart.CALL:
             return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": piece.text, "input": {}}
@@ -201,7 +202,7 @@ def _delta(piece: Piece) -> Mapping[str, str]:
 
 
 def _parsed(arguments: str) -> Mapping[str, Any]:
-    """Return the arguments of a call; an empty object if the answer was cut before their end."""
+    """Parse the JSON arguments of a call; return an empty object if they are incomplete or no object."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -224,12 +225,12 @@ def _encode(event: Mapping[str, object]) -> bytes:
 
 
 def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
-    """Return the status and the body of a failure as Anthropic writes them."""
+    """Return the HTTP status and the body of an error in Anthropic's form."""
     return failure.status, error_body(failure)
 
 
 def error_body(failure: Failure) -> AnthropicError:
-    """Return the body of a failure as Anthropic writes it."""
+    """Return the body of an error in Anthropic's form."""
     kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     detail: AnthropicErrorDetail = {"type": kind, "message": failure.message}
     if failure.param == "thread":

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's API."""
+"""The schemas of the bodies of Anthropic's API: requests, answers, events and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The contents of a message's blocks, by kind."""
+    """The content blocks of one message, sorted by type."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def _add(content: Content, block: object) -> Content:
 
 
 def _text(value: object) -> str:
-    """Return a string unchanged, or join blocks of text with line breaks. Raises RefusedError."""
+    """Return a text field as a string, joining a list of text blocks with line breaks. Raises RefusedError."""
     content = _parse_content(value)
     if content.thoughts or content.calls or content.results:
         raise RefusedError(value, "a string or a list of blocks of text")
@@ -100,7 +100,7 @@ SystemBlocks: TypeAlias = Annotated[
 
 
 class AnthropicMessage(RequestBody):
-    """One message."""
+    """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Blocks = Field(
@@ -117,7 +117,10 @@ class AnthropicMessage(RequestBody):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The message as chat templates take it. Results of tools become messages of their own and come first."""
+        """The message in the form that chat templates take.
+
+        Results of tools become messages of their own, which come first.
+        """
         content = self.content
         found = [
             Message.model_construct(role=Role.OBSERVATION, content=text, tool_call_id=call_id)
@@ -158,7 +161,7 @@ class AnthropicTool(RequestBody):
 
     @property
     def body(self) -> ToolBody:
-        """The tool in OpenAI's words."""
+        """The tool in OpenAI's format."""
         function = FunctionBody.model_construct(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
@@ -166,7 +169,7 @@ class AnthropicTool(RequestBody):
 
 
 class ToolChoiceBody(RequestBody):
-    """Whether the model calls a tool."""
+    """Whether, and which of the tools, the model has to call."""
 
     type: Literal["auto", "any", "tool", "none"] = Field(
         description="`auto`: the model decides; `any`: at least one tool; `tool`: the tool that `name` gives; `none`: "
@@ -189,7 +192,7 @@ class ToolChoiceBody(RequestBody):
 
 
 class ThinkingBody(RequestBody):
-    """Whether the model thinks before it answers, if the chat template can say it."""
+    """Whether the model thinks before it answers, if its chat template has such a setting."""
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(description="`adaptive` is the same as `enabled`.")
     budget_tokens: int | None = Field(
@@ -226,7 +229,7 @@ class OutputConfig(RequestBody):
 
 
 class AnthropicConversation(GenerationBody):
-    """A conversation in Anthropic's words."""
+    """A conversation in Anthropic's format: the fields that `/v1/messages` and the count of tokens share."""
 
     ignored: ClassVar = GenerationBody.ignored | {
         "cache_control",
@@ -273,7 +276,7 @@ class AnthropicConversation(GenerationBody):
 
     @cached_property
     def chat(self) -> TranslatedChat:
-        """The same conversation in OpenAI's words."""
+        """The conversation as a request for OpenAI's chat completions."""
         fields: dict[str, Any] = {}
         if self.output_config.format is not None:
             fields["json_schema"] = self.output_config.format
@@ -308,7 +311,7 @@ class MessagesRequest(AnthropicConversation):
 
 
 class CountTokensRequest(AnthropicConversation):
-    """A conversation to count the tokens of."""
+    """A conversation whose tokens are counted, without an answer."""
 
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -330,8 +333,9 @@ class AnthropicBlock(TypedDict):
 
 
 class AnthropicUsage(TypedDict):
-    """Numbers of tokens. `cache_read_input_tokens` of the prompt were known and not run; `input_tokens` counts the
-    others."""
+    """Numbers of tokens. `cache_read_input_tokens` of the prompt came from the cache and were not run; `input_tokens`
+    counts the others.
+    """
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -355,7 +359,9 @@ class AnthropicAnswer(TypedDict):
 
 
 class AnthropicDelta(TypedDict):
-    """More of a block: `text_delta`, `thinking_delta` or `input_json_delta`; or how the answer ended."""
+    """The change that an event makes: more of a block (`text_delta`, `thinking_delta` or `input_json_delta`), or the
+    reason why the answer ended.
+    """
 
     type: NotRequired[Literal["text_delta", "thinking_delta", "input_json_delta"]]
     text: NotRequired[str]
@@ -366,7 +372,9 @@ class AnthropicDelta(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """What went wrong. A client that sent `thread` learns from `details` that it has to send whole conversations."""
+    """The type and the message of an error. A client that sent `thread` learns from `details` that it has to send whole
+    conversations.
+    """
 
     type: str
     message: str
@@ -374,7 +382,7 @@ class AnthropicErrorDetail(TypedDict):
 
 
 class AnthropicEvent(TypedDict):
-    """An event of a stream, which is also named by its `type`. `index` is the number of the block."""
+    """An event of a stream; the server-sent event's name is its `type`. `index` is the number of the content block."""
 
     type: Literal[
         "message_start",
@@ -397,7 +405,7 @@ class AnthropicEvent(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """The body of every answer of Anthropic's routes that is not a success."""
+    """The body of every error answer of Anthropic's routes."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail

@@ -1,1 +1,1 @@
-"""What several APIs share: fields of requests, and how a call is answered."""
+"""What several APIs share: request fields, running the engine requests of an HTTP request, and answering it."""

@@ -1,4 +1,4 @@
-"""Run the engine requests of one generation call and answer it, whole or as a stream."""
+"""Run the engine requests that one HTTP request for generation asks for, and answer whole or as a stream."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def answer_in(
     *,
     stream_type: str = EVENT_STREAM,
 ) -> web.StreamResponse:
-    """Run `calls`, which have been checked and all start at `resolved`, and answer in the form of `dialect`.
+    """Run the engine requests `calls` and answer in the form of `dialect`, whole or as a stream.
 
-    `stream_type` is the content type of a stream.
-    Raises InvalidRequestError or OverloadedError before any of them runs.
+    All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
+    stream. Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     if not body.stream:
         return await answer_whole(dialect, request, body, calls, resolved)
@@ -47,7 +47,7 @@ async def answer_in(
 async def _prepare(
     request: web.Request, body: GenerationBody, calls: Sequence[GenerateRequest], resolved: ResolvedState
 ) -> tuple[ParallelRequests, _End]:
-    """Return the requests, which do not run yet, and what saves the state at their end."""
+    """Return the engine requests, not yet started, and the `_End` that saves the state at their end if wanted."""
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
     calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
@@ -58,7 +58,7 @@ async def _prepare(
 
 
 class _End:
-    """Saves the state at the end of the one call, if `saver` is given, and returns the answer's fields about it."""
+    """Saves the state after the only engine request, if a `saver` is given, and reports it in the answer's fields."""
 
     def __init__(self, saver: EndSaver | None) -> None:
         self.is_wanted = saver is not None
@@ -66,7 +66,10 @@ class _End:
         self._outcome = ChoiceOutcome()
 
     async def note(self, event: Event) -> Mapping[str, object]:
-        """Take the next event of the call. At the last one, save the state and return the answer's fields about it."""
+        """Take the next event of the engine request; at its last event, save the state.
+
+        Return the answer's fields about the saved state, or about the error of saving it; none before the last event.
+        """
         if self._saver is None:
             return {}
         self._outcome.add(event)
@@ -85,7 +88,7 @@ async def answer_whole(
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
 ) -> web.Response:
-    """Run `calls` and answer when all have ended; see `answer_in`."""
+    """Run the engine requests `calls` and answer when all have ended; see `answer_in`."""
     running, end = await _prepare(request, body, calls, resolved)
     tally = Tally(body.copies)
     outcomes = [ChoiceOutcome() for _ in running.requests]
@@ -105,7 +108,10 @@ async def answer_whole(
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
-    """Yield the indices of each prompt's `wanted` best copies, best first. All copies keep their order."""
+    """Yield the indices of the `wanted` copies to return for each prompt, ordered by their mean log-probability.
+
+    If all copies are wanted, they keep their order.
+    """
     for first in range(0, len(outcomes), copies):
         places = range(first, first + copies)
         yield from (
@@ -114,7 +120,7 @@ def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterat
 
 
 class _Streaming:
-    """Sends the events of the requests of one call as they come."""
+    """Sends the answer to one HTTP request as a stream, event by event."""
 
     def __init__(self, stream: EventStream, request: web.Request, dialect: Dialect, tally: Tally, end: _End) -> None:
         self._request = request
@@ -124,7 +130,11 @@ class _Streaming:
         self._end = end
 
     async def run(self, running: ParallelRequests) -> web.StreamResponse:
-        """Send everything. An error before the first event is raised and gets a status of its own."""
+        """Send the whole stream and return the response.
+
+        An error before the first event is raised, so that it gets its own HTTP status; a later error is sent as an
+        event.
+        """
         groups = aiter(running)
         group: list[Numbered] | None = await anext(groups)
         await self._stream.open()
@@ -141,7 +151,10 @@ class _Streaming:
         return await self._stream.close()
 
     async def _send(self, events: Sequence[Numbered]) -> None:
-        """Send events that are ready at the same time with one write, or two if a state is saved between them."""
+        """Write `events`, which are ready at the same time; save the state at the last event if wanted.
+
+        The events before the last one are written first, since saving may take long.
+        """
         parts: list[bytes] = []
         for index, event in events:
             self._tally.add(index, event)
@@ -156,6 +169,6 @@ class _Streaming:
         await self._stream.write(b"".join(parts))
 
     async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
-        """Encode an event that is no text, on another thread if it may repeat much of the request."""
+        """Call `encode`, which encodes an `event` that is no text; use another thread if the event may be large."""
         size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
         return await work(self._request, size, encode)

@@ -1,4 +1,4 @@
-"""The protocols by which an API formats the answer of a generation: choices, token counts and times."""
+"""The protocols by which an API formats the answer of a generation, and helpers for its token counts and times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.core.schema import Timings, Usage
 
 
 class Tally:
-    """Counts the usage of an answer with `copies` choices for each prompt; choices are numbered prompt by prompt."""
+    """Adds up the token counts of an answer with `copies` choices a prompt. Choices are numbered prompt by prompt."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
@@ -23,7 +23,10 @@ class Tally:
         self._completion_tokens = 0
 
     def add(self, choice: int, event: Event) -> None:
-        """Count one event. A prompt counts once, for its first copy."""
+        """Count the tokens that an event of choice number `choice` reports.
+
+        A prompt counts once, for its first choice.
+        """
         if isinstance(event, Finished):
             self._completion_tokens += event.completion_tokens
         elif isinstance(event, Started) and choice % self._copies == 0:
@@ -31,12 +34,12 @@ class Tally:
             self._cached_tokens += event.cached_tokens
 
     def usage(self) -> Usage:
-        """Return the usage of the events so far."""
+        """Return the token counts of all events so far."""
         return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
-    """Return the usage of an answer that generates nothing."""
+    """Return the token counts of an answer that generates no text, from the costs of its prompts."""
     return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)
 
 
@@ -50,17 +53,17 @@ def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Us
 
 
 class AnswerClock:
-    """Reports how far one request has come, and the times that it took."""
+    """Makes the fields of a stream's events that report one request's progress and times."""
 
     def __init__(self, *, with_each: bool = False) -> None:
-        """`with_each`: report the times with each event, not only with the last one."""
+        """Report the times only with the last event, or with each event if `with_each` is set."""
         self._with_each = with_each
         self._begun: float | None = None  # when the prompt began to run
         self.started: Started | None = None
         self.predicted = 0  # tokens that were sent
 
     def tell(self, event: Event) -> Mapping[str, object]:
-        """Return the fields `prompt_progress` and `timings` to send with `event`; either may be absent."""
+        """Return the fields to add to what is sent for `event`: `prompt_progress` or `timings`, or none."""
         timings: Timings | None = None
         match event:
             case PromptProgress():
@@ -92,7 +95,10 @@ class AnswerClock:
 
 
 def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
-    """Return the times of a request that ended at `ended`, by `time.monotonic`, or now; None if none were taken."""
+    """Return the field `timings` of a finished request, or None if the engine has measured no times.
+
+    `ended` is when the request ended, by `time.monotonic`; None means now.
+    """
     timings = _timings(started, finished.completion_tokens, time.monotonic() if ended is None else ended)
     if timings is not None and finished.draft_tokens > 0:
         timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
@@ -136,7 +142,7 @@ Choice: TypeAlias = Mapping[str, object]
 
 @dataclass(slots=True)
 class ChoiceOutcome:
-    """Everything that one engine request returned."""
+    """All events of one engine request put together: its text, tokens, scored prompt, start and end."""
 
     started: Started | None = None
     finished: Finished | None = None
@@ -165,13 +171,13 @@ class ChoiceOutcome:
 
     @property
     def times(self) -> Mapping[str, object]:
-        """The field `timings` of the answer; no field if no times were taken."""
+        """The field `timings` for the answer; empty if the engine has measured no times."""
         timings = None if self.started is None else timings_of(self.started, self.end, self.ended)
         return {} if timings is None else {"timings": timings}
 
     @property
     def drawn(self) -> list[TokenInfo]:
-        """All tokens that were drawn, a stop token included."""
+        """All sampled tokens, including a stop token at the end."""
         return [*self.tokens, *([] if self.end.stop_token is None else [self.end.stop_token])]
 
     @property
@@ -182,7 +188,10 @@ class ChoiceOutcome:
 
 
 class ChoiceFormatter(Protocol):
-    """Formats the choices of one call. The methods are called for each choice in the order of its events."""
+    """Formats the choices of an answer in OpenAI's style.
+
+    For each choice the methods are called in the order of its events.
+    """
 
     @property
     def id_prefix(self) -> str: ...
@@ -194,11 +203,14 @@ class ChoiceFormatter(Protocol):
     def chunk_object(self) -> str: ...
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
-        """Return the first chunk of a choice, before its text; `prompt` is empty unless it was scored."""
+        """Return the first chunk of choice `index`, before its text, or None if there is nothing to send.
+
+        `prompt` has the scored tokens of the prompt; it is empty if the prompt was not scored.
+        """
         ...
 
     def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
-        """Return a chunk with more of a choice, None if there is nothing to send yet.
+        """Return a chunk for more text of choice `index`, or None if there is nothing to send yet.
 
         A string stands for the chunk that `text_chunk` makes of it.
         """
@@ -209,7 +221,7 @@ class ChoiceFormatter(Protocol):
         ...
 
     def closing(self, index: int, finished: Finished) -> Choice:
-        """Return the last chunk of a choice: why and how it ended."""
+        """Return the last chunk of choice `index`, with the reason why it ended."""
         ...
 
     def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> Choice:
@@ -218,22 +230,25 @@ class ChoiceFormatter(Protocol):
 
 
 class WholeDialect(Protocol):
-    """Formats the answer of one call that is not streamed; its requests are numbered."""
+    """Formats an answer that is not streamed, made from the outcomes of its engine requests."""
 
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
     ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        """Return the body of the answer, with the fields `extra`. `kept` are the numbers of the requests to return."""
+        """Return the body of the answer, with the fields `extra` added.
+
+        `outcomes` has one entry for each engine request; `kept` are the indices of those to return.
+        """
         ...
 
 
 class Dialect(WholeDialect, Protocol):
-    """Formats the answer of one call, whole or as the events of a stream."""
+    """Formats an answer either whole or as the events of a stream."""
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        """Return the bytes to send for an event of request `index`, with the fields `extra`; perhaps none.
+        """Return the encoded bytes to send for an event of engine request `index`, with the fields `extra` added.
 
-        The method is called for every event, in the order of the events.
+        The bytes may be empty. The method is called for every event, in the order of the events.
         """
         ...
 
@@ -242,5 +257,5 @@ class Dialect(WholeDialect, Protocol):
         ...
 
     def failure(self, error: Exception) -> bytes:
-        """Return the last event of a stream that fails."""
+        """Return the encoded last event of a stream that ends with `error`."""
         ...

@@ -1,4 +1,4 @@
-"""The fields that completions and chats share: the prompt, what ends a text, and how the answer is sent."""
+"""The request fields that completions and chats share: the prompt, stop strings, and how the answer is sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MixedPrompt:
-    """Token ids with texts between them."""
+    """A prompt of texts and token ids in any order."""
 
     parts: tuple[int | str, ...]
 
@@ -44,7 +44,7 @@ _PROMPT_FORMS = (
 
 
 def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
-    """Return the prompts of a field: one prompt in any form, or a list of them. A list with token ids is one prompt."""
+    """Parse a field with one prompt or a list of prompts. A list that contains token ids is one prompt."""
     if isinstance(value, list) and value and not any(type(item) is int for item in value):
         return tuple(_parse_prompt(item, value) for item in value)
     if value == []:
@@ -53,7 +53,7 @@ def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
 
 
 def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
-    """Return prompts as `parse_prompts` does, but join a list of texts to one text. Null is an empty text."""
+    """Parse prompts as `parse_prompts` does, but join a list of texts to one text; null is an empty text."""
     if value is None:
         return ("",)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -118,7 +118,7 @@ def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
 
 
 def tokens_of(engine: EngineLike, prompt: AnyPrompt) -> Sequence[int]:
-    """Return the tokens of a prompt; ids that a client sent are not checked."""
+    """Return the token ids of a prompt. Ids that a client sent are not checked."""
     match prompt:
         case str():
             return engine.tokenize(prompt)
@@ -159,7 +159,7 @@ class StreamOptions(RequestBody):
 
 
 class GenerationBody(GrammarBody):
-    """A body with the fields that every generation has."""
+    """The request fields that every generation has: sampling, stops, number of answers, and how they are sent."""
 
     ignored: ClassVar = frozenset(
         {
@@ -256,7 +256,7 @@ class GenerationBody(GrammarBody):
     def copies_of(
         self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
     ) -> list[GenerateRequest]:
-        """Return the requests of all answers: `copies` of each call. Each call has one prompt.
+        """Return the engine requests of all answers: `copies` of each of `calls`, which have one prompt each.
 
         All calls must have the same tokens that end a text.
         """
@@ -277,7 +277,7 @@ class GenerationBody(GrammarBody):
 
     @property
     def reports_progress(self) -> bool:
-        """Whether the stream reports how far the prompt has come."""
+        """True if the stream reports how much of the prompt was processed."""
         return False
 
     @property

@@ -32,7 +32,7 @@ def _response_format(value: object) -> Grammar | None:
 
 
 def _named_schema(named: Mapping[str, object], name: str) -> Grammar:
-    """Return the grammar of OpenAI's object around a schema."""
+    """Return the grammar for OpenAI's object that holds a JSON schema with its name. Raises RefusedError."""
     for key in named:
         if key not in ("name", "description", "schema", "strict"):
             raise RefusedError(named[key], "one of the fields name, description, schema, strict", f"json_schema.{key}")
@@ -45,7 +45,7 @@ def _named_schema(named: Mapping[str, object], name: str) -> Grammar:
 
 
 def _typed(value: object, name: str) -> Grammar:
-    """Return the grammar of TGI's object."""
+    """Return the grammar for TGI's object with `type` and `value`. Raises RefusedError."""
     match value:
         case {"type": "regex", "value": str(pattern), **rest} if not rest:
             return Grammar("regex", pattern, f"{name}.value")
@@ -67,7 +67,10 @@ def _grammar(value: object) -> Grammar:
 
 
 def _structured_outputs(value: object) -> Grammar | None:
-    """Return the grammar of vLLM's object."""
+    """Return the grammar for vLLM's object `structured_outputs`, or None if it restricts nothing.
+
+    Raises RefusedError.
+    """
     if not isinstance(value, dict):
         raise RefusedError(value, f"an object with one of {', '.join(_STRUCTURED)}")
     given = {key: one for key, one in value.items() if one is not None and one is not False}
@@ -80,7 +83,7 @@ def _structured_outputs(value: object) -> Grammar | None:
 
 
 def _json(value: object, name: str, *, strict: bool = True) -> Grammar:
-    """Return the grammar of a schema, as an object or as text."""
+    """Return the grammar for a JSON schema, given as an object or as JSON text. Raises RefusedError."""
     if isinstance(value, str):
         return Grammar("json_schema", value, name)
     if isinstance(value, dict | bool):

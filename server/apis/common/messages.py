@@ -17,7 +17,7 @@ _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "vi
 
 
 def parse_content(value: object) -> str | None:
-    """Return a string or None unchanged, or join text parts. Raises RefusedError."""
+    """Return a message's content as one string, joining a list of text parts; null stays None. Raises RefusedError."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -37,7 +37,7 @@ def _parse_part(part: object) -> str:
 
 
 def parse_role(value: object) -> Role:
-    """Return the role that a client means. Raises RefusedError."""
+    """Return the role that a client's word for it means. Raises RefusedError for an unknown word."""
     role = find_role(value) if isinstance(value, str) else None
     if role is None:
         raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in upper or lower case")
@@ -120,7 +120,7 @@ class Message(RequestBody):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All calls that the message has, in either form."""
+        """All calls of the message, from `tool_calls` and from the older `function_call`."""
         calls = [ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(self.function_call.name, self.function_call.arguments))
@@ -128,7 +128,7 @@ class Message(RequestBody):
 
     @property
     def for_template(self) -> ChatMessage:
-        """The message as chat templates take it."""
+        """The message in the form that chat templates take."""
         is_result = self.role is Role.OBSERVATION
         return ChatMessage(
             self.role,
@@ -202,7 +202,7 @@ class FunctionBody(RequestBody):
 
 
 def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str, object]:
-    """Return the fields of a tool unchanged. Raises RefusedError for a type that is not `allowed`.
+    """Return the fields of a tool unchanged. Raises RefusedError if its `type` is not among those `allowed`.
 
     The type is checked before the other fields, which tools of other types may have.
     """
@@ -225,7 +225,10 @@ class ToolBody(RequestBody):
 
 
 def _parse_choice(value: object) -> ToolChoice:
-    """Return which tools may be called; their names are checked later."""
+    """Parse a field `tool_choice`, which says if and which tools the model calls.
+
+    The tools' names are checked later.
+    """
     match value:
         case "none" | "auto" | "required":
             return ToolChoice(value)

@@ -1,4 +1,4 @@
-"""The fields that say how tokens are drawn, made from `SamplingParams`."""
+"""The request fields that control sampling, made from the parameters in `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
-    """Return a validator that calls `parse` and turns its InvalidRequestError for the field `of` into RefusedError."""
+    """Return a pydantic validator that calls `parse`, which raises InvalidRequestError for a wrong value.
+
+    The validator raises RefusedError instead, with the place of the value below the field `of`. Null stays None.
+    """
 
     def check(value: object) -> Any:  # noqa: ANN401
         if value is None:
@@ -149,7 +152,7 @@ _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
 
 
 def _range(parameter: Parameter) -> dict[str, Any]:
-    """Return the keywords of a JSON schema for the least and the greatest number of a parameter."""
+    """Return the JSON schema's keywords `minimum` and `maximum` of a numeric parameter; none for other types."""
     if parameter.type not in (float, int):
         return {}
     return {"minimum": parameter.allowed.low, "maximum": parameter.allowed.high}
@@ -174,7 +177,7 @@ else:
 
 
 class SamplingBody(_SamplingFields):
-    """A body with a field for each of `SamplingParams`. Their ranges are checked by `SamplingParams.check`."""
+    """A body with the sampling fields. `SamplingParams.check` checks their ranges."""
 
     neutral: ClassVar = {
         "adaptive_decay": (0.9,),
@@ -230,9 +233,9 @@ class SamplingBody(_SamplingFields):
     def samplings(
         self, count: int, tokenize: Callable[[str], Sequence[int]], end_tokens: Sequence[int]
     ) -> list[SamplingParams]:
-        """Return the sampling parameters of `count` answers to a prompt; a given seed becomes a seed for each answer.
+        """Return sampling parameters for each of `count` answers to a prompt.
 
-        `end_tokens` are the tokens that end a text.
+        If a seed is given, each answer gets its own. `end_tokens` are the tokens that end a text.
         """
         params = self._params.resolved(tokenize)
         if self.ignore_eos:
@@ -260,7 +263,7 @@ class SamplingBody(_SamplingFields):
 
 
 def _derive_seed(seed: int, copy: int) -> int:
-    """Return the seed of one answer. Copy 0 has the seed itself.
+    """Return the seed of answer number `copy`, derived from the request's seed. Answer 0 has the request's seed itself.
 
     An odd step between the copies keeps their seeds apart, and far from neighbouring seeds.
     """

@@ -1,4 +1,4 @@
-"""The state that a request starts from, mixes or saves: its fields, and finding the engine's state for them."""
+"""The states in requests: fields that name states to start from, mix or save, and functions that find or save them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LABELS = {"name", "id"}  # ai00's clients send them; here only the values of a 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InlineState:
-    """The numbers of a state in ai00's order."""
+    """A state given as numbers in the request, in ai00's order."""
 
     data: F32  # [L * (N + 2) * D] unless the client is wrong
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class InlineState:
 
 @dataclass(frozen=True, slots=True)
 class StatePath:
-    """A file in the folder of states."""
+    """The path of a state's file, relative to the folder of states."""
 
     path: str
 
@@ -58,7 +58,7 @@ StateRef: TypeAlias = str | InlineState | StatePath
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedRef:
-    """One of the states that a request mixes."""
+    """A reference to one of the states that a request mixes, with its weight."""
 
     ref: StateRef | None  # None = the default state
     weight: float
@@ -99,7 +99,10 @@ def _parse_weighted(number: int, value: object) -> WeightedRef:
 
 
 def _parse_labelled(number: int, state: dict[str, object]) -> StateRef | None:
-    """Return the state that one object of a mix means; `state` is the object without its weight and prompt."""
+    """Return the state reference in entry `number` of a mix; `state` is the entry without its weight and prompt.
+
+    None stands for the default state. Raises RefusedError.
+    """
     try:
         if not state.keys() <= _LABELS:
             return _parse_state(state)
@@ -120,7 +123,7 @@ def _as_float(number: int, weight: float) -> float:
 
 
 def parse_numbers(data: object) -> F32:
-    """Return numbers from a list or from base64 of f32. Raises RefusedError."""
+    """Parse numbers given as a flat list or as base64 of f32. Raises RefusedError."""
     try:
         if isinstance(data, str):
             return np.frombuffer(base64.b64decode(data, validate=True), "<f4").astype(np.float32)
@@ -160,7 +163,7 @@ _STATE_FORMS = (
 
 
 class CacheBody(RequestBody):
-    """The fields of any request that runs the model."""
+    """The field for use of the cache, which any request that runs the model has."""
 
     cache_salt: str | None = Field(
         default=None,
@@ -177,7 +180,7 @@ class StateRefBody(CacheBody):
 
 
 class ModelNameBody(RequestBody):
-    """A body that may name a model, as OpenAI's do."""
+    """The field that names a model, as in OpenAI's requests."""
 
     model: str | None = Field(
         default=None, description="The name of a model as `/v1/models` lists it; null is the default model."
@@ -185,11 +188,11 @@ class ModelNameBody(RequestBody):
 
 
 class ModelBody(StateRefBody, ModelNameBody):
-    """A body that starts from one state and may name a model."""
+    """The fields that name a state to start from and a model."""
 
 
 class MixBody(CacheBody, ModelNameBody):
-    """A body that starts from one state or mixes several, and may name a model."""
+    """The fields that name a model and one state to start from, or several states to mix."""
 
     state: States = Field(
         default=None,
@@ -214,7 +217,7 @@ class MixBody(CacheBody, ModelNameBody):
 
     @property
     def weighted(self) -> tuple[WeightedRef, ...] | None:
-        """The states that are mixed; None if the request starts from one state."""
+        """The states to mix; None if the request starts from a single state."""
         return self.state if isinstance(self.state, tuple) else None
 
 
@@ -222,7 +225,7 @@ class MixBody(CacheBody, ModelNameBody):
 
 
 class RetentionBody(RequestBody):
-    """To whom a new state belongs, and how long it is kept."""
+    """The owner of a new state, and how long the state is kept."""
 
     owner: str | None = Field(
         default=None,
@@ -249,7 +252,7 @@ class RetentionBody(RequestBody):
 
 
 class NewStateBody(RetentionBody):
-    """The name for a new state, and how to keep it."""
+    """The name of a new state, its owner, and how long it is kept."""
 
     name: str = Field(description="A name that is free.")
 
@@ -262,7 +265,7 @@ SaveAs: TypeAlias = Annotated[NewStateBody, BeforeValidator(_from_name)]
 
 
 class StateEntry(TypedDict):
-    """A named state. `num_tokens` is how many tokens it has taken in, null if that is unknown.
+    """A named state. `num_tokens` is how many tokens the model has read to reach it, null if that is unknown.
 
     A `read_only` state comes from the operator at every start: requests may start from it and copy it.
     """
@@ -285,7 +288,7 @@ class StateEntry(TypedDict):
 
 
 def state_entry(named: NamedState) -> StateEntry:
-    """Return what clients see of a named state."""
+    """Return a named state's description for clients."""
     frozen = named.frozen
     return {
         "object": "state",
@@ -308,7 +311,7 @@ def state_entry(named: NamedState) -> StateEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedState:
-    """The state that a request starts from, as found in the engine."""
+    """A state to start from, found in the engine or in files."""
 
     frozen: FrozenState | None  # None = the fill values
     named: NamedState | None = None  # if the request says its name or id
@@ -320,7 +323,7 @@ class ResolvedState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedState:
-    """One of the states that a request starts from."""
+    """One of the states that a request starts from, with its weight in the mix."""
 
     resolved: ResolvedState
     weight: float = 1.0
@@ -332,18 +335,21 @@ class WeightedState:
 
 
 async def resolve_starts(engine: EngineLike, body: MixBody) -> list[WeightedState]:
-    """Return the one state that a request starts from, or all that it mixes; see `resolve_state`."""
+    """Find all states that a request starts from: one, or those that it mixes. See `resolve_state` for the errors."""
     refs = [WeightedRef(body.state, 1.0)] if not isinstance(body.state, tuple) else body.state
     return [WeightedState(await resolve_state(engine, one.ref), one.weight, one.prompt) for one in refs]
 
 
 async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> InitialState | None:
-    """Return the state that `ref` means, as a `GenerateRequest` takes it; see `resolve_state`."""
+    """Find the state that `ref` names, as the initial state of a `GenerateRequest`.
+
+    See `resolve_state` for the errors.
+    """
     return (await resolve_state(engine, ref)).initial_state
 
 
 async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedState:
-    """Return the state that `ref` means; None and ai00's id of zeros mean the default.
+    """Find the state that `ref` names. None and ai00's id of zeros stand for the default state.
 
     Raises NotFoundError if there is no such name, id or file, InvalidRequestError for a path that leaves the folder,
     and StateError for a state that does not fit the model.
@@ -369,9 +375,9 @@ def _load(files: StateFiles, ref: InlineState | StatePath) -> FrozenState:
 
 
 def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[GenerateRequest]) -> GenerateRequest:
-    """Return the first of `calls`, as a mix of all of them if `body` mixes states.
+    """Return the engine request for an answer: `calls[0]`, which mixes the states of all `calls` if `body` has a mix.
 
-    There is a call for each of `starts`. They differ only in their states and prompts.
+    There is one call for each of `starts`. They differ only in their states and prompts.
     """
     if body.weighted is None:
         return calls[0]
@@ -383,9 +389,9 @@ def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[Ge
 
 
 class EndSaver:
-    """Saves the state at the end of the one call of a request.
+    """Saves the state at the end of a request's only generation, under the name that the request gives.
 
-    The name may be that of the state that the request starts from; the name then stands for the new state.
+    That may be the name of the state that the request starts from; the name then stands for the new state.
     """
 
     def __init__(
@@ -400,7 +406,10 @@ class EndSaver:
     async def create(
         cls, engine: EngineLike, wanted: NewStateBody, resolved: ResolvedState, calls: Sequence[GenerateRequest]
     ) -> Self:
-        """Return a saver. Before anything runs, raise the errors that keeping the state would raise now."""
+        """Return a saver for the only one of `calls`.
+
+        Raise now the errors that saving the state can already foresee.
+        """
         if len(calls) != 1:
             raise InvalidRequestError(
                 "save_as",
@@ -424,7 +433,7 @@ class EndSaver:
         return saver
 
     async def save(self, tokens: Sequence[TokenInfo], finished: Finished) -> StateEntry:
-        """Keep the state at the end of the call. `tokens` are those that the call generated."""
+        """Save the state at the end of the generation, whose tokens are `tokens`, and return its description."""
         assert finished.end is not None  # it was asked for
         states, old = self._engine.states, self._continued
         text = _text_of(tokens, finished)
@@ -436,12 +445,12 @@ class EndSaver:
 
     @property
     def _continued(self) -> NamedState | None:
-        """The state that the request starts from, if the end is kept under its name; else None."""
+        """The state that the request starts from if the new state replaces it under its name, else None."""
         named = self._resolved.named
         return named if named is not None and named.name == self._wanted.name else None
 
 
 def _text_of(tokens: Sequence[TokenInfo], finished: Finished) -> bytes:
-    """Return the generated text up to the stop."""
+    """Return the bytes of the generated tokens, cut before the stop string."""
     text = b"".join(info.data for info in tokens)
     return text.partition(finished.stop)[0] if isinstance(finished.stop, bytes) else text

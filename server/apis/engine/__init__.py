@@ -1,1 +1,1 @@
-"""This engine's own API."""
+"""The API of this engine's own: states, cache, scores, tokens, status."""

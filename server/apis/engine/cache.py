@@ -1,4 +1,4 @@
-"""The cache of prompts and answers: look at it, and drop from it."""
+"""Routes to inspect the cache of prompts and answers, and to drop entries from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MissName = Literal[
 
 
 class CacheTotals(TypedDict):
-    """Counts since the start. Each prompt is looked up once; after an exact hit nothing of it was run.
+    """Counts of the cache since the start. Each prompt is looked up once; after an exact hit none of it was run.
 
     `misses` are counted by reason. `index_bytes` is the host memory that the index takes, at most `index_capacity`:
     tokens, records, and the logits of states on the device (`device_logits_bytes`), but not the states themselves.
@@ -47,7 +47,7 @@ class CacheTotals(TypedDict):
 
 
 class CacheTier(TypedDict):
-    """One tier of the cache (`device`, `host` or `disk`): what it holds, and counts of what came and went.
+    """One tier of the cache (`device`, `host` or `disk`): its contents, and how many copies came and went.
 
     `capacity` and `used` are bytes. A hit promotes a copy to a quicker tier; an eviction demotes it to a slower one.
     """
@@ -64,7 +64,7 @@ class CacheTier(TypedDict):
 
 
 class CacheNode(TypedDict):
-    """A position in the tree of kept prompts and answers.
+    """A token position in the tree of cached prompts and answers.
 
     `length` is how many tokens lie before it, `start` how many before its parent. `parent` is an index in the same
     list. `tokens` are the first ones after `start`, and `text` is their text. `bytes` has the size of the copy in each
@@ -90,7 +90,9 @@ class CacheNode(TypedDict):
 
 
 class Cache(TypedDict):
-    """What is kept of prompts and answers. `enabled` is false, and `totals` null, if the server keeps nothing."""
+    """The contents of the cache of prompts and answers. `enabled` is false, and `totals` null, if the server has no
+    cache.
+    """
 
     object: Literal["cache"]
     enabled: bool
@@ -100,7 +102,7 @@ class Cache(TypedDict):
 
 
 class CacheTreeNode(TypedDict):
-    """A position in the tree of kept prompts and answers.
+    """A token position in the tree of cached prompts and answers.
 
     `id` names it while it is kept. `length` tokens lie before it, and `start` before its `parent`. `text` is the text
     of the tokens between the two; `whole` is false if it is only its beginning. `root` is the digest of the state that
@@ -130,9 +132,9 @@ class CacheTreeNode(TypedDict):
 
 
 class CacheTreeList(TypedDict):
-    """Positions of the tree. `nodes` are listed from the roots down, the last used first among siblings. `total`
-    positions are kept or known. `truncated` is true if the list lacks some of the requested positions, because there
-    are too many or they lie too deep.
+    """Positions of the cache's tree. `nodes` are listed from the roots down, the last used first among siblings.
+    `total` is the number of positions in the tree, those without a state included. `truncated` is true if the list
+    lacks some of the requested positions, because there are too many or they lie too deep.
     """
 
     object: Literal["cache.tree"]
@@ -142,7 +144,9 @@ class CacheTreeList(TypedDict):
 
 
 class CachePosition(TypedDict):
-    """All that lies before a kept position. A prompt goes on from the position if it begins with these tokens."""
+    """The tokens before a cached position, and their text. A prompt that begins with these tokens continues from the
+    position.
+    """
 
     object: Literal["cache.position"]
     id: str
@@ -165,7 +169,7 @@ class CacheDropped(TypedDict):
 
 
 def cache_totals(stats: CacheStats) -> CacheTotals:
-    """Return the counts since the start."""
+    """Return the cache's counts since the start, in the form for clients."""
     return {
         "look_ups": stats.look_ups,
         "hits": stats.hits,
@@ -186,7 +190,7 @@ def cache_totals(stats: CacheStats) -> CacheTotals:
 
 
 def cache_tier(stats: TierStats) -> CacheTier:
-    """Return what one tier holds, and the counts of what came and went."""
+    """Return one tier's contents and counts, in the form for clients."""
     return {
         "tier": stats.tier,
         "capacity": stats.capacity,

@@ -1,4 +1,4 @@
-"""Scores of given continuations of a text."""
+"""Routes that score or rank given continuations of a text by their likelihood."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ChoicesRequest(ChoosesRequest):
 
 
 class RankedChoice(TypedDict):
-    """A choice. `index` is its place in the request, `rank` its place in the answer, both from 0."""
+    """A choice with its rank. `index` is its place in the request, `rank` its place in the answer, both from 0."""
 
     object: Literal["choice"]
     index: int
@@ -94,8 +94,9 @@ class RankedChoice(TypedDict):
 
 
 class ChoosesEntry(RankedChoice):
-    """A ranked choice. `perplexity` is what ai00 calls so: the mean -ln p of a token. Elsewhere, as in `/v1/choices`,
-    perplexity is the exponential of this number."""
+    """A ranked choice. `perplexity` has ai00's meaning: the mean of -ln p over the choice's tokens. Elsewhere, as in
+    `/v1/choices`, perplexity is the exponential of this number.
+    """
 
     perplexity: float
 
@@ -110,7 +111,8 @@ class Chooses(TypedDict):
 
 class ChoiceToken(TypedDict):
     """A token of a choice. `logprob` is not calibrated. If the choices are calibrated, `alone` is the log-probability
-    of the token after token 0 alone."""
+    of the token after token 0 alone, without the context.
+    """
 
     id: int
     token: str
@@ -119,9 +121,10 @@ class ChoiceToken(TypedDict):
 
 
 class ChoiceEntry(RankedChoice):
-    """Log-probabilities of the choice: their `total`, their `mean` for a token, and `per_byte`, which is null if the
-    tokens stand for no text. `perplexity` is exp(-`mean`), null if that is too large for a number. `tokens` is null
-    unless the request sets `logprobs`."""
+    """A ranked choice with its log-probabilities: the `total` of its tokens, their `mean`, and `per_byte`, which is
+    null if the tokens stand for no text. `perplexity` is exp(-`mean`), null if that is too large for a number. `tokens`
+    is null unless the request sets `logprobs`.
+    """
 
     perplexity: float | None
     total: float
@@ -183,7 +186,7 @@ async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest)
 def _context_and_options(
     engine: EngineLike, limits: Limits, body: ChoosesRequest
 ) -> tuple[Sequence[int], list[Sequence[int]]]:
-    """Return the tokens of the context and of each choice.
+    """Return the token ids of the context, and a list with those of each choice.
 
     Raises InvalidRequestError, also for more tokens than `limits` allow.
     """
@@ -206,7 +209,7 @@ def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
 
 
 def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore]) -> list[RankedChoice]:
-    """Return the choices in order of their perplexity, least first; equal ones keep their order."""
+    """Return the choices ordered by perplexity, least first; equal ones stay in the request's order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index].mean)
     return [
         {

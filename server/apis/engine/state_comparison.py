@@ -1,4 +1,4 @@
-"""Comparison of two states."""
+"""The route that compares two states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class CompareStatesRequest(ModelNameBody):
 
 
 class ComparedState(TypedDict):
-    """A compared state. `name` and `id` are null if the request says neither; `digest` is equal for equal states."""
+    """One of the compared states. `name` and `id` are null unless the request names the state; `digest` is equal for
+    equal states.
+    """
 
     name: str | None
     id: str | None
@@ -38,7 +40,7 @@ class ComparedState(TypedDict):
 
 
 class ComparedField(TypedDict):
-    """A field of the states. It has a list for each layer, with a number for each head of a `matrix`, else one number.
+    """One tensor of the states: for each layer, a list with a number for each head of a `matrix`, or else one number.
 
     `norms` and `other_norms` are Euclidean. `differences` are the norms of the difference over the mean of both norms:
     0 if the states are equal, 2 if they are opposite or one state is zero.
@@ -52,7 +54,7 @@ class ComparedField(TypedDict):
 
 
 class StateComparison(TypedDict):
-    """How far two states are apart. `fields` are in the order of the model's states."""
+    """The difference between two states, tensor by tensor. `fields` are in the order of the model's state tensors."""
 
     object: Literal["state.comparison"]
     state: ComparedState

@@ -1,4 +1,4 @@
-"""States as files: export a named state, or upload one."""
+"""Routes that export a named state as a file, or upload one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named states: make, list, copy, move, advance and remove them."""
+"""Routes to make, list, copy, move, advance and remove named states."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ GivenEmbeddings: TypeAlias = Annotated[
 
 
 class AdvanceStateRequest(RequestBody):
-    """Tokens for a state to take in, and what to read out."""
+    """Tokens that the model reads from a state, and what to report about them."""
 
     input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
     logprobs: int | None = Field(
@@ -130,7 +130,7 @@ class AdvanceStateRequest(RequestBody):
 
 
 class LeaseEntry(TypedDict):
-    """The states of an owner. The lease ends when none of them was used for `ttl` seconds."""
+    """An owner's lease on its states. The lease ends when none of them was used for `ttl` seconds."""
 
     object: Literal["lease"]
     owner: str
@@ -141,7 +141,7 @@ class LeaseEntry(TypedDict):
 
 
 class LeaseEntries(TypedDict):
-    """Leases, the newest first. If an older lease needs room, they give way in this order."""
+    """Leases, the newest first. If an older lease needs memory, they are ended in this order."""
 
     object: Literal["list"]
     data: list[LeaseEntry]
@@ -156,7 +156,9 @@ class LeaseEnded(TypedDict):
 
 
 class StateEntries(TypedDict):
-    """Named states. `bytes` of `capacity` are taken; copies share theirs. `default` names the default state."""
+    """Named states. `bytes` is the memory that they take, of at most `capacity`; copies share theirs. `default` names
+    the default state.
+    """
 
     object: Literal["list"]
     data: list[StateEntry]
@@ -191,15 +193,16 @@ class ScoredStateToken(StateToken):
 
 
 class StateOutput(TypedDict):
-    """What was read out at a position. `next` has the likeliest tokens after the one at `position`."""
+    """The likeliest next tokens at one position. `next` lists those after the token at `position`."""
 
     position: int
     next: list[StateToken]
 
 
 class AdvancedState(TypedDict):
-    """A state after more tokens. `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the
-    likeliest first. `outputs` has an entry for each of `output_positions`."""
+    """A state after the model has read more tokens. `scored` is null unless the request sets `logprobs`. `next` has
+    `top_k` tokens, the likeliest first. `outputs` has an entry for each of `output_positions`.
+    """
 
     object: Literal["state.advanced"]
     state: StateEntry
@@ -334,7 +337,7 @@ def _name(request: web.Request) -> str:
 
 
 def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
-    """Return the entries of some states, with the facts about all states."""
+    """Return the list of `entries` for clients, with the default and the memory use of all named states."""
     return {
         "object": "list",
         "data": [state_entry(entry) for entry in entries],

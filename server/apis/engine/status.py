@@ -1,4 +1,4 @@
-"""The status of the server and its engines: health, slots, counts, times, memory, limits."""
+"""Routes that report the status of the server and its models: health, slots, counts, times, memory, limits."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class SlotStatus(TypedDict):
 
 
 class TokenCounts(TypedDict):
-    """Numbers of tokens. `cached` of the `prompt` tokens were not run. The device has run `prefill` tokens of prompts
-    and `decode` tokens of answers. `generated` tokens were drawn."""
+    """Numbers of tokens. `prompt` counts those of prompts; `cached` of them came from the cache and were not run. The
+    device has run `prefill` tokens of prompts and `decode` tokens of answers. `generated` counts the sampled tokens.
+    """
 
     prompt: int
     cached: int
@@ -66,8 +67,9 @@ class TokenCounts(TypedDict):
 
 
 class StepCounts(TypedDict):
-    """Steps, their tokens and their seconds. `host_seconds` passed on the host while the device had nothing to do,
-    `device_seconds` on the device."""
+    """Numbers of steps and of their tokens, and the time that they took. During `host_seconds` the host worked and the
+    device waited; `device_seconds` passed on the device.
+    """
 
     steps: int
     failed: int
@@ -77,7 +79,7 @@ class StepCounts(TypedDict):
 
 
 class MemoryPart(TypedDict):
-    """The bytes that a part takes, and the most that it may take, null if it has no bound.
+    """One use of memory: the bytes in use, and the most that it may use, null if it has no bound.
 
     `place` is `device`, `host`, or another tier of the cache. On the device there are `weights` (with the buffers of a
     step), `slots` (the states of running requests) and `cache`; on the host `cache`, `cache_index`, `named_states`.
@@ -108,7 +110,7 @@ class EngineStatus(TypedDict):
 
 
 class LoadingStatus(TypedDict):
-    """What the load of a model is doing, and how many parts of that are done."""
+    """The progress of loading a model: `what` it is doing now, and how many parts of that are `done`, of `total`."""
 
     what: str
     done: int
@@ -181,7 +183,7 @@ def engine_status(name: str, engine: EngineLike) -> EngineStatus:
 
 
 def readiness(health: Health) -> Readiness:
-    """Return what clients see of an engine's health."""
+    """Return an engine's health in the form for clients."""
     return {"status": health.status, "reason": health.reason, "seconds": round(health.seconds, 1)}
 
 
@@ -221,7 +223,7 @@ def _steps(counters: EngineCounters) -> StepCounts:
 
 
 def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> Iterator[MemoryPart]:
-    """Yield the parts of memory. Slots and the cache's part of the device are allocated when the model is loaded."""
+    """Yield each use of memory. Slots and the cache on the device are allocated when the model is loaded."""
     tiers = () if cache is None else cache.tiers
     if info.device_bytes is not None:
         slots = info.num_slots * info.shape.state_bytes
@@ -313,7 +315,7 @@ async def live(request: web.Request) -> web.Response:
 
 
 def _find_health(request: web.Request) -> Health:
-    """Return the health of the model that the query names, else of all models together."""
+    """Return the health of the model that the query names, or of all models together if it names none."""
     name, models = request.query.get("model"), request.app[MODELS]
     found = models.health() if name is None else models.find(name).health
     if request.app[LIFECYCLE].closing and found.status != "failed":

@@ -1,4 +1,4 @@
-"""Text to tokens and back."""
+"""Routes that turn text into tokens and tokens into text."""
 
 from __future__ import annotations
 

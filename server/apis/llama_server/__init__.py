@@ -1,4 +1,4 @@
-"""llama-server's own routes."""
+"""The routes of llama-server's API that no other API has."""
 
 from server.apis.llama_server import completion, rerank, slots
 

@@ -1,4 +1,4 @@
-"""llama-server's own completions, and its infill, which a recurrent model can't do."""
+"""llama-server's own route for completions, and infill, which a recurrent model can't do."""
 
 from __future__ import annotations
 
@@ -147,20 +147,20 @@ _END_OF_TEXT = 0
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the stream of one request has come."""
+    """The progress of one streamed request: its times, and if its text contains a line break."""
 
     clock: AnswerClock
     has_new_line: bool = False
 
     @property
     def started(self) -> Started:
-        """The event with which the answer began."""
+        """The event that reported the start of the answer."""
         assert self.clock.started is not None
         return self.clock.started
 
 
 class LlamaDialect:
-    """The `Dialect` of llama-server's `/completion`."""
+    """The `Dialect` that formats answers of llama-server's `/completion`."""
 
     def __init__(self, engine: EngineLike, body: LlamaCompletionRequest) -> None:
         self._engine = engine
@@ -220,7 +220,10 @@ class LlamaDialect:
     def _last(
         self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool
     ) -> LlamaCompletion:
-        """Return the fields at the end of an answer, without its text and its times."""
+        """Return the fields of an answer's last event, without the text and the times.
+
+        `index` is the index to report, `place` the number of the answer's engine request.
+        """
         stop = finished.stop
         return {
             "index": index,
@@ -263,7 +266,7 @@ class LlamaDialect:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The settings that the request means, by field."""
+        """The settings that the server uses for this request, by field name."""
         body = self._body
         values = {
             parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
@@ -286,7 +289,7 @@ class LlamaDialect:
         }
 
     def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the fields of an answer that `response_fields` lists, under the names in that list."""
+        """Return only the fields of `answer` that `response_fields` lists, by their paths; all if it lists none."""
         wanted = self._body.response_fields
         if not wanted:
             return answer
@@ -313,7 +316,7 @@ class LlamaDialect:
 
 
 def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
-    """Return an event of a stream without text, for a prompt that has not ended yet."""
+    """Return a stream event without text, sent while the prompt is being processed."""
     return {
         "index": index,
         "content": "",

@@ -1,4 +1,4 @@
-"""Embeddings and reranking as llama-server, Jina and text-embeddings-inference have them."""
+"""Routes for embeddings and reranking in the form of llama-server, Jina and text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class LlamaEmbeddingRequest(EmbeddingsRequest):
 
 
 class LlamaEmbedding(TypedDict):
-    """The vectors of one input: one, or with `per_token` one for each token. The answer is a list of these."""
+    """The vectors of one input: a single one, or one for each token if the request sets `per_token`. The answer is a
+    list of these.
+    """
 
     index: int
     embedding: list[list[float]]
@@ -118,7 +120,9 @@ class RankedDocument(TypedDict):
 
 
 class TeiRank(TypedDict):
-    """One of a list that answers `texts`, the best first."""
+    """A ranked text in text-embeddings-inference's form. The answer to a request with `texts` is a list of these, the
+    best first.
+    """
 
     index: int
     score: float
@@ -145,7 +149,7 @@ async def embedding(request: web.Request) -> web.Response:
 
 
 def _entries(embeddings: Sequence[Embedding], sizes: Sequence[int]) -> list[LlamaEmbedding]:
-    """Return an entry for each input. `sizes` are the numbers of embeddings of each input, which come in that order."""
+    """Return one entry for each input. Input i has the next `sizes[i]` of the `embeddings`."""
     vectors = iter(embeddings)
     return [
         {"index": index, "embedding": [next(vectors).vector.tolist() for _ in range(size)]}

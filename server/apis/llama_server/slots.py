@@ -1,4 +1,4 @@
-"""llama-server's slots and LoRAs: list them, and save and restore states under a slot's number."""
+"""llama-server's routes for slots and LoRAs: list them, and save and restore states under a slot's number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LoraAdapter(TypedDict):
 
 
 class SlotActionRequest(ModelNameBody):
-    """The name to save a state under, or to restore it from."""
+    """The name under which a state is saved, or of the state to restore."""
 
     filename: str | None = Field(
         default=None, min_length=1, description="The name of the state; only `erase` does without one."
@@ -57,7 +57,9 @@ class SlotTimings(TypedDict):
 
 
 class SlotAction(TypedDict):
-    """What was saved, restored or erased: numbers of tokens, and of the state's bytes."""
+    """What was saved, restored or erased: `n_saved`, `n_restored` and `n_erased` count tokens, `n_written` and `n_read`
+    bytes of the state.
+    """
 
     id_slot: int
     filename: NotRequired[str]

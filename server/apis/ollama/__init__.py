@@ -1,1 +1,1 @@
-"""Ollama's API."""
+"""Ollama's API: chats, generations, embeddings and models."""

@@ -1,4 +1,4 @@
-"""Ollama's API: chats, generations, embeddings and facts of models."""
+"""Ollama's API: chats, generations, embeddings and information about models."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ AnswerKind: TypeAlias = Literal["message", "response"]
 
 
 class OllamaDialect:
-    """The `Dialect` of chats, which have a `message`, and of generations, which have a `response`.
+    """The `Dialect` that formats answers of Ollama's chats and generations.
 
-    `form` says what to look for in the one answer; None means that it is only text.
+    Chats have the field `message`, generations `response`. `form` says which parts, such as thoughts and calls, to look
+    for in the answer; None means that it is only text.
     """
 
     def __init__(self, info: EngineInfo, form: AnswerForm | None, kind: AnswerKind) -> None:
@@ -106,7 +107,10 @@ class OllamaDialect:
         return {**self._line({}), "done": True, "done_reason": "load"}
 
     def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
-        """Return the fields of a message for pieces of the answer. A call is added once it is whole."""
+        """Return the message fields for the next pieces of the answer. A call is added once its arguments are complete.
+
+        `last` means that no pieces follow.
+        """
         said: dict[str, Any] = {}
         for piece in pieces:
             match piece.part:
@@ -146,7 +150,10 @@ def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
 
 
 def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[str, object]:
-    """Return the fields of the last line for a request that ended at `ended`, by `time.monotonic`."""
+    """Return the last line's fields: why the request ended, token counts, and times if they were measured.
+
+    `ended` is when the request ended, by `time.monotonic`.
+    """
     timing = None if started is None else started.timing
     durations = {}
     if timing is not None:
@@ -184,7 +191,7 @@ def encode_line(body: Mapping[str, object]) -> bytes:
 
 
 def ollama_error(failure: Failure) -> tuple[int, OllamaError]:
-    """Return the status and the body of a failure as Ollama writes them."""
+    """Return the HTTP status and the body of an error in Ollama's form."""
     return failure.status, {"error": failure.message}
 
 
@@ -192,7 +199,10 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
-    """Return a model's entry in a list. The digest is that of the model's facts, not of its file."""
+    """Return a model's entry for the list of models.
+
+    Its digest is computed from the model's properties, not from its file.
+    """
     facts = repr((info.model, info.shape, info.weights, info.loras))
     return {
         "name": model.name,
@@ -213,7 +223,10 @@ def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: flo
 
 
 def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
-    """Return all facts of one model. Its context has no end, so `context_length` is the most tokens of a prompt."""
+    """Return the details of one model.
+
+    `context_length` is the most tokens of a prompt, since a state has no fixed context.
+    """
     family, source = _family(info), info.chat_template.source
     sizes = {f"{family}.{name}": size for name, size in info.shape.sizes.items()}
     return {

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API."""
+"""The schemas of the bodies of Ollama's API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ModelName: TypeAlias = Annotated[str, AfterValidator(lambda name: name.removesuf
 
 
 class OllamaOptions(GenerationBody):
-    """How an answer is made. There are Ollama's own options and the fields of this server."""
+    """Options for generating an answer: Ollama's own, and the fields of this server."""
 
     ignored: ClassVar = GenerationBody.ignored | {
         "draft_num_predict",
@@ -79,7 +79,7 @@ Images: TypeAlias = Annotated[list[Any], only([], because=_TEXT_ONLY)]
 
 
 class OllamaGeneration(RequestBody):
-    """The fields that chats and generations share."""
+    """The request fields that Ollama's chats and generations share."""
 
     ignored: ClassVar = frozenset({"keep_alive", "truncate", "shift"})
 
@@ -112,17 +112,17 @@ class OllamaGeneration(RequestBody):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of every generation, under this server's names."""
+        """The request's fields that all kinds of generation have, under this server's names."""
         found = {**shared_fields(self.options or OllamaOptions()), "model": self.model, "stream": self.stream}
         return found if self.format is None else {**found, "json_schema": self.format}
 
     @cached_property
     @abstractmethod
     def translated(self) -> TranslatedChat | CompletionRequest | None:
-        """The same request in OpenAI's words; None if there is nothing to answer."""
+        """The request in OpenAI's form, as a chat or a completion; None if it has nothing to answer."""
 
     def chat_of(self, messages: list[Message], tools: list[ToolBody]) -> TranslatedChat:
-        """Return a conversation in OpenAI's words."""
+        """Return `messages` and `tools`, with this request's other fields, as a chat of OpenAI's."""
         fields = self.fields
         if self.think is not None:
             fields["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
@@ -295,13 +295,13 @@ class OllamaEnd(TypedDict):
 
 
 class OllamaChat(OllamaEnd):
-    """The answer, and with `stream` each line of it."""
+    """The answer to a chat. With `stream`, each line of the answer has this form."""
 
     message: OllamaAssistantMessage
 
 
 class OllamaText(OllamaEnd):
-    """The answer, and with `stream` each line of it."""
+    """The answer to a text. With `stream`, each line of the answer has this form."""
 
     response: str
     thinking: NotRequired[str]

@@ -1,4 +1,4 @@
-"""Chat completions."""
+"""OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ from server.core.settings import SETTINGS, Limits, ServerSettings
 
 
 class ChatFormatter:
-    """Formats chat choices; choice number i answers `calls[i]`. `form` says what to look for in an answer.
+    """The `ChoiceFormatter` of chat completions. Choice number i answers `calls[i]`.
 
-    The white space with which the model begins after the prompt's `Assistant:` is no part of an answer.
+    `form` says which parts, such as thoughts and calls, to look for in an answer. The white space with which the model
+    begins after the prompt's `Assistant:` is no part of an answer.
     """
 
     id_prefix = "chatcmpl"
@@ -116,7 +117,10 @@ class ChatFormatter:
         return _chunk(index, delta) if delta else None
 
     def _delta_of(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
-        """Return pieces as a delta of a stream. Calls have numbers, and each new call has an id."""
+        """Return the next pieces of answer `index` as a stream's delta.
+
+        Calls are numbered, and each new call has an id.
+        """
         delta: ChatDelta = {}
         number = self._readers[index].num_calls - sum(piece.part is AnswerPart.CALL for piece in pieces) - 1
         for piece in pieces:
@@ -196,7 +200,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
-    """Continue the conversation of `body` and answer."""
+    """Generate the next message of the conversation in `body`, and answer with it."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
     await note_slot(request, engine, body, calls)
@@ -209,7 +213,7 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
 async def prepare_chat(
     request: web.Request, engine: EngineLike, body: ChatRequest
 ) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
-    """Return the requests of all answers, what to look for in the answers, and the state that the requests start from.
+    """Return the engine requests for all answers, how to divide the answers into parts, and the state to start from.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -226,13 +230,13 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
 
 async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
-    """Answer with the number of tokens that the model would read."""
+    """Answer with the number of tokens that the prompt of a chat has, without running the model."""
     [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
 
 
 class AppliedTemplate(TypedDict):
-    """A chat as the model reads it: `prompt` is the text."""
+    """A conversation as the text that the model reads, in `prompt`."""
 
     prompt: str
 
@@ -250,7 +254,10 @@ async def apply_template(request: web.Request) -> web.Response:
 
 
 def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
-    """Return how much work rendering is. A template that is a program may take long for short texts, too."""
+    """Estimate how much work it is to render the chat template. The number is the `size` for `work`.
+
+    A template that is a program may take long even for short texts.
+    """
     held = request[LEASE].num_bytes
     if held > SHORT_WORK:
         return held
@@ -264,7 +271,7 @@ def _prepare(
     template: ChatTemplate,
     starts: Sequence[WeightedState],
 ) -> tuple[list[GenerateRequest], AnswerForm]:
-    """Return the requests of all answers, and what to look for in the answers.
+    """Return the engine requests for all answers, and how to divide the answers into parts.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -294,7 +301,7 @@ def _prepare(
 def render_chat(
     engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
 ) -> ChatPrompt:
-    """Return the prompt of the conversation that goes on from the state `start`."""
+    """Render a conversation as the prompt that continues from the state `start`."""
     before = text_before_chat(engine, start.frozen, template)
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
@@ -305,7 +312,10 @@ def render_chat(
 def _call(
     engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: WeightedState, earlier: Sequence[int]
 ) -> GenerateRequest:
-    """Return the request from the state `start`, with its prompt if it has one, else with the conversation."""
+    """Return the engine request for the state `start`.
+
+    Its prompt is that of `start`, or else the conversation's `prompt`.
+    """
     call = GenerateRequest(
         prompt=prompt.tokens,
         initial_state=start.initial_state,
@@ -325,7 +335,7 @@ def _call(
 
 
 def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
-    """Return the grammar of an answer that may call `tools`."""
+    """Return the grammar for an answer that may call `tools` or, unless it must call one, be a text."""
     required, schema = body.choice.mode == "required", body.answer_schema
     return tool_grammar(
         template.tool_format,
@@ -346,7 +356,7 @@ def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
-    """Return the positions whose states are kept: those that the client marks, and the end of a long system text.
+    """Return the positions at which to save states: those that the client marks, and the end of a long system text.
 
     Other conversations may begin with the same system text.
     """
@@ -356,7 +366,7 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
-    """Return the tokens of earlier replies, or none if no penalty counts them."""
+    """Return the tokens of the assistant's earlier messages, which penalties also count; none if no penalty is set."""
     if not body.penalises_occurrence:
         return []
     replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]

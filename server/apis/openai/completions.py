@@ -1,4 +1,4 @@
-"""Text completions."""
+"""OpenAI's text completions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from server.core.settings import SETTINGS, Limits
 
 
 class CompletionFormatter:
-    """Formats completion choices. Choice i answers `calls[i]`, and the choices of prompt p begin with `echoes[p]`."""
+    """The `ChoiceFormatter` of text completions.
+
+    Choice i answers `calls[i]`; choices of prompt p begin with `echoes[p]`.
+    """
 
     id_prefix = "cmpl"
     object = "text_completion"
@@ -86,7 +89,10 @@ class CompletionFormatter:
 
 
 def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
-    """Return the stop token, if any: it has a log-probability like the others, though it is no part of the text."""
+    """Return the stop token, if one ended the answer.
+
+    It is listed with a log-probability, but is no part of the text.
+    """
     return () if finished.stop_token is None else (finished.stop_token,)
 
 
@@ -97,7 +103,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def complete(
     request: web.Request, body: CompletionRequest, formatter: type[CompletionFormatter]
 ) -> web.StreamResponse:
-    """Run the prompts of `body` and answer."""
+    """Generate continuations of the prompts in `body`, and answer with them."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
     echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
@@ -107,7 +113,7 @@ async def complete(
 async def prepare_completions(
     request: web.Request, engine: EngineLike, body: CompletionRequest
 ) -> tuple[list[GenerateRequest], ResolvedState]:
-    """Return the requests of all answers, and the state that they start from.
+    """Return the engine requests for all answers, and the state that they start from.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -118,14 +124,14 @@ async def prepare_completions(
 
 
 def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:
-    """Return the texts with which the answers to each prompt begin."""
+    """Return for each prompt the text that is put before its answers: the prompt itself with `echo`, else nothing."""
     return [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
 
 
 def _calls(
     engine: EngineLike, limits: Limits, body: CompletionRequest, starts: Sequence[WeightedState]
 ) -> list[GenerateRequest]:
-    """Return the requests of all answers.
+    """Return the engine requests for all answers.
 
     Raises InvalidRequestError, also for more tokens or answers than `limits` allow.
     """
@@ -168,7 +174,10 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
 
 
 def _tokens(engine: EngineLike, prompt: AnyPrompt, start: WeightedState) -> Sequence[int]:
-    """Return the tokens of a prompt. An empty text has those of `empty_prompt`; an empty list is refused later."""
+    """Return the tokens of a prompt. For an empty text these are the tokens that `empty_prompt` returns.
+
+    An empty list of tokens stays empty and is rejected later.
+    """
     tokens = tokens_of(engine, prompt)
     return (tokens or empty_prompt(start.initial_state)) if isinstance(prompt, str) else tokens
 

@@ -1,4 +1,4 @@
-"""OpenAI's conversations. They are kept with their items, and responses add to them."""
+"""OpenAI's conversations, which the server stores with their items, and to which responses add theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations answered as OpenAI does: choices and log-probabilities in an object, or in the chunks of a stream."""
+"""Format generations as OpenAI does: choices and log-probabilities in one object, or in the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has
 
 
 def token_text(token: int, data: bytes) -> str:
-    """Return a unique name of a token: its text, its bytes if they are no UTF-8, or its id if it has no bytes."""
+    """Return a unique text for a token: its own text, its bytes if they are no UTF-8, or its id if it has no bytes."""
     if not data:
         return f"token_id:{token}"
     try:
@@ -49,7 +49,7 @@ def token_text(token: int, data: bytes) -> str:
 
 
 class CompletionTokens:
-    """Formats the tokens of one text for completions. Text offsets continue from call to call."""
+    """Formats the log-probabilities of one text's tokens for completions. Text offsets continue from call to call."""
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
@@ -57,7 +57,7 @@ class CompletionTokens:
         self._offset = 0
 
     def describe(self, tokens: Iterable[TokenInfo]) -> CompletionLogprobs:
-        """Return the entries of the next tokens of the text."""
+        """Return the log-probability fields for the next tokens of the text."""
         described: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for info in tokens:
             described["tokens"].append(token_text(info.token, info.data))
@@ -68,7 +68,7 @@ class CompletionTokens:
         return described
 
     def _alternatives(self, info: TokenInfo) -> dict[str, float] | None:
-        """Return the likeliest tokens and the token itself; None if its log-probability is unknown."""
+        """Return the log-probabilities of the likeliest tokens and the token itself, or None if its own is unknown."""
         if info.logprob is None:
             return None
         tops = {
@@ -79,7 +79,7 @@ class CompletionTokens:
 
 
 class ContentTokens:
-    """Finds the tokens of an answer's content. Their texts joined are the content."""
+    """Selects the tokens that make up an answer's content, without those of thoughts and calls."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -88,8 +88,8 @@ class ContentTokens:
     def divide(self, tokens: Iterable[TokenInfo], pieces: Iterable[Piece]) -> list[TokenInfo]:
         """Return the tokens of the content in `pieces`. Both `tokens` and `pieces` continue those of earlier calls.
 
-        A token that belongs to the content in part is cut to that part. A token that ends inside a character belongs
-        to the piece that has the character.
+        A token that belongs to the content in part is cut to that part. A token that ends inside a character belongs to
+        the piece that has the character.
         """
         self._waiting.extend((info, self._decoder.decode(info.data)) for info in tokens)
         found: list[TokenInfo] = []
@@ -100,7 +100,7 @@ class ContentTokens:
         return found
 
     def _take(self, length: int) -> Iterator[TokenInfo]:
-        """Yield the tokens of the next `length` characters."""
+        """Remove and yield the tokens of the next `length` characters; a token beyond the end is divided."""
         while self._waiting and length > 0:
             info, text = self._waiting.popleft()
             if len(text) > length:
@@ -111,7 +111,7 @@ class ContentTokens:
 
 
 def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
-    """Return the log-probabilities of tokens as chats have them."""
+    """Return the log-probabilities of tokens in the form of chat completions."""
     return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
 
 
@@ -130,7 +130,7 @@ _NOTHING: Mapping[str, object] = {}
 
 
 class ResponseEnvelope:
-    """Puts choices into response objects, all of them with the same id, time and model."""
+    """Builds the response objects around choices; all objects of one answer have the same id, time and model."""
 
     def __init__(self, info: EngineInfo, formatter: ChoiceFormatter) -> None:
         self._formatter = formatter
@@ -146,21 +146,21 @@ class ResponseEnvelope:
         return {"object": self._formatter.object, **self._common, "choices": choices, "usage": usage, **extra}
 
     def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the body of one event of a stream."""
+        """Return the body of one event of a stream, with the given choices."""
         return {"object": self._formatter.chunk_object, **self._common, "choices": choices, **extra}
 
 
 def _fingerprint(info: EngineInfo) -> str:
-    """Return a text that stays the same while equal requests with equal seeds give equal answers."""
+    """Return the `system_fingerprint`: a text that changes if equal requests with equal seeds may get other answers."""
     parts = (info.model, info.shape, info.weights, info.device, info.loras)
     return f"b{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 class ChunkEncoder:
-    """Turns the events of `calls`, one for each choice, into server-sent events.
+    """Encodes the events of `calls` as server-sent events with chunks of choices; choice i answers `calls[i]`.
 
-    Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once
-    for each choice.
+    Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once for
+    each choice.
     """
 
     def __init__(
@@ -178,7 +178,10 @@ class ChunkEncoder:
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
 
     def encode(self, index: int, event: Event, extra: Mapping[str, object] = _NOTHING) -> bytes:
-        """Return the bytes to send for an event of choice `index`, with the fields `extra`; perhaps none."""
+        """Return the encoded server-sent event for an engine event of choice `index`, with the fields `extra` added.
+
+        The bytes are empty if there is nothing to send for the event.
+        """
         if isinstance(event, PromptProgress):
             return encode_event(self._envelope.chunk([], extra))
         if isinstance(event, TextDelta):
@@ -223,7 +226,7 @@ class ChunkEncoder:
 
 
 class OpenAIDialect:
-    """The `Dialect` of completions and chats."""
+    """The `Dialect` that formats answers of completions and chats."""
 
     def __init__(
         self,
@@ -235,9 +238,10 @@ class OpenAIDialect:
         times_each: bool,
         extra: Mapping[str, object],
     ) -> None:
-        """`times_each`: send the times with each event of a stream, not only with the last one of a choice.
+        """Format the answers to `calls`.
 
-        `extra` has further fields of an answer that is not streamed.
+        With `times_each`, each stream event has the times, not only a choice's last one. `extra` has further fields of
+        an answer that is not streamed.
         """
         self._envelope = ResponseEnvelope(info, formatter)
         self._formatter = formatter

@@ -1,4 +1,4 @@
-"""Embeddings of texts."""
+"""Embeddings of texts, made from the states after them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse_layer(value: object) -> Layers:
 
 
 def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
-    """Return inputs as `parse_prompts` does. An object with text parts, as in chats, stands for its text."""
+    """Parse inputs as `parse_prompts` does; an object with text parts, as in chats, stands for its text."""
     if isinstance(value, list):
         return parse_prompts([_plain_input(item) for item in value])
     return parse_prompts(_plain_input(value))
@@ -137,7 +137,7 @@ _NUMBERS_A_PIECE = 1 << 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorEntry:
-    """One entry of a list object: its plain fields, and the name and value of the field that holds a vector."""
+    """One entry of a list to send: its plain `fields`, and the `name` and numbers of the field with its vector."""
 
     fields: Mapping[str, object]
     name: str
@@ -147,7 +147,7 @@ class VectorEntry:
 async def send_vectors(
     request: web.Request, model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage
 ) -> web.StreamResponse:
-    """Answer with a list object of `entries`."""
+    """Send a JSON list object with `entries` as the response, piece by piece."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
     for piece in _pieces(model, entries, encoding, usage):
@@ -171,7 +171,10 @@ def _base64(vector: F32) -> Iterator[str]:
 
 
 def _numbers(vector: F32) -> Iterator[str]:
-    """Yield a JSON list in pieces. Nine digits are enough to distinguish any two f32."""
+    """Yield the text of a JSON list with the numbers of `vector`, in pieces.
+
+    Nine digits are enough to distinguish any two f32.
+    """
     yield "["
     for start in range(0, len(vector), _NUMBERS_A_PIECE):
         piece = vector[start : start + _NUMBERS_A_PIECE].tolist()
@@ -185,7 +188,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 @dataclass(frozen=True, slots=True)
 class FoundVectors:
-    """The vectors that one request asks for, input by input."""
+    """The vectors for one request, in the order of its inputs, with the costs of running them."""
 
     model: str
     embeddings: Sequence[Embedding]
@@ -194,7 +197,7 @@ class FoundVectors:
 
 
 async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
-    """Answer with the vectors that `body` asks for."""
+    """Run the inputs of `body` and answer with their vectors."""
     found = await find_vectors(request, body)
     entries = [
         VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
@@ -204,10 +207,10 @@ async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.S
 
 
 async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
-    """Return the vectors that `body` asks for, of the state after the last token of each input.
+    """Run the inputs of `body` and return the vectors made from the state after the last token of each.
 
-    With `each` there is a vector for the state after each token.
-    Raises InvalidRequestError, also for more inputs, tokens or numbers than the limits allow.
+    With `each` there is a vector for the state after every token. Raises InvalidRequestError, also for more inputs,
+    tokens or numbers than the limits allow.
     """
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
@@ -230,7 +233,10 @@ async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: b
 
 
 def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
-    """Return every beginning of each input, the whole one last. Raises InvalidRequestError for too many."""
+    """Return all prefixes of each input, shortest first. Raises InvalidRequestError if they exceed the limits.
+
+    `numbers_each` is the length of one vector.
+    """
     count = sum(map(len, inputs))
     limits.check("max_inputs", "input", count)
     limits.check("max_vector_numbers", "input", count * numbers_each)

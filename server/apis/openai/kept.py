@@ -1,4 +1,4 @@
-"""The responses and conversations that the server keeps in memory for its clients."""
+"""In-memory stores of the responses and conversations that clients can continue or retrieve later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONVERSATION_BYTES = 1024  # that a conversation takes beside its texts
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """A conversation at one moment. Each item has an id of its own."""
+    """A stored conversation at one moment; changes make a new object. Each item has its own id."""
 
     id: str
     created: int  # Unix time
@@ -35,7 +35,7 @@ class StoredConversation:
 
     @cached_property
     def num_bytes(self) -> int:
-        """How many bytes of memory the conversation takes."""
+        """The number of bytes of memory that the conversation takes."""
         metadata = sum(map(getsizeof, (*self.metadata, *self.metadata.values())))
         return _CONVERSATION_BYTES + metadata + sum(item.num_bytes for item in self.items)
 
@@ -48,11 +48,11 @@ class StoredConversation:
 
 
 class ConversationStore:
-    """Keeps conversations in memory, separately for each API key, within the limits on their number and bytes.
+    """Stores conversations in memory, separately for each API key, within limits on their number and bytes.
 
-    To make room, the key's conversation that was unused for longest is dropped. The model's work is not kept here: the
-    cache of states has one state for the end of a conversation while there is room, and requests go on from that state.
-    May be called by any thread.
+    To make room, the key's conversation that was unused for longest is dropped. States are not stored here: the cache
+    has one for the end of a conversation while there is room, and requests continue from that state. May be called by
+    any thread.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -64,7 +64,7 @@ class ConversationStore:
         return BoundedStore(self._limits.max_conversations, self._limits.max_conversation_bytes)
 
     def create(self, owner: str, items: Sequence[KeptItem], metadata: Mapping[str, str]) -> StoredConversation:
-        """Keep a new conversation. Raises InvalidRequestError if it is beyond the limits."""
+        """Store a new conversation. Raises InvalidRequestError if it exceeds the limits."""
         made = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
         made = replace(made, items=tuple(_with_own_ids(made, items)))
         with self._lock:
@@ -84,7 +84,10 @@ class ConversationStore:
             return described
 
     def add(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> Sequence[KeptItem]:
-        """Add items at the end; return them with their ids. Raises NotFoundError or InvalidRequestError."""
+        """Append items to a conversation and return them with their ids.
+
+        Raises NotFoundError or InvalidRequestError.
+        """
         with self._lock:
             found = self._find(owner, conversation_id)
             added = tuple(_with_own_ids(found, items))
@@ -92,10 +95,9 @@ class ConversationStore:
             return added
 
     def add_answer(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> None:
-        """Add the new items of a request and of its response, unless the conversation was deleted meanwhile.
+        """Append a request's new items and its response's items, unless the conversation was deleted meanwhile.
 
-        The conversation may then have more items than the limit, since its answer would be lost otherwise. If it has
-        more bytes than the limit, it is dropped.
+        If the conversation then has more bytes than the limit, it is dropped.
         """
         with self._lock:
             found = self._kept[owner].get(conversation_id)
@@ -143,12 +145,12 @@ class ConversationStore:
         self._limits.check("max_conversation_bytes", "items", conversation.num_bytes)
 
     def _put(self, owner: str, conversation: StoredConversation) -> None:
-        """Keep a new or changed conversation. To make room, drop others of its owner."""
+        """Store a new or changed conversation without checking limits. To make room, drop others of its owner."""
         self._kept[owner].put(conversation.id, conversation, conversation.num_bytes)
 
 
 def _with_own_ids(conversation: StoredConversation, items: Sequence[KeptItem]) -> Iterator[KeptItem]:
-    """Yield items. An id that the conversation has already is replaced by a new one."""
+    """Yield `items` with unique ids: an id that the conversation already has is replaced by a new one."""
     taken = {item.id for item in conversation.items}
     for item in items:
         yield replace(item, id=new_item_id(item.type)) if item.id in taken else item
@@ -160,7 +162,7 @@ _RESPONSE_BYTES = 1024  # that a kept response takes beside its texts
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A kept response, with the new items of its request and the items of the conversation before."""
+    """A stored response, with the items of its request (`input`) and those of the conversation before (`before`)."""
 
     id: str
     body: bytes  # a JSON object of all but the output
@@ -180,11 +182,11 @@ class KeptResponse:
 
 
 class ResponseStore:
-    """Keeps responses in memory, each for the key that asked for it, within the limits on count, bytes and time.
+    """Stores responses in memory, separately for each API key, within limits on their number, bytes and age.
 
     To make room, the oldest responses of the key with the most are dropped. So no key's responses drive out those of a
-    key with fewer. The model's work is not kept here: the cache of states has it while there is room, and a
-    conversation whose state was evicted is run again. May be called by any thread.
+    key with fewer. States are not stored here: the cache has them while there is room, and a conversation whose state
+    was evicted is run again. May be called by any thread.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -198,7 +200,7 @@ class ResponseStore:
         return BoundedStore(self._limits.max_responses, self._limits.max_response_bytes)
 
     def put(self, owner: str, body: Mapping[str, Any], given: Sequence[KeptItem], before: Sequence[KeptItem]) -> None:
-        """Keep a response. `given` are the new items of its request, `before` those of the earlier conversation."""
+        """Store a response. `given` are the new items of its request, `before` those of the conversation up to then."""
         told = to_json({name: value for name, value in body.items() if name != "output"})
         output = tuple(map(KeptItem.of, body["output"]))
         num_bytes = _RESPONSE_BYTES + len(told) + sum(item.num_bytes for item in (*before, *given, *output))
@@ -224,13 +226,13 @@ class ResponseStore:
         return kept
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Drop a response, but not those that go on from it. Raises NotFoundError."""
+        """Delete a response, but not the responses that continue it. Raises NotFoundError."""
         with self._lock:
             self._forget_items(self.get(owner, response_id))
             self._kept[owner].pop(response_id)
 
     def resolve(self, owner: str, items: Sequence[Item]) -> list[KeptItem]:
-        """Return items in their kept form. A reference becomes the item of a kept answer. Raises NotFoundError."""
+        """Return items in the form for storing; a reference is replaced by the stored item. Raises NotFoundError."""
         return [
             self._find(owner, item["id"]) if item["type"] == "item_reference" else KeptItem.of(item) for item in items
         ]
@@ -254,7 +256,7 @@ class ResponseStore:
                 store.pop(oldest.id)
 
     def _make_room(self) -> None:
-        """Drop the oldest responses of the key with the most, until all together are within the limits."""
+        """Drop the oldest responses of the key with the most, until all keys together are within the limits."""
         stores = self._kept.values()
         while sum(map(len, stores)) > self._limits.max_responses:
             self._forget_items(max(stores, key=len).evict())
@@ -297,7 +299,7 @@ def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
 
 
 def item_list(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
-    """Return items as a list of OpenAI's, as JSON."""
+    """Return items as JSON of a list object in OpenAI's form."""
     ends = {"first_id": items[0].id if items else None, "last_id": items[-1].id if items else None}
     data = b",".join(item.json for item in items)
     return b'{"object":"list","data":[' + data + b"]," + to_json({**ends, "has_more": has_more})[1:]

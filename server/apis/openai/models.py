@@ -1,4 +1,4 @@
-"""The models that are served."""
+"""Routes that list the served models and report the server's health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LoraEntry(TypedDict):
 
 
 class ModelMeta(TypedDict):
-    """A model's sizes, which depend on its version, and what it runs on.
+    """A model's sizes, which depend on its version, and the device that it runs on.
 
     `state_bytes` are those of one sequence. An `unloaded` model is loaded at the next request for it, unless an admin
     has unloaded it.
@@ -86,7 +86,7 @@ class Readiness(TypedDict):
 
 
 def model_entry(model: ServedModel) -> ModelEntry:
-    """Return what clients see of a model. Raises ModelNotFoundError while it is loaded for the first time."""
+    """Return a model's description for clients. Raises ModelNotFoundError while it is loaded for the first time."""
     info = model.info
     if info is None:
         raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")

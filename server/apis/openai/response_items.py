@@ -1,4 +1,4 @@
-"""The items of OpenAI's responses and conversations: check them, give them ids, and make messages of them."""
+"""The items of OpenAI's responses and conversations: check them, give them ids, and convert them to messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = "message, function_call, function_call_output, reasoning or item_refere
 
 
 def _parse_item(value: object) -> Item:
-    """Return an item with its known fields and an id. Raises RefusedError."""
+    """Parse an item: keep only its known fields, and give it an id if it has none. Raises RefusedError."""
     if not isinstance(value, dict):
         raise RefusedError(value, f"an item with the type {_KINDS}")
     match value:
@@ -62,7 +62,7 @@ def _text(content: object) -> str:
 
 
 def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
-    """Return the parts of a reasoning item that have text, or those of its summary if it has no content."""
+    """Return the text parts of a reasoning item's content, or of its summary if it has no content."""
     parts = value.get("content") or value.get("summary") or []
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return [{"type": "reasoning_text", "text": text} for text in texts if text]
@@ -81,7 +81,7 @@ def new_item_id(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """An item in the form in which the server keeps it: JSON, so that its size is known."""
+    """An item in the form for storing: its fields as JSON, so that its size is known."""
 
     id: str
     type: str
@@ -95,7 +95,7 @@ class KeptItem:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of memory the kept item takes."""
+        """The number of bytes of memory that the stored item takes."""
         return _KEPT_BYTES + getsizeof(self.id) + getsizeof(self.fields)
 
     @property
@@ -103,7 +103,7 @@ class KeptItem:
         return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
 
     def load(self) -> Item:
-        """Parse the JSON and return the item."""
+        """Parse the stored JSON and return the item."""
         return {"id": self.id, **from_json(self.fields)}
 
 
@@ -121,7 +121,7 @@ Items: TypeAlias = Annotated[
 
 @dataclass(slots=True)
 class _Turn:
-    """What the assistant thought, said and called in one turn."""
+    """The assistant's thoughts, text and calls in one turn."""
 
     thoughts: list[str] = field(default_factory=list)
     content: str | None = None
@@ -129,7 +129,7 @@ class _Turn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the turn has neither content nor calls; it may have thoughts."""
+        """True if the turn has neither text nor calls; it may have thoughts."""
         return self.content is None and not self.calls
 
     @property
@@ -143,7 +143,7 @@ class _Turn:
 
 
 def messages_of(items: Sequence[Item]) -> list[Message]:
-    """Return `items` as messages. What the assistant thinks, says and calls in one turn is one message."""
+    """Convert items to messages; the assistant's thoughts, text and calls of one turn become one message."""
     messages: list[Message] = []
     turn: _Turn | None = None
     for item in items:
@@ -170,7 +170,7 @@ def messages_of(items: Sequence[Item]) -> list[Message]:
 
 
 def _ends(turn: _Turn, item: Item) -> bool:
-    """Return True if `item` is no part of the assistant's `turn`."""
+    """Return True if `item` begins something after the assistant's `turn`, so that the turn is complete."""
     match item:
         case {"type": "message", "role": role} if find_role(role) is Role.ASSISTANT:
             return not turn.is_empty

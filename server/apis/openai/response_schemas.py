@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's /v1/responses."""
+"""The schemas of the bodies of OpenAI's /v1/responses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ResponseTool(RequestBody):
 
 
 def _grammar_of(value: dict[str, Any]) -> Grammar | None:
-    """Return the grammar that `text.format` stands for. Raises RefusedError."""
+    """Return the grammar for a request's `text.format`, or None for plain text. Raises RefusedError."""
     match value:
         case {"type": "text"}:
             return None
@@ -186,7 +186,7 @@ class ResponsesRequest(ProgressBody):
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
     def chat(self, conversation: Sequence[Item]) -> TranslatedChat:
-        """Return the chat that continues `conversation`, whose last items are those of `input`.
+        """Return the chat request that continues `conversation`, whose last items are those of `input`.
 
         Raises InvalidRequestError for fields that contradict each other.
         """
@@ -267,7 +267,7 @@ class IncompleteDetails(TypedDict):
 
 
 class ConversationId(TypedDict):
-    """The conversation to which the items of a response are added."""
+    """The id of the conversation to which the items of a response are added."""
 
     id: str
 

@@ -1,4 +1,4 @@
-"""OpenAI's responses: answers that are kept, and conversations that go on from them."""
+"""OpenAI's responses: answers that the server stores, so that later requests can continue the conversation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ _TEXT_EVENT: Mapping[ItemType, str] = {"message": "response.output_text", "reaso
 
 
 class ItemWriter:
-    """Turns the pieces of one answer into items, one after another. `key` is a part of the items' ids."""
+    """Builds the items of one answer from its pieces, and the stream events about them.
+
+    `key` is a part of the items' ids.
+    """
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -62,7 +65,7 @@ class ItemWriter:
         self.items: list[dict[str, Any]] = []
 
     def tell(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Mapping[str, Any]]:
-        """Add pieces, and yield the events to send for them. `logprobs` are those of their content."""
+        """Add pieces to the items and yield the events to send for them. `logprobs` are of the pieces' text."""
         waiting = list(logprobs)
         for piece in pieces:
             kind = _TYPE_OF.get(piece.part)
@@ -81,7 +84,7 @@ class ItemWriter:
                 yield self._event("response.function_call_arguments.delta", delta=piece.text)
 
     def finish(self, *, is_cut: bool) -> Iterator[Mapping[str, Any]]:
-        """End the last item, and yield the events to send for it.
+        """Complete the last item and yield the events to send for it.
 
         An answer without text or calls gets an empty message, unless it was cut.
         """
@@ -151,7 +154,7 @@ def _empty_part(kind: ItemType) -> dict[str, Any]:
 
 
 def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an item without the content that is added to it later."""
+    """Return an item for the event that announces it, with empty content."""
     return {**item, "content": []} if "content" in item else item
 
 
@@ -159,10 +162,10 @@ Keep: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
 class ResponsesDialect:
-    """The `Dialect` of responses.
+    """The `Dialect` that formats answers of /v1/responses.
 
-    `form` says what to look for in the one answer; `sampling` is how the answer is drawn. `keep` is called with the
-    response once it is whole.
+    `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
+    parameters. `keep` is called with the complete response.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class ResponsesDialect:
         return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
 
     def _open(self) -> bytes:
-        """Return the events with which a stream begins."""
+        """Return the encoded events that begin a stream."""
         response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._encode({"type": kind, "response": response}) for kind in kinds)
@@ -243,7 +246,7 @@ class ResponsesDialect:
         return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
 
     def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return the whole response, after it was passed to `keep`."""
+        """Return the complete response after passing it to `keep`, which stores it."""
         is_cut = finished.reason == "length"
         response = {
             **self._response("incomplete" if is_cut else "completed"),
@@ -257,7 +260,7 @@ class ResponsesDialect:
         return response
 
     def _response(self, status: str) -> Mapping[str, Any]:
-        """Return a response without its output and its usage."""
+        """Return a response's fields for the given `status`, without output and usage."""
         body = self._body
         return {
             "id": f"resp_{self._key}",
@@ -305,7 +308,7 @@ class ResponsesDialect:
 
 
 class _ThoughtTokens:
-    """Counts the tokens of an answer up to the end of its last thought."""
+    """Counts the tokens of an answer up to the end of its last thought, for `reasoning_tokens`."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # of all tokens in bytes
@@ -326,7 +329,7 @@ class _ThoughtTokens:
 
 
 def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
-    """Return `choice` in OpenAI's words: which tools may be called."""
+    """Return the choice of tools in the form of OpenAI's field `tool_choice`."""
     if choice.names is None:
         return choice.mode
     tools = [{"type": "function", "name": name} for name in choice.names]
@@ -359,7 +362,10 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 async def _conversation_of(
     request: web.Request, body: ResponsesRequest
 ) -> tuple[Sequence[KeptItem], Sequence[KeptItem]]:
-    """Return the items before those of the request, and its own. Raises NotFoundError or InvalidRequestError."""
+    """Return the items before the request's and the request's own items.
+
+    Raises NotFoundError or InvalidRequestError.
+    """
     before = _conversation_before(request, body)
     resolve = partial(request.app[RESPONSES].resolve, request[PRINCIPAL].name, body.input)
     given = await work(request, request[LEASE].num_bytes, resolve)
@@ -369,7 +375,7 @@ async def _conversation_of(
 
 
 async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[KeptItem]) -> ChatRequest:
-    """Return the chat that continues a conversation. Raises InvalidRequestError for what is beyond the limits."""
+    """Return the chat request that continues a conversation. Raises InvalidRequestError if it exceeds the limits."""
     hold_more(request, "the conversation", sum(item.num_loaded for item in conversation))
     limits = request.app[SETTINGS].limits
 
@@ -382,7 +388,7 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
 
 
 def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[KeptItem]:
-    """Return the items of the conversation that the request continues, if any. Raises NotFoundError."""
+    """Return the items of the conversation that the request continues, none if it begins one. Raises NotFoundError."""
     owner = request[PRINCIPAL].name
     if body.conversation is not None:
         return request.app[CONVERSATIONS].get(owner, body.conversation).items
@@ -398,7 +404,10 @@ def _keep(
     given: Sequence[KeptItem],
     response: Mapping[str, Any],
 ) -> None:
-    """Add a response to its conversation, and keep it, as far as the request asks for that."""
+    """Add the response to its conversation if it has one, and store it if the request asks for that.
+
+    `before` are the items of the conversation up to then, `given` those of the request.
+    """
     owner = request[PRINCIPAL].name
     if body.conversation is not None:
         said = map(KeptItem.of, response["output"])

@@ -1,4 +1,4 @@
-"""The bodies of /v1/completions and /v1/chat/completions, and chats of other APIs as chats of OpenAI's."""
+"""The schemas of the bodies of /v1/completions and /v1/chat/completions; chats of other APIs in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -273,13 +273,13 @@ class ChatRequest(ProgressBody, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        """Return the texts before which the answer ends. `of_template` are those that end a turn of the template."""
+        """Return the texts that end the answer: the request's own, or else `of_template`, which end a turn."""
         says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
         return self.stop if says_end else of_template
 
     @property
     def answer_schema(self) -> Mapping[str, object] | bool | None:
-        """The JSON schema that an answer without calls of tools follows; None if there is none.
+        """The JSON schema of an answer that calls no tools; None if there is none.
 
         Raises InvalidRequestError for a grammar of another kind: its texts can't be distinguished from calls.
         """
@@ -319,7 +319,7 @@ class ChatRequest(ProgressBody, ToolFields):
         return self.messages[-1].role is Role.ASSISTANT and not self.messages[-1].calls
 
     def template_of(self, of_model: ChatTemplate) -> ChatTemplate:
-        """Return the template of the conversation: the model's, unless the request has texts or names of its own."""
+        """Return the conversation's chat template: the model's, unless the request gives texts or names of its own."""
         if self.template is None and not self.names:
             return of_model
         base = of_model if isinstance(of_model, WorldTemplate) else _TEMPLATE
@@ -340,7 +340,9 @@ class ChatTokenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """`content` has the tokens of the message's content. The first and the last token may be cut to the content."""
+    """The log-probabilities of a message's tokens. `content` lists those of the message's content; its first and last
+    token may be cut to fit the content.
+    """
 
     content: list[ChatTokenLogprob]
     refusal: None
@@ -383,7 +385,7 @@ class ChatChoice(TypedDict):
 
 
 class Verbose(TypedDict):
-    """What `verbose` adds to an answer: the text that the model read."""
+    """The text that the model read. `verbose` adds it to an answer."""
 
     prompt: str
 
@@ -465,16 +467,16 @@ class ChatCompletionChunk(TypedDict):
 
 
 def shared_fields(body: GenerationBody) -> dict[str, Any]:
-    """Return the fields that every generation has, for `model_construct` of another kind of body."""
+    """Return the values of the fields that every kind of generation has, to build another kind of body from them."""
     return {name: getattr(body, name) for name in GenerationBody.model_fields}
 
 
 class TranslatedChat(ChatRequest):
-    """A conversation of another API. Its `stop` adds to the texts that end a turn."""
+    """A chat request made from a request of another API. Its `stop` adds to the template's texts that end a turn."""
 
     @classmethod
     def of(cls, body: GenerationBody, **fields: Any) -> Self:  # noqa: ANN401
-        """Return a chat with the fields that every generation has, from `body`, and with further `fields`.
+        """Build a chat from the fields that `body` shares with every kind of generation, and from further `fields`.
 
         The fields are not checked one by one. Raises InvalidRequestError for fields that contradict each other.
         """

@@ -1,1 +1,4 @@
-"""Tiers for copies of states: device pool, host memory, disk, shared store. Each counts its bytes and bounds them."""
+"""The tiers of the state cache, in which copies of states are stored: device, host memory, disk and shared store.
+
+Each counts the bytes of its copies and bounds them.
+"""

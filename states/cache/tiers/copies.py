@@ -1,4 +1,4 @@
-"""The copies in the tiers, and how they move: down if a tier is full, up if they are hit, and to disk with time.
+"""Move copies of checkpoints between the tiers: down when a tier is full, up after a hit, and to slow tiers by age.
 
 A checkpoint may have copies in several tiers. Before a copy is evicted, the next tier that accepts it gets a copy,
 unless a slower tier of this machine has one already. A hit copies the checkpoint to a quicker tier and keeps the slower
@@ -21,13 +21,17 @@ from states.cache.tiers.disk import WriteBehind
 from states.cache.tiers.tier import CopySource, Move, PendingPayload, ReadyPayload, Tier
 from states.frozen import Payload
 
-# Writing checkpoints to a slow tier before a quicker one evicts them: some seconds after an insert, and at the end.
+# Writing checkpoints to a slow tier before they are evicted from quicker ones: some seconds after an insert, and when
+# the cache is closed.
 
 _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Writes copies to one slow tier. For the thread that owns the device; `is_idle` may be read on any thread."""
+    """Writes checkpoints to one slow tier before they are evicted from quicker tiers.
+
+    For the thread that owns the device; `is_idle` may be read on any thread.
+    """
 
     def __init__(self, tier: Tier, copies: Copies, clock: Callable[[], float]) -> None:
         self._tier = tier
@@ -40,7 +44,7 @@ class Keeper:
         return self._behind.is_idle
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written when it is old enough, if the tier lacks it."""
+        """Schedule a checkpoint to be written to the tier once it is old enough, if the tier lacks it."""
         if self._lacks(checkpoint):
             self._behind.note(checkpoint)
 
@@ -49,7 +53,7 @@ class Keeper:
         self._behind.run(self._read, self._write)
 
     def flush(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Write those of `checkpoints` that only quick tiers have, as many as fit. Wait until the tier accepts them."""
+        """Write those of `checkpoints` that no slow tier has, as many as fit. Wait until the tier accepts them."""
         tier, budget = self._tier, self._tier.queue.capacity
 
         def make_room(size: int) -> bool:
@@ -96,7 +100,10 @@ class Keeper:
             self._behind.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
-        """Make room in the tier. Unless the tier is shared, evict only checkpoints of less value than `checkpoint`."""
+        """Make room in the tier for `size` bytes of `checkpoint`, by evicting less valuable ones.
+
+        Return False if that fails. In a shared tier, any checkpoints may be evicted.
+        """
         queue = self._tier.queue
         if self._tier.shared:
             return self._copies.make_room(self._tier, size)
@@ -116,10 +123,10 @@ def value_of(checkpoint: Checkpoint) -> int:
 
 
 class Copies:
-    """Puts copies into tiers, moves them and drops them. For the thread that owns the device."""
+    """Adds, moves and drops the copies of checkpoints in the tiers. For the thread that owns the device."""
 
     def __init__(self, tiers: Sequence[Tier], stats: CacheStats, on_lost: Callable[[Checkpoint], None]) -> None:
-        """`tiers` are ordered from the quickest to the slowest; `stats` is kept up to date.
+        """Use these tiers, ordered from the quickest to the slowest, and count in `stats`.
 
         `on_lost` is called with each checkpoint that has just lost its last copy, except by `drop`.
         """
@@ -129,21 +136,24 @@ class Copies:
         self._moves: dict[Checkpoint, Move] = {}
 
     def move_of(self, checkpoint: Checkpoint) -> Move | None:
-        """Return the move of a checkpoint that is on its way to a tier, or None."""
+        """Return the transfer of a checkpoint to a tier, or None if none is in progress."""
         return self._moves.get(checkpoint)
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
-        """Return the quickest tier that has a copy."""
+        """Return the quickest tier that has a copy of `checkpoint`."""
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Compute the worth of a checkpoint again in every tier that has a copy."""
+        """Update the worth of a checkpoint in the queue of every tier that has a copy."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
                 tier.queue.touch(checkpoint)
 
     def add(self, tier: Tier, checkpoint: Checkpoint, source: CopySource) -> bool:
-        """Copy a state into a tier. Return False if the tier does not want it or can't make room for it."""
+        """Copy a checkpoint from `source` into a tier, now or in the background.
+
+        Returns False if the tier does not want the checkpoint or can't make room for it.
+        """
         if not tier.wants(checkpoint):
             return False
         make_room = partial(self.make_room, tier, for_waypoint=checkpoint.is_waypoint)
@@ -164,14 +174,17 @@ class Copies:
         return True
 
     def promote(self, checkpoint: Checkpoint, tier: Tier, source: CopySource) -> None:
-        """Copy a checkpoint to the quickest tier that accepts it, among those quicker than `tier`."""
+        """Copy a checkpoint from `source` to the quickest tier that accepts it, among those quicker than `tier`."""
         for quicker in self.tiers[: self.tiers.index(tier)]:
             if self.add(quicker, checkpoint, source):
                 self.stats_of[quicker.name].promotions += 1
                 return
 
     def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
-        """Make room for `size` bytes in a tier, for a waypoint if `for_waypoint`. Return False if that fails."""
+        """Make room for `size` bytes in a tier, by evicting copies. Return False if that fails.
+
+        `for_waypoint` is True if the room is for a waypoint.
+        """
         queue = tier.queue
         if size > queue.capacity:
             return False
@@ -183,7 +196,7 @@ class Copies:
         return True
 
     def evict(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Drop a tier's copy, after demoting it unless a slower tier of this machine has one."""
+        """Evict a checkpoint from a tier, after copying it to a slower tier unless one of this machine has a copy."""
         self.stats_of[tier.name].evictions += 1
         move = self._moves.get(checkpoint)
         arriving = move is not None and move.tier is tier
@@ -202,7 +215,7 @@ class Copies:
         self.tell_if_lost(checkpoint)
 
     def drop(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Drop a tier's copy without demotion, even if it is still on its way."""
+        """Drop a tier's copy of a checkpoint without copying it elsewhere, even if it is still in transfer."""
         move = self._moves.get(checkpoint)
         if move is None or move.tier is not tier:
             tier.drop(checkpoint)
@@ -211,15 +224,15 @@ class Copies:
         tier.queue.remove(checkpoint)
 
     def finish_moves(self, *, wait: bool) -> None:
-        """Put the copies that have arrived into their tiers. With `wait`, wait for all moves."""
+        """Put the copies whose transfers have ended into their tiers. With `wait`, wait for all transfers."""
         for checkpoint, move in list(self._moves.items()):
             if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
                 self.arrive(checkpoint)
 
     def arrive(self, checkpoint: Checkpoint) -> Payload | None:
-        """Wait for a checkpoint that moves, put its copy into its tier, and return the copy.
+        """Wait for a checkpoint's transfer, put the copy into its target tier, and return the copy.
 
-        Returns None if the read failed or the checkpoint does not move.
+        Returns None if the read failed or no transfer is in progress.
         """
         move = self._moves.pop(checkpoint, None)
         if move is None:
@@ -240,7 +253,7 @@ class Copies:
         return payload
 
     def lose_device(self) -> None:
-        """Drop the copies on the device, and those being read from it, without any operation on the device."""
+        """Drop the copies on the device and those being read from it, without any operation on the device."""
         for checkpoint, move in list(self._moves.items()):
             if not move.source.slow:
                 self.drop(move.tier, checkpoint)
@@ -251,7 +264,7 @@ class Copies:
                 self.tell_if_lost(checkpoint)
 
     def tell_if_lost(self, checkpoint: Checkpoint) -> None:
-        """Call `on_lost` if a checkpoint has no copy any more."""
+        """Call `on_lost` if no tier has a copy of `checkpoint` any more."""
         if not checkpoint.resumable:
             self._on_lost(checkpoint)
 

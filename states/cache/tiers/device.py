@@ -21,13 +21,16 @@ class _Slab:
 
 
 class DeviceTier(Tier):
-    """Copies on the device. The queue counts slabs; their logits have a bound of their own."""
+    """The tier of copies in slabs on the device.
+
+    The queue counts their bytes; their logits in host memory are bounded too.
+    """
 
     name = "device"
     on_device = True
 
     def __init__(self, pool: DevicePool, max_logits_bytes: int) -> None:
-        """When the logits take `max_logits_bytes`, a new copy is kept only after others have been evicted."""
+        """Store copies in the slabs of `pool`. A new copy first evicts others if the logits take `max_logits_bytes`."""
         self._pool = pool
         self._slabs: dict[Checkpoint, _Slab] = {}
         self.queue = EvictionQueue(self.name, pool.num_slabs * pool.slab_bytes)
@@ -73,7 +76,7 @@ class DeviceTier(Tier):
 
 
 class HostTier(Tier):
-    """Copies as numpy arrays, in f32 or f16."""
+    """The tier of copies in host memory, as numpy arrays in f32 or f16."""
 
     name = "host"
 
@@ -106,4 +109,4 @@ class HostTier(Tier):
         self.queue.remove(checkpoint)
 
     def close(self) -> None:
-        """Leave the copies to the garbage collector, like the tier itself."""
+        """Do nothing: the garbage collector frees the copies with the tier."""

@@ -39,25 +39,28 @@ from states.frozen import Payload, Precision
 
 
 class StateFileForm:
-    """The content and sizes of the files of one model's checkpoints."""
+    """Makes the content of checkpoints' state files for one model, and computes the files' sizes."""
 
     def __init__(self, model: str, shape: ModelShape, precision: Precision) -> None:
-        """`model` is the fingerprint of all that must be equal for a state to be continued."""
+        """Make files of the model with this fingerprint `model` and `shape`, with arrays in `precision`.
+
+        The fingerprint is of all settings that must be equal for a state to be continued.
+        """
         self._model = model
         self._shape = shape
         self._precision: Precision = precision
         self._sample = _sample_payload(shape, precision)
 
     def saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
-        """Return the content of a checkpoint's file."""
+        """Return the content of a checkpoint's state file, given its arrays as `payload`."""
         return self._saved(checkpoint, payload.stored_as(self._precision))
 
     def num_bytes(self, saved: SavedState) -> int:
-        """Return the exact size of a file in bytes."""
+        """Return the exact size in bytes of the state file with the content `saved`."""
         return full_state_bytes(saved, self._shape.version)
 
     def expected_bytes(self, checkpoint: Checkpoint) -> int:
-        """Return the usual size of a checkpoint's file in bytes."""
+        """Return the usual size in bytes of a checkpoint's state file."""
         logits = self._sample.logits if checkpoint.has_logits else None
         return self.num_bytes(self._saved(checkpoint, Payload(self._sample.state, logits)))
 
@@ -74,7 +77,7 @@ def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
     return Payload(state, logits)
 
 
-# Writing checkpoints to a slow tier when they have a certain age, before a quicker tier evicts them.
+# Write-behind: checkpoints are written to a slow tier at a certain age, before a quicker tier evicts them.
 #
 # So a crash loses only the checkpoints of the last seconds, and not all those in memory.
 
@@ -84,13 +87,16 @@ _log = logging.getLogger(__name__)
 
 
 class WriteBehind:
-    """The checkpoints that wait to be written to a slow tier, by age, and those that are being read for it.
+    """The checkpoints to be written to a slow tier: those that are not yet old enough, and those being read for it.
 
     For the thread that owns the device; `is_idle` may be read on any thread.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """A checkpoint is old enough `seconds` after `note`, by the `clock`."""
+        """Start without checkpoints.
+
+        One is old enough when `seconds` have passed by `clock` since it was passed to `note`.
+        """
         self._seconds = seconds
         self._clock = clock
         self._since: dict[Checkpoint, float] = {}  # when `note` was called; the earliest first
@@ -102,7 +108,7 @@ class WriteBehind:
         return not self._since and not self._reads
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Have a checkpoint written when it is old enough, unless the tier has it by then."""
+        """Schedule a checkpoint to be written once it is old enough, unless the tier has it by then."""
         self._since.setdefault(checkpoint, self._clock())
 
     def run(
@@ -110,10 +116,10 @@ class WriteBehind:
         start_read: Callable[[Checkpoint], PendingPayload | None],
         write: Callable[[Checkpoint, Payload], None],
     ) -> None:
-        """Write the copies that have been read, and start to read the checkpoints that are old enough. Does not wait.
+        """Start to read the checkpoints that are old enough, and write the copies whose reads have ended.
 
-        `start_read` returns a copy of a checkpoint, or None if it need not be written any more. `write` writes the copy
-        that was read. Both may call `note`.
+        Does not wait. `start_read` returns a copy of a checkpoint, or None if it need not be written any more. `write`
+        writes the copy that was read. Both may call `note`.
         """
         for checkpoint, pending in list(self._reads.items()):
             if pending.done():
@@ -142,10 +148,10 @@ Job: TypeAlias = Callable[[], None]
 
 
 class Writer(Protocol):
-    """Runs jobs in the order in which they are submitted."""
+    """Runs jobs that write files, in the order in which they are submitted."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
-        """Run `job`, which has `num_bytes` in memory, now or later.
+        """Run `job`, whose data takes `num_bytes` in memory, now or later. Return True if the job was accepted.
 
         If too many bytes wait already, wait if `wait` is true, else return False.
         """
@@ -157,18 +163,21 @@ class Writer(Protocol):
 
 
 class InlineWriter:
-    """Runs each job when it is submitted, on the caller's thread."""
+    """A `Writer` that runs each job at once, on the caller's thread."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:  # noqa: ARG002
         job()
         return True
 
     def close(self) -> None:
-        """Return at once: no job waits."""
+        """Do nothing, since no job waits."""
 
 
 class BackgroundWriter:
-    """Runs jobs on one thread. The jobs that wait have at most `max_bytes`, but one job is always accepted."""
+    """A `Writer` that runs jobs on its own thread, with at most `max_bytes` of data waiting.
+
+    One job is always accepted, even if it has more.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -221,7 +230,10 @@ _LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPOR
 
 
 class DiskTier(Tier):
-    """Copies in files. `_write` runs on the writer's thread, `_read` and `_end_read` on the reader's thread."""
+    """The tier of copies in files. Reads and writes files on two other threads.
+
+    `_write` runs on the writer's thread, `_read` and `_end_read` on the reader's thread.
+    """
 
     name = "disk"
     slow = True
@@ -229,7 +241,10 @@ class DiskTier(Tier):
     def __init__(
         self, config: DiskConfig, model: str, shape: ModelShape, writer: Writer, reader: ThreadPoolExecutor
     ) -> None:
-        """`reader` must have one thread. `close` closes `writer` and `reader`."""
+        """Store copies in the folder of `config`. `reader` must have one thread.
+
+        `close` closes `writer` and `reader`.
+        """
         config.folder.mkdir(parents=True, exist_ok=True)
         self.queue = EvictionQueue(self.name, config.capacity)
         self._folder = config.folder
@@ -297,7 +312,10 @@ class DiskTier(Tier):
         return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read the file on the reader's thread. The result raises StateError if the file can't be used."""
+        """Start to read the checkpoint's file on the reader's thread.
+
+        The future raises StateError if the file can't be used.
+        """
         name = self._names[checkpoint]
         with self._lock:
             self._reads[name] += 1

@@ -1,6 +1,6 @@
 """The tier in a store that several servers share: full-state files under the hashes of their tokens.
 
-A state that one server keeps there can be used by all others. So before a prompt is looked up, an inquiry asks the
+A state that one server stores there can be used by all others. So before a prompt is looked up, an inquiry asks the
 store for the longest prefix that it has. The cache then treats that copy like a file on disk. The store bounds its
 bytes itself and drops the least recently used copies. A store that is slow, full or gone costs the time of a few
 operations.
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """What the store has for a prompt."""
+    """The store's answer to an inquiry about a prompt: the longest checkpoint, and the part shared with other paths."""
 
     root: str
     known: bytes  # packed; the prefix of the prompt, in whole blocks, that another server's path shares
@@ -51,7 +51,7 @@ class StoreAnswer:
 
 
 class Inquiry:
-    """A question to the store. For the cache's thread; `done` may be read on any thread."""
+    """A query to the store for checkpoints of a prompt. For the cache's thread; `done` may be read on any thread."""
 
     def __init__(self, future: Future[StoreAnswer]) -> None:
         self._future = future
@@ -59,11 +59,11 @@ class Inquiry:
 
     @property
     def done(self) -> bool:
-        """Whether the store has answered, or can't answer any more."""
+        """Whether the query has ended, with or without an answer."""
         return self._future.done()
 
     def take(self) -> StoreAnswer | None:
-        """Return the answer the first time, and None afterwards or if the store did not answer."""
+        """Return the answer the first time. Return None afterwards, or if the store did not answer."""
         if self._taken or not self._future.done() or self._future.cancelled():
             return None
         self._taken = True
@@ -73,20 +73,23 @@ class Inquiry:
         return None if error is not None else self._future.result()
 
     def cancel(self) -> None:
-        """Cancel the question. Does nothing if it is done."""
+        """Cancel the query. Does nothing if it has ended."""
         self._future.cancel()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Write:
-    """A copy on its way to the store."""
+    """A copy that is being written to the store, and the future of that write."""
 
     payload: Payload
     future: Future[None]
 
 
 class SharedTier(Tier):
-    """Copies in a store. Operations of the store run on the client's thread, all else on the cache's thread."""
+    """The tier of copies in a shared store.
+
+    Store operations run on the client's thread, all else on the cache's thread.
+    """
 
     name = "shared"
     slow = True
@@ -102,9 +105,10 @@ class SharedTier(Tier):
         shape: ModelShape,
         max_record_bytes: int,
     ) -> None:
-        """`store` uses `client`. `capacity` is the bound in bytes of the whole store, if it is known.
+        """Store copies in `store`, which uses `client`. `capacity` is the store's size limit in bytes, if it is known.
 
-        When the records here take `max_record_bytes`, a new copy is recorded only after others have been evicted.
+        When this tier's records in host memory take `max_record_bytes`, a new copy is recorded only after others have
+        been evicted.
         """
         self.queue = EvictionQueue(self.name, capacity or _UNBOUNDED)
         self.write_after = config.write_after
@@ -128,7 +132,7 @@ class SharedTier(Tier):
     def inquire(
         self, root: str, tokens: bytes, shortest: int, longest: int, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Start to ask for the longest checkpoint along packed `tokens`, of `shortest` to `longest` tokens.
+        """Start a query for the longest checkpoint along packed `tokens` that has from `shortest` to `longest` tokens.
 
         See `StateCache.inquire`. Returns None while the store is not used because it has failed.
         """
@@ -173,7 +177,7 @@ class SharedTier(Tier):
         return True
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy while it is not written yet, else None."""
+        """Return the copy while it is not written to the store yet, else None."""
         write = self._writes.get(checkpoint)
         return None if write is None else write.payload
 
@@ -182,7 +186,10 @@ class SharedTier(Tier):
         return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read the copy. The result raises StateError or UnavailableError if the copy can't be used."""
+        """Start to read the copy from the store.
+
+        The future raises StateError or UnavailableError if it can't be used.
+        """
         tokens = checkpoint.known_place().tokens()
         return self._client.submit(self._read(checkpoint.root, tokens, checkpoint.has_logits))
 
@@ -202,7 +209,7 @@ class SharedTier(Tier):
         self._enter(checkpoint, found.num_bytes)
 
     def close(self) -> None:
-        """Wait until everything is written, but at most `CLOSE_SECONDS`."""
+        """Wait until all copies are written to the store, but at most `CLOSE_SECONDS`."""
         wait_for(self._held, CLOSE_SECONDS)
 
     def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
@@ -210,7 +217,7 @@ class SharedTier(Tier):
         self._record_bytes += _record_bytes(checkpoint)
 
     def _has_room(self, num_bytes: int, patience: float) -> bool:
-        """Return True if `num_bytes` more may wait to be written, now or within `patience` seconds."""
+        """Return True if `num_bytes` more may be queued for writing, now or within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             self._held = {future: size for future, size in self._held.items() if not future.done()}

@@ -1,4 +1,4 @@
-"""The interfaces that the cache uses: tiers, which keep copies of states, and the device's pool of slabs."""
+"""The interfaces below the state cache: `Tier`, which stores copies of states, and the device's slots and slabs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from states.cache.checkpoint import Checkpoint, CheckpointKind
 from states.cache.eviction import EvictionQueue
 from states.frozen import Payload
 
-# How the cache reaches live states and the pool of checkpoint slabs on the device.
+# The cache's access to the slots with live states and to the pool of checkpoint slabs on the device.
 #
-# Every method is called on the one thread that owns the runner. `SlotPool` is the pool for a runner with spare slots.
+# All methods are called on the thread that owns the runner. `SlotPool` is the pool for a runner with spare slots.
 
 
 class LiveStates(Protocol):
-    """The slots in which sequences run. Every `Runner` has these two methods."""
+    """Access to the live states of the device's slots. Every `Runner` has these two methods."""
 
     def start_read(self, slot: int) -> PendingState:
         """Start to copy the state of `slot` to the host. The slot may be used again right after the call."""
         ...
 
     def write_state(self, slot: int, state: State | None) -> None:
-        """Write `state` into `slot`. None is the state before the first token."""
+        """Write `state` into `slot`. None stands for the state before the first token."""
         ...
 
 
 class DevicePool(Protocol):
-    """Slabs on the device, each with room for one state."""
+    """A pool of slabs: preallocated places on the device, each with room for one state."""
 
     @property
     def num_slabs(self) -> int: ...
@@ -41,24 +41,30 @@ class DevicePool(Protocol):
     def slab_bytes(self) -> int: ...
 
     def save(self, slot: int) -> int:
-        """Copy the live state of `slot` into an unused slab and return its handle. There must be an unused slab."""
+        """Copy the live state of `slot` into an unused slab, and return the slab's handle.
+
+        There must be an unused slab.
+        """
         ...
 
     def load(self, handle: int, slot: int) -> None:
-        """Copy a slab into the live state of `slot`."""
+        """Copy the state in the slab `handle` into `slot` as its live state."""
         ...
 
     def start_read(self, handle: int) -> PendingState:
-        """Start to copy a slab to the host. The slab may be freed right after the call."""
+        """Start to copy the slab `handle` to the host. The slab may be freed right after the call."""
         ...
 
     def free(self, handle: int) -> None:
-        """Return a slab to the pool. A later `save` may return the same handle."""
+        """Return the slab `handle` to the pool. A later `save` may return the same handle."""
         ...
 
 
 class SlotPool:
-    """A pool made of `num_slabs` slots of the runner, from `first_slot` on. No sequence runs in these slots."""
+    """A `DevicePool` whose slabs are spare slots of the runner, in which no sequence runs.
+
+    It uses `num_slabs` slots from `first_slot` on.
+    """
 
     def __init__(self, runner: Runner, first_slot: int, num_slabs: int) -> None:
         self._runner = runner
@@ -89,7 +95,7 @@ class SlotPool:
 
 
 class Access(Enum):
-    """How a sequence gets at a checkpoint."""
+    """How a checkpoint's state can be reached: at once, only by a slow read, or only after a transfer."""
 
     AT_HAND = "at_hand"  # a sequence can go on from it now
     SLOW = "slow"  # it must be fetched first
@@ -98,7 +104,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The source of a copy: a live slot, for a tier on the device, or a copy on the host that is read when needed."""
+    """The source of a new copy of a checkpoint: a live slot, or another copy, which is read only if needed."""
 
     start_read: Callable[[], PendingPayload]
     logits: F32 | None = None  # [V] if they are known before the copy has arrived
@@ -108,7 +114,7 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A copy on its way to a tier. The tier's queue counts it already."""
+    """The transfer of a copy to a tier, in progress. The tier's queue counts the copy already."""
 
     tier: Tier
     source: CopySource
@@ -120,20 +126,20 @@ MakeRoom: TypeAlias = Callable[[int], bool]
 
 
 class PendingPayload(Protocol):
-    """A copy that is being read. A `Future` is one, too."""
+    """A copy of a state that is being read to the host. A `Future` is one, too."""
 
     def done(self) -> bool:
         """Return True if `result` returns or raises without waiting."""
         ...
 
     def result(self) -> Payload:
-        """Wait for the copy and return it. Raises the exception that ended the read. Called once."""
+        """Wait for the copy and return it, or raise the exception that ended the read. Called once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyPayload:
-    """A copy that has been read."""
+    """A `PendingPayload` that is already on the host."""
 
     payload: Payload
 
@@ -146,7 +152,7 @@ class ReadyPayload:
 
 @dataclass(frozen=True, slots=True)
 class DevicePayload:
-    """A state that is being read from the device, with its logits, which are on the host already."""
+    """A `PendingPayload` for a state that is being read from the device. Its logits are on the host already."""
 
     state: PendingState
     logits: F32 | None  # [V]
@@ -160,7 +166,7 @@ class DevicePayload:
 
 @dataclass(frozen=True, slots=True)
 class FoundCopy:
-    """A copy that an earlier process left in a tier."""
+    """The description of a copy in a tier that this process did not write: of an earlier process, or another server."""
 
     key: str  # the tier's own name for it
     root: str
@@ -171,12 +177,12 @@ class FoundCopy:
 
 
 class Tier(ABC):
-    """Base class of the tiers. A tier keeps copies of states, and its queue bounds their bytes.
+    """Base class of the tiers. A tier stores copies of states, and its eviction queue bounds their bytes.
 
-    All methods are called on the cache's thread and return at once; slow operations run on the tier's own threads.
-    A tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and `get`.
-    The copies of a `slow` tier outlive the process, and must be read before a sequence can go on from them.
-    The copies of a `shared` tier are used by other servers too: `drop` only forgets them here.
+    All methods are called on the cache's thread and return at once; slow operations run on the tier's own threads. A
+    tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and `get`. The
+    copies of a `slow` tier outlive the process, and must be read before a sequence can continue from them. The copies
+    of a `shared` tier are used by other servers too: `drop` only forgets them here.
     """
 
     name: str
@@ -191,62 +197,65 @@ class Tier(ABC):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a copy must be evicted for a new one even if the queue has room."""
+        """Whether a copy must be evicted before a new one is added, even if the queue has room."""
         return False
 
     @property
     def is_ready(self) -> bool:
-        """Whether `put` can succeed now, as far as is known."""
+        """Whether `put` can be expected to succeed now."""
         return True
 
     @property
     def is_busy(self) -> bool:
-        """Whether some `put` is not finished yet. May be read on any thread."""
+        """Whether copies accepted by `put` are still being written. May be read on any thread."""
         return False
 
     def wants(self, checkpoint: Checkpoint) -> bool:
-        """Return True if the tier should have a copy. Slow tiers do not get waypoints."""
+        """Return True if the tier should get a copy of `checkpoint`. Slow tiers do not get waypoints."""
         return not (self.slow and checkpoint.is_waypoint)
 
     @abstractmethod
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
-        """Return how many bytes a copy is expected to take."""
+        """Return how many bytes a copy of `checkpoint` is expected to take."""
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> None:
-        """Keep a copy of the live state of `slot`. The queue must have room for `copy_bytes`."""
+        """Store a copy of the live state of `slot`, for a tier on the device.
+
+        The queue must have room for `copy_bytes`.
+        """
         raise NotImplementedError
 
     def load(self, checkpoint: Checkpoint, slot: int) -> None:
-        """Load the copy into `slot` as its live state."""
+        """Load the copy of `checkpoint` into `slot` as its live state, for a tier on the device."""
         raise NotImplementedError
 
     def use_pool(self, pool: DevicePool) -> None:
-        """Keep copies in another pool from now on. The tier must be empty."""
+        """Store copies in the slabs of `pool` from now on. For a tier on the device, which must be empty."""
         raise NotImplementedError
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
-        """Keep a copy. Return False if there is no room or the tier is too busy.
+        """Store `payload` as the copy of `checkpoint`. Return False if there is no room or the tier is too busy.
 
-        Calls `make_room` with the exact size of the copy. With `wait`, waits while the tier is too busy.
-        The copy can be read and dropped from now on, even before it is written.
+        Calls `make_room` with the exact size of the copy. With `wait`, waits while the tier is too busy. The copy can
+        be read and dropped from now on, even before it is written.
         """
         raise NotImplementedError
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy if it is in host memory; None if it must be read."""
+        """Return the copy of `checkpoint` if it is in host memory, or None if it must be read."""
         raise NotImplementedError
 
     def logits(self, checkpoint: Checkpoint) -> F32 | None:
-        """Return the last logits of a copy that need not be read."""
+        """Return the last logits of a copy that is in host memory or on the device, or None if it has none."""
         payload = self.get(checkpoint)
         return None if payload is None else payload.logits
 
     @abstractmethod
     def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
-        """Start to read a copy. The copy may be dropped right after the call."""
+        """Start to read the copy of `checkpoint`. The copy may be dropped right after the call."""
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a copy that `get` does not have. The result raises an exception if the copy is damaged.
+        """Start to read a copy that `get` does not return. The future raises an exception if the copy is damaged.
 
         Only for slow tiers. The copy stays until the future is done or cancelled.
         """
@@ -254,10 +263,13 @@ class Tier(ABC):
 
     @abstractmethod
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a copy, and remove it from the queue."""
+        """Remove the copy of `checkpoint` from the tier and from its queue."""
 
     def take_failed(self) -> Sequence[Checkpoint]:
-        """Return the checkpoints whose copies could not be written since the last call. The caller must drop them."""
+        """Return the checkpoints whose copies could not be written since the last call.
+
+        The caller must drop these copies.
+        """
         return ()
 
     def find_copies(self) -> Sequence[FoundCopy]:
@@ -265,7 +277,10 @@ class Tier(ABC):
         return ()
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Use a copy that was found as the copy of `checkpoint`. The queue must have room for it."""
+        """Register `found`, a copy that this process did not write, as the copy of `checkpoint`.
+
+        The queue must have room for it.
+        """
         raise NotImplementedError
 
     def discard(self, found: FoundCopy) -> None:

@@ -1,4 +1,4 @@
-"""The tiers as one store of states: save and load them, read copies ahead from slow tiers, write copies behind to them.
+"""`TieredStore`: all tiers as one store of states, with reads ahead from slow tiers and writes behind to them.
 
 `copies.py` moves copies between the tiers.
 """
@@ -28,14 +28,14 @@ from states.cache.tiers.tier import (
 )
 from states.frozen import Payload
 
-# Reading checkpoints from slow tiers while the requests that need them still wait in the queue.
+# Reading checkpoints from slow tiers ahead of time, while the requests that need them still wait in the queue.
 #
-# Requests for the same checkpoint share one read. The bytes of all reads together are bounded.
-# Everything but the reads themselves and the calls of `on_done` happens on the cache's thread.
+# Requests for the same checkpoint share one read. The total size of all reads is bounded. All but the reads themselves
+# and the calls of `on_done` runs on the cache's thread.
 
 
 class Fetch:
-    """One request's claim on a checkpoint that is being read. It locks the checkpoint until `release`."""
+    """One request's share in the read of a checkpoint from a slow tier. It locks the checkpoint until `release`."""
 
     def __init__(self, fetches: Fetches, read: _Read) -> None:
         self._fetches = fetches
@@ -49,25 +49,31 @@ class Fetch:
 
     @property
     def failed(self) -> bool:
-        """Whether the read has ended without a result. Then prefetch again: the next best may have to be read, too."""
+        """Whether the read has ended without a copy.
+
+        The caller should then prefetch again, for the next best checkpoint.
+        """
         return self.done and self.payload_of(self._read.checkpoint) is None
 
     def payload_of(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy that was read. None if this is not done, failed, released or of another checkpoint."""
+        """Return the copy of `checkpoint` that was read, or None.
+
+        It is None if the read has not ended or failed, if this was released, or if the read is of another checkpoint.
+        """
         future = self._read.future
         if self._released or checkpoint is not self._read.checkpoint or future is None or not future.done():
             return None
         return None if future.cancelled() or self._read.error is not None else future.result()
 
     def release(self) -> None:
-        """Unlock the checkpoint, and drop the copy if no other fetch shares the read. Idempotent."""
+        """Unlock the checkpoint, and drop the copy that was read if no other fetch shares the read. Idempotent."""
         if not self._released:
             self._released = True
             self._fetches.leave(self._read)
 
 
 class _Read:
-    """A read that one or more fetches share."""
+    """The read of one checkpoint from a slow tier, which one or more fetches share."""
 
     def __init__(self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]]) -> None:
         self.checkpoint = checkpoint
@@ -79,17 +85,17 @@ class _Read:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the read failed; None if it has not ended, or without an error."""
+        """The exception that ended the read, or None if it has not ended or was successful."""
         if self.future is None or not self.future.done() or self.future.cancelled():
             return None
         return self.future.exception()
 
 
 class Fetches:
-    """The reads that requests wait for, in the order of their `begin`."""
+    """The queued and running reads of checkpoints from slow tiers, started in the order of `begin`."""
 
     def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
-        """At most `max_bytes` are read ahead, but one read is always allowed.
+        """Read at most `max_bytes` ahead, but always allow one read.
 
         `on_unlock` is called when the last fetch of a checkpoint has been released.
         """
@@ -103,9 +109,10 @@ class Fetches:
     def begin(
         self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
     ) -> Fetch:
-        """Claim `checkpoint`, whose copy has `size` bytes. Unless it is being read already, `start` starts the read.
+        """Lock `checkpoint`, and queue the read of its copy of `size` bytes unless it is queued or running.
 
-        `on_done` is called at the end of the read, mostly on the thread that reads, unless the read has ended already.
+        Return a fetch of it. `start` starts the read. `on_done` is called at the end of the read, mostly on the thread
+        that reads, unless the read has ended already.
         """
         read = self._reads.get(checkpoint)
         if read is None:
@@ -139,7 +146,7 @@ class Fetches:
         self._start_queued()
 
     def take_failed(self) -> list[tuple[Checkpoint, BaseException]]:
-        """Return the checkpoints whose reads have failed since the last call, and the errors."""
+        """Return the checkpoints whose reads have failed since the last call, each with the exception."""
         failed, self._failed = self._failed, []
         for read in list(self._reads.values()):
             if (error := read.error) is not None:
@@ -165,7 +172,7 @@ _log = logging.getLogger(__name__)
 
 
 class TieredStore:
-    """The states of checkpoints in all tiers. For the thread that owns the device."""
+    """The copies of all checkpoints in all tiers, as one store. For the thread that owns the device."""
 
     def __init__(
         self,
@@ -176,9 +183,10 @@ class TieredStore:
         config: CacheConfig,
         clock: Callable[[], float],
     ) -> None:
-        """`tiers` are ordered from the quickest to the slowest; `stats` is kept up to date.
+        """Use these tiers, ordered from the quickest to the slowest, and count in `stats`.
 
-        `on_lost` is called with each checkpoint that has just lost its last copy. `clock` gives seconds.
+        `live` are the device's slots. `on_lost` is called with each checkpoint that has just lost its last copy.
+        `clock` returns seconds.
         """
         self.tiers = tuple(tiers)
         self._live = live
@@ -189,7 +197,7 @@ class TieredStore:
         self.any_slow = bool(self._keepers)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
-        """Keep the live state of `slot` in the quickest tier that has or makes room. Return False if none does."""
+        """Store the live state of `slot` in the quickest tier that has or makes room. Return False if none does."""
         checkpoint.has_logits = logits is not None
         source = CopySource(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
         for tier in self.tiers:
@@ -210,7 +218,7 @@ class TieredStore:
         self._note_unwritten(checkpoint)
 
     def access(self, checkpoint: Checkpoint) -> Access:
-        """Return how a sequence gets at a checkpoint that has a copy."""
+        """Return the `Access` to a checkpoint that has a copy: how its state can be reached."""
         move = self._copies.move_of(checkpoint)
         if move is not None:
             return Access.MOVING if move.source.slow else Access.AT_HAND
@@ -219,20 +227,24 @@ class TieredStore:
         return Access.AT_HAND if at_hand else Access.SLOW
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
-        """Return the quickest tier that has a copy."""
+        """Return the quickest tier that has a copy of `checkpoint`."""
         return self._copies.quickest(checkpoint)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
-        """Start to read a checkpoint whose access is slow. If its copy is damaged, `settle` drops it."""
+        """Start to read a checkpoint that only a slow tier has. If its copy is damaged, `settle` drops it.
+
+        For `on_done`, see `Fetches.begin`.
+        """
         tier = self.quickest(checkpoint)
         return self._fetches.begin(
             checkpoint, checkpoint.sizes[tier.name], lambda: tier.start_fetch(checkpoint), on_done
         )
 
     def payload(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy of a checkpoint at hand if no quick tier has it; the caller must keep it. Else return None.
+        """Return the copy of a checkpoint that waits to be written to a slow tier, if no quick tier has a copy.
 
-        If the copy is on its way from the device and can't be read, the checkpoint is lost.
+        Else return None. The caller must keep the copy, since it leaves memory once it is written. If the checkpoint is
+        in transfer to the slow tier, waits for the transfer; if that fails, the checkpoint is lost.
         """
         move = self._copies.move_of(checkpoint)
         tier = self.quickest(checkpoint)
@@ -243,16 +255,16 @@ class TieredStore:
         return self._copies.arrive(checkpoint)
 
     def logits(self, checkpoint: Checkpoint, fetched: Payload | None) -> F32 | None:
-        """Return the last logits of a checkpoint that is at hand or `fetched`."""
+        """Return the last logits of a checkpoint: those in `fetched`, or those of a copy that can be used at once."""
         if fetched is not None:
             return fetched.logits
         move = self._copies.move_of(checkpoint)
         return self.quickest(checkpoint).logits(checkpoint) if move is None else move.source.logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
-        """Load the state of a checkpoint that is at hand or `fetched` into `slot`, and promote it.
+        """Load a checkpoint's state into `slot`, from `fetched` or a copy that can be used at once.
 
-        Raises StateError if its copy has been lost.
+        Copy it to a quicker tier. Raises StateError if its copy has been lost.
         """
         payload = fetched or self._copies.arrive(checkpoint)
         tier = self.quickest(checkpoint) if checkpoint.resumable else None
@@ -268,11 +280,11 @@ class TieredStore:
             self._copies.promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Compute the worth of a checkpoint again in every tier that has a copy."""
+        """Update the worth of a checkpoint in the queue of every tier that has a copy."""
         self._copies.touch(checkpoint)
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget every copy. `on_lost` is not called."""
+        """Remove all copies of a checkpoint. Does not call `on_lost`."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
                 self._copies.drop(tier, checkpoint)
@@ -288,17 +300,21 @@ class TieredStore:
         return sum(tier.queue.num_waypoints for tier in self.tiers)
 
     def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
-        """Use a copy that was found in a tier. Return False if the tier can't make room for it."""
+        """Register a copy found in a tier as the copy of `checkpoint`.
+
+        Return False if the tier can't make room for it.
+        """
         if not self._copies.make_room(tier, found.num_bytes):
             return False
         tier.adopt(checkpoint, found)
         return True
 
     def evict(self, *, waypoints: bool) -> Checkpoint | None:
-        """Drop and return the weakest checkpoint of the slowest tier that has one. None if all are locked.
+        """Remove the checkpoint of least worth from the slowest tier that has one, and return it.
 
-        Considers only waypoints, or only other checkpoints. Drops all its copies without demotion or `on_lost`.
-        If that tier is shared, drops only its copy there: asking the store again is cheaper than a forward pass.
+        None if all are locked. Considers only waypoints, or only other checkpoints. Drops all its copies without
+        demotion or `on_lost`. If that tier is shared, drops only its copy there: asking the store again is cheaper than
+        a forward pass.
         """
         for tier in reversed(self.tiers):
             weakest = tier.queue.weakest(waypoints_only=True) if waypoints else tier.queue.weakest_other()
@@ -312,11 +328,12 @@ class TieredStore:
         return None
 
     def settle(self) -> None:
-        """Put the copies that have arrived into their tiers, and drop those that could not be read or written."""
+        """Put the copies that have been read into their target tiers. Drop those that could not be read or written."""
         for checkpoint, error in self._fetches.take_failed():
             lost = checkpoint.resumable and self.access(checkpoint) is Access.SLOW
             tier = self.quickest(checkpoint) if lost else None
-            # A shared store may drop copies at any time, and the client logs once that the store does not answer.
+            # A lost copy of a shared store is logged only as information: the store may drop copies at any time, and
+            # its client logs failures of the store itself.
             level = logging.INFO if tier is not None and tier.shared else logging.WARNING
             _log.log(level, "a checkpoint is lost: %s", error)
             if tier is not None:
@@ -327,18 +344,18 @@ class TieredStore:
         self._copies.finish_moves(wait=False)
 
     def lose_device(self) -> None:
-        """Drop the copies on the device, and those being read from it, without any operation on the device."""
+        """Drop the copies on the device and those being read from it, without any operation on the device."""
         self._copies.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
-        """Use other slots, and another pool for the tier on the device. That tier must be empty."""
+        """Use the slots `live` and the slabs `pool` of another device. The tier on the device must be empty."""
         self._live = live
         for tier in self.tiers:
             if tier.on_device:
                 tier.use_pool(pool)
 
     def flush(self) -> None:
-        """Write to each slow tier the most valuable checkpoints that it lacks, as many as fit."""
+        """Write to each slow tier the most valuable checkpoints that it lacks, as many as fit. Waits for the reads."""
         self._copies.finish_moves(wait=True)
         by_value = sorted({one for tier in self.tiers for one in tier.queue}, key=value_of, reverse=True)
         for keeper in self._keepers:
@@ -353,11 +370,11 @@ class TieredStore:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether `write_behind` has something to do, now or later. May be read on any thread."""
+        """Whether checkpoints wait to be written to slow tiers by `write_behind`. May be read on any thread."""
         return any(not keeper.is_idle for keeper in self._keepers) or any(tier.is_busy for tier in self.tiers)
 
     def close(self) -> None:
-        """Close every tier, which waits for the copies that are being written."""
+        """Close every tier. Waits for the copies that are being written."""
         for tier in self.tiers:
             tier.close()
 
