@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import re
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
-from aiohttp import ClientResponse, ClientSession
+from aiohttp import ClientSession
 
-from tools.live_server.caller import Caller
+from tools.live_server.asking import ask
+from tools.live_server.caller import TEXT, Caller, some_words
 
-PATH = "/v1/completions"
 STORY = "story"  # a named state from which some questions go on
-REPLICA = re.compile(r"the replica (\S+) that ran")
+_REPLICA = re.compile(r"the replica (\S+) that ran")
 _STORY = {"name": STORY, "prompt": "Once there was a small bird who lived by the river.", "persistent": True}
+_SAMPLING = {"ignore_eos": True, "temperature": 1.0, "top_p": 0.9}
 _PREFIXES = 6
 _QUESTIONS = 30
 _WORDS = 80  # of a prefix: more tokens than a replica asks the store for
@@ -50,6 +48,12 @@ class Lost:
     retryable: bool  # and the answer says when to come again
     tokens: int  # that had come
 
+    @property
+    def replica(self) -> str:
+        """The replica that ran the request and is gone, if the message names one."""
+        found = _REPLICA.search(self.message)
+        return found[1] if found else ""
+
 
 @dataclass
 class Tally:
@@ -58,8 +62,8 @@ class Tally:
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)  # seconds until a stream's first token
-    first_named: list[float] = field(default_factory=list)  # likewise, where the request names a state
+    first: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    """Seconds until a stream's first token, for requests that need the store or do not."""
 
     @property
     def requests(self) -> int:
@@ -68,35 +72,27 @@ class Tally:
     @property
     def errors(self) -> Counter[str]:
         """How often each message came, without the names of replicas."""
-        return Counter(REPLICA.sub("the replica that ran", lost.message) for lost in self.lost)
+        return Counter(_REPLICA.sub("the replica that ran", lost.message) for lost in self.lost)
 
 
-async def make_questions(caller: Caller) -> list[Question]:
-    """Return questions with the answers of the one engine that `caller` asks."""
-    await make_story(caller)
-    questions = []
-    for number in range(_QUESTIONS):
-        words = Random(number % _PREFIXES)
-        prefix = Caller(caller.session, caller.url, words, 0).text(_WORDS)
-        body: dict[str, object] = {
-            "prompt": f"{prefix} {caller.text(8)}",
-            "max_tokens": _TOKENS,
-            "ignore_eos": True,
-            "seed": number,
-            "temperature": 1.0,
-            "top_p": 0.9,
-            "return_token_ids": True,
-        }
-        if number % 10 == 0:
-            body["state"] = STORY
-        answer = await caller.call("POST", PATH, body)
-        questions.append(Question(body, answer["choices"][0]["token_ids"]))
+async def make_questions(url: str) -> list[Question]:
+    """Return questions with the answers of the one engine at `url`."""
+    questions, random = [], Random(0)
+    async with ClientSession() as session:
+        await make_story(session, url)
+        for number in range(_QUESTIONS):
+            prompt = f"{some_words(Random(number % _PREFIXES), _WORDS)} {some_words(random, 8)}"
+            body: dict[str, object] = {"prompt": prompt, "max_tokens": _TOKENS, "seed": number, **_SAMPLING}
+            body |= {"return_token_ids": True} | ({"state": STORY} if number % 10 == 0 else {})
+            answer = await ask(session, url + TEXT, body)
+            questions.append(Question(body, answer.token_ids))
     return questions
 
 
-async def make_story(caller: Caller) -> str:
+async def make_story(session: ClientSession, url: str) -> str:
     """Make the named state that questions go on from; return its digest."""
-    return str((await caller.call("POST", "/v1/states", _STORY))["state"]["digest"])
+    made = await Caller(session, url, Random(0), 0).call("POST", "/v1/states", _STORY)
+    return str(made["state"]["digest"])
 
 
 class Load:
@@ -132,34 +128,17 @@ class Load:
 
     async def ask(self, question: Question, *, streams: bool) -> None:
         """Ask one question, and count what became of it."""
-        tally, begun, first, tokens = self._tally, time.monotonic(), None, list[int]()
-        body = {**question.body, "stream": streams}
-        error: Mapping[str, Any] | None = None
-        async with self._session.post(self._url + PATH, json=body) as response:
-            if response.status != 200:
-                error = (await response.json())["error"] | {"status": response.status}
-            elif streams:
-                async for event in _events(response):
-                    if (error := event.get("error")) is not None:
-                        break
-                    tokens += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
-                    first = first or (time.monotonic() if tokens else None)
-            else:
-                tokens = (await response.json())["choices"][0]["token_ids"]
-            promised = response.status == 200 or "Retry-After" in response.headers
-        expected = question.tokens if error is None else question.tokens[: len(tokens)]
-        if tokens != expected:
-            tally.wrong.append(f"{question.body['seed']}: {tokens}, not {expected}")
-        if error is not None:
-            retryable = promised and error["code"] == "unavailable"
-            tally.lost.append(Lost(question.needs_store, str(error["message"]), retryable, len(tokens)))
+        tally = self._tally
+        answer = await ask(self._session, self._url + TEXT, {**question.body, "stream": streams})
+        expected = question.tokens if answer.error is None else question.tokens[: len(answer.token_ids)]
+        if answer.token_ids != expected:
+            tally.wrong.append(f"{question.body['seed']}: {answer.token_ids}, not {expected}")
+        if answer.error is not None:
+            promised = answer.status == 200 or answer.promises_more
+            retryable = promised and answer.error.get("code") == "unavailable"
+            message, count = str(answer.error["message"]), len(answer.token_ids)
+            tally.lost.append(Lost(question.needs_store, message, retryable, count))
             return
         tally.answered += 1
-        if first is not None:
-            (tally.first_named if question.needs_store else tally.first).append(first - begun)
-
-
-async def _events(response: ClientResponse) -> AsyncIterator[Any]:
-    async for line in response.content:
-        if line.startswith(b"data: {"):
-            yield json.loads(line.removeprefix(b"data: "))
+        if streams and answer.moments:
+            tally.first[question.needs_store].append(answer.first)

@@ -1,4 +1,4 @@
-"""What a soak has shown, in lines for people, and whether it is good."""
+"""What a soak has shown, in lines for people, and what is wrong."""
 
 from __future__ import annotations
 
@@ -55,10 +55,6 @@ class Verdict:
     growth: Growth | None
     exit_status: int | None  # of the server; None where it is not ours
 
-    @property
-    def good(self) -> bool:
-        return not list(self.faults())
-
     def faults(self) -> Iterator[str]:
         """Yield what is wrong."""
         if self.record.num_surprises:
@@ -88,10 +84,6 @@ class Verdict:
         yield from (f"  {count} x {what}" for what, count in self.record.surprises.most_common())
         yield from self._process_lines()
         yield from latency_table(self.record.timings)
-        faults = list(self.faults())
-        yield from (f"FAULT: {fault}" for fault in faults)
-        if not faults:
-            yield "No fault."
 
     def _process_lines(self) -> Iterator[str]:
         if self.growth is not None:
