@@ -8,30 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from tools.demo_model.model import Model, Sizes
-
-
-def load_model(checkpoint: Path) -> Model:
-    """The model of a training checkpoint, ready to be run, not to be trained."""
-    saved = torch.load(checkpoint, weights_only=True)
-    model = Model(Sizes(**saved["sizes"]))
-    model.load_state_dict(saved["model"])
-    return model.eval()
-
-
-def shipped_tensors(model: Model) -> dict[str, Tensor]:
-    """The model's tensors as they ship."""
-    tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
-    for name, value in tensors.items():
-        if not torch.isfinite(value).all():
-            raise ValueError(
-                f"{name} has a value that f16 can't hold; the greatest is {model.state_dict()[name].abs().max()}"
-            )
-    return tensors
+from tools.demo_model.model import load_model, shipped_tensors
 
 
 def main() -> None:

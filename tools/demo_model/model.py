@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -175,3 +176,21 @@ class Model(nn.Module):
         wanted = (targets >= 0).nonzero(as_tuple=True)
         logits = self.head(self.hidden(tokens, starts, initial)[wanted])
         return F.cross_entropy(logits, targets[wanted], reduction="sum")
+
+
+def load_model(checkpoint: Path) -> Model:
+    """The model of a training checkpoint, ready to be run, not to be trained."""
+    saved = torch.load(checkpoint, weights_only=True)
+    model = Model(Sizes(**saved["sizes"]))
+    model.load_state_dict(saved["model"])
+    return model.eval()
+
+
+def shipped_tensors(model: Model) -> dict[str, Tensor]:
+    """The model's tensors as they ship."""
+    tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
+    for name, value in tensors.items():
+        if not torch.isfinite(value).all():
+            greatest = model.state_dict()[name].abs().max()
+            raise ValueError(f"{name} has a value that f16 can't hold; the greatest is {greatest}")
+    return tensors

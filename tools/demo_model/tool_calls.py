@@ -21,9 +21,8 @@ from openai import OpenAI
 
 from tools.demo_model.corpus.calls import SIMPLE_TOOLS
 from tools.demo_model.corpus.mixture import held_out
+from tools.demo_model.evaluate import CLIENTS, GREEDY
 
-CLIENTS = 8
-GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
 _NUMBERS = {"minutes"}  # the arguments that are numbers
 _SKIES = ("sunny", "cloudy", "windy", "rain", "snow")
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from tools.demo_model.batches import Document, Encode, Rows, document, pack, plain_encoder
 from tools.demo_model.corpus.dialogue import Dialogue
 from tools.demo_model.corpus.mixture import dialogues, pirate, pirate_at_last
-from tools.demo_model.export import load_model
-from tools.demo_model.model import Model
+from tools.demo_model.model import Model, load_model
 
 ROWS, LENGTH = 8, 192
 SEED = 2_000_003

@@ -55,7 +55,7 @@ class Answer:
 
     def add(self, event: Mapping[str, Any], now: float) -> None:
         """Take in an event of the stream, or the whole body."""
-        self.error = event.get("error", self.error)
+        self.error = self.error or event.get("error")
         self.usage = event.get("usage") or self.usage
         size = len(self.text), len(self.token_ids)
         for choice in event.get("choices", ()):

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 
 from tests.support.byte_tokenizer import ByteTokenizer
 from tools.demo_model.batches import document, pack
-from tools.demo_model.export import shipped_tensors
-from tools.demo_model.model import Sizes
+from tools.demo_model.model import Sizes, shipped_tensors
 from tools.demo_model.optimizer import optimizers, set_progress
 from tools.small_v6.model import ModelV6
 from tools.small_v6.skills import dialogues
