@@ -30,6 +30,7 @@ PIRATE_SKILLS = ("arithmetic", "spell", "fact", "memory", "unknown")
 CLIENTS = 8
 GREEDY: Mapping[str, Any] = {"model": "demo", "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
 MAX_TOKENS = 160
+HEAD = "| measured | exact | items |\n|---|---|---|"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--no-choices", action="store_true", help="leave the choices by perplexity out")
     options = parser.parse_args()
     server = Server(options.url, options.state)
-    print("| measured | exact | items |\n|---|---|---|", flush=True)
+    print(HEAD, flush=True)
     if options.state is not None:
         for skill in PIRATE_SKILLS:
             print(*pirate_figures(server, skill, options.count), sep="\n", flush=True)

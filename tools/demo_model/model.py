@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from tools.demo_model.batches import Rows
 from tools.demo_model.wkv7 import wkv7
 
 DECAY_SCALE = -0.606531  # -exp(-0.5): the decay of a channel lies in (exp(-0.606531), 1)
@@ -171,8 +172,9 @@ class Model(nn.Module):
             x, v_first = block(x, v_first, starts, initial[layer])
         return self.ln_out(x)
 
-    def loss(self, tokens: Tensor, starts: Tensor, targets: Tensor, initial: Tensor) -> Tensor:
-        """Summed cross entropy where `targets` [B, T] is not negative."""
+    def loss(self, rows: Rows, initial: Tensor) -> Tensor:
+        """Summed cross entropy of the tokens that are to be learnt."""
+        tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
         wanted = (targets >= 0).nonzero(as_tuple=True)
         logits = self.head(self.hidden(tokens, starts, initial)[wanted])
         return F.cross_entropy(logits, targets[wanted], reduction="sum")

@@ -32,8 +32,7 @@ def train(model: ModelV6, steps: int) -> None:
     encode, initial, begun = ByteTokenizer().encode, model.initial_state(), time.monotonic()
     batches = pack((document(dialogue, encode) for dialogue in dialogues(0)), ROWS, LENGTH)
     for step, rows in enumerate(itertools.islice(batches, steps)):
-        tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
-        loss = model.loss(tokens, starts, targets, initial) / (targets >= 0).sum()
+        loss = model.loss(rows, initial) / rows.num_learnt
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -21,7 +18,7 @@ from tools.bench.fleet.asking import Question
 from tools.bench.modelled import MODEL, SHAPE, Hardware, make_engine, served
 from tools.bench.runners import WordTokenizer
 from tools.live_server.asking import Answer
-from tools.live_server.process import ROOT
+from tools.live_server.process import run_elsewhere
 
 _APPLICATION = "bench"
 _CLIENTS = 1000  # at a time
@@ -77,9 +74,4 @@ def _make_front() -> Front:
 async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answer]:
     """Ask all questions of a plan from another process; see `asking.ask_all`."""
     plan = {"port": port, "chains": [list(map(asdict, chain)) for chain in chains], "seconds": seconds}
-    command = (sys.executable, "-m", "tools.bench.fleet.asking")
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
-    output, _ = await process.communicate(json.dumps(plan).encode())
-    if process.returncode != 0:
-        raise RuntimeError("the clients failed")
-    return [Answer(**answer) for answer in json.loads(output)]
+    return [Answer(**answer) for answer in await run_elsewhere("tools.bench.fleet.asking", plan)]

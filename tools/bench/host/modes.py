@@ -7,8 +7,6 @@ better measure than seconds of the clock.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +33,7 @@ from tools.bench.runners import (
     TimedRunner,
     WordTokenizer,
 )
+from tools.live_server.process import run_elsewhere
 
 WARM_UP = 0.5  # seconds
 
@@ -162,17 +161,8 @@ async def _run_http(load: Load) -> Rate:
 
 async def count_tokens(port: int, num_clients: int, seconds: float, body: Mapping[str, object]) -> clients.Counted:
     """Run clients in another process that send the same request again and again; return the tokens after a warm-up."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        clients.__file__,
-        *("--port", str(port), "--clients", str(num_clients)),
-        *("--seconds", str(seconds), "--warm-up", str(WARM_UP), "--body", json.dumps(body)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise RuntimeError("the clients failed")
-    return clients.Counted(**json.loads(output))
+    plan = {"port": port, "num_clients": num_clients, "warm_up": WARM_UP, "seconds": seconds, "body": body}
+    return clients.Counted(**await run_elsewhere(clients.__name__, plan))
 
 
 def _make_tokenizer(load: Load) -> Tokenizer:
