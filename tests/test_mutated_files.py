@@ -9,10 +9,8 @@ from random import Random
 
 import pytest
 
-from tools.fuzz.file_kinds import KINDS, Kind
-from tools.fuzz.files import try_case
-from tools.fuzz.mutations import mutate_bytes, mutate_value
-from tools.fuzz.structures import mutate_file
+from tools.fuzz.files import KINDS, Kind, try_case
+from tools.fuzz.mutations import mutate_bytes, mutate_file, mutate_value
 
 CASES = 40
 

@@ -9,8 +9,7 @@ import pytest
 
 from rnn_engine.types import Readout, TokenDraw, TokenRun
 from tests.support.models import tiny_shape
-from tools.bench.host.device_clock import DeviceClock
-from tools.bench.host.instant_runner import InstantRunner
+from tools.bench.runners import DeviceClock, InstantRunner
 
 VOCAB = 512
 SLOTS = 3

@@ -10,17 +10,23 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from tools.bench.load.client import Answered, Asked, Clients, run_closed, run_open
+from tools.bench.load.client import Asked, Clients, Traffic, arrivals, conversations, run_closed, run_open
 from tools.bench.load.figures import Figures, summarise, table
 from tools.bench.load.modelled import ChatTokenizer
 from tools.bench.load.plot import draw
-from tools.bench.load.traffic import Traffic, arrivals, conversations
-from tools.bench.modelled import VOCAB, Hardware, make_engine
-from tools.bench.served import served
+from tools.bench.modelled import VOCAB, Hardware, make_engine, served
+from tools.live_server.asking import Answer
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 TRAFFIC = Traffic(systems=2, system_words=3, turns=2, question_words=2, answer_tokens=2, pause=0.001)
+
+
+def answer(asked: float, moments: list[float], tokens: int, prompt_tokens: int, cached_tokens: int) -> Answer:
+    usage = {"completion_tokens": tokens, "prompt_tokens": prompt_tokens}
+    return Answer(
+        asked, 200, moments=moments, usage=usage | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+    )
 
 
 def test_conversations_are_the_same_for_a_seed_and_share_their_system_texts() -> None:
@@ -41,8 +47,8 @@ def test_arrivals_come_at_their_rate() -> None:
 
 
 def test_figures_follow_from_the_times() -> None:
-    first = Answered(0.0, [0.1, 0.3, 1.1], tokens=11, prompt_tokens=100, cached_tokens=0)
-    second = Answered(1.0, [1.3, 1.4, 2.3], tokens=11, prompt_tokens=100, cached_tokens=50)
+    first = answer(0.0, [0.1, 0.3, 1.1], tokens=11, prompt_tokens=100, cached_tokens=0)
+    second = answer(1.0, [1.3, 1.4, 2.3], tokens=11, prompt_tokens=100, cached_tokens=50)
     figures = summarise(Asked([first, second], refused=1), cache=True, load="closed", size=2, seconds=2.0)
     assert figures.first_median == pytest.approx(200)
     assert figures.between_median == pytest.approx(100)
@@ -53,7 +59,7 @@ def test_figures_follow_from_the_times() -> None:
 
 
 def test_a_single_answer_of_one_token_has_figures() -> None:
-    asked = Asked([Answered(0.0, [0.5], tokens=1, prompt_tokens=4, cached_tokens=0)], refused=0)
+    asked = Asked([answer(0.0, [0.5], tokens=1, prompt_tokens=4, cached_tokens=0)], refused=0)
     figures = summarise(asked, cache=False, load="open", size=0.5, seconds=1.0)
     assert (figures.first_median, figures.first_95, figures.between_median, figures.gap_99) == (500, 500, 0, 0)
 

@@ -14,9 +14,8 @@ from rnn_engine.loading.settings import LoadSettings
 from server.core.app import make_app
 from server.core.settings import ServerSettings
 from tests.support.http import Client
-from tools.fuzz.answers import NOT_IMPLEMENTED, Answer, faults, send
 from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker
-from tools.fuzz.routes import exported_states
+from tools.fuzz.routes import NOT_IMPLEMENTED, Answer, exported_states, faults, send
 
 CASES = 200
 

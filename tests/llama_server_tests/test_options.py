@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tools.llama_server_tests.__main__ import table
-from tools.llama_server_tests.options import DoesNotApplyError, body_of, options_of
-from tools.llama_server_tests.reasons import NO_SUCH_OPTION
+from tools.llama_server_tests.options import NO_SUCH_OPTION, DoesNotApplyError, body_of, options_of
 
 MODELS, TESTS = Path("models"), Path("/cache/tools/server/tests")
 

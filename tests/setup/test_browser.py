@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_shell import FakeShell
-from tools.setup.browser import PROGRAMS, see_to_browser
+from tools.setup.programs import BROWSER
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", BROWSER.commands)
 def test_a_browser_that_is_there_is_taken(program: str) -> None:
     shell = FakeShell(programs=("apt-get", program))
-    see_to_browser(shell)
+    BROWSER.see_to(shell)
     assert (shell.commands, shell.said) == ([], [])
 
 
 def test_root_installs_it() -> None:
     shell = FakeShell()
-    see_to_browser(shell)
+    BROWSER.see_to(shell)
     assert shell.commands[-1].endswith("install --yes --no-install-recommends chromium")
 
 
@@ -27,5 +27,5 @@ def test_root_installs_it() -> None:
     ids=("apt", "root", "net"),
 )
 def test_else_it_says_what_to_install(shell: FakeShell) -> None:
-    see_to_browser(shell)
+    BROWSER.see_to(shell)
     assert "apt-get install chromium" in shell.said[-1]

@@ -9,7 +9,7 @@ import pytest
 from tests.setup.test_environment import WORKS, touch
 from tests.support.fake_shell import FakeShell
 from tools.setup.environment import Environment
-from tools.setup.fleet import see_to_fleet
+from tools.setup.programs import see_to_fleet
 
 
 @pytest.fixture

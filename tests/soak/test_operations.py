@@ -15,7 +15,7 @@ from server.core.app import make_app
 from server.core.settings import ServerSettings
 from tests.support.http import Client
 from tools.live_server.caller import Caller
-from tools.soak import misbehaviour
+from tools.soak import operations
 from tools.soak.driver import Driver
 from tools.soak.operations import Operation, make_operations
 
@@ -28,7 +28,7 @@ async def client() -> AsyncIterator[Client]:
 
 
 async def test_every_operation_ends_well(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misbehaviour, "LONGEST_STALL", 0.1)
+    monkeypatch.setattr(operations, "LONGEST_STALL", 0.1)
     url = str(client.make_url("")).rstrip("/")
     for number, operation in enumerate(make_operations()):
         await operation.run(Caller(client.session, url, Random(number), number))
@@ -42,8 +42,8 @@ async def test_a_surprise_is_counted_and_others_go_on(client: Client) -> None:
         await caller.call("GET", "/health")
 
     url = str(client.make_url("")).rstrip("/")
-    operations = (Operation("fail", 1, fail), Operation("succeed", 1, succeed))
-    driver = Driver(client.session, url, operations, rate=200, seed=0, most=8)
+    both = (Operation("fail", 1, fail), Operation("succeed", 1, succeed))
+    driver = Driver(client.session, url, both, rate=200, seed=0, most=8)
     await driver.run(0.2)
     [(what, count)] = driver.record.surprises.items()
     assert what.startswith("fail: RefusedError: GET /nothing/here: 404, not [200]: ")

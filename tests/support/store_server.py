@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from valkey import Valkey
 
-from tools.setup.store import find_store
+from tools.setup.programs import STORE
 
 _START_SECONDS = 20
 
@@ -23,7 +23,7 @@ _START_SECONDS = 20
 def server_program() -> str:
     """Return the path of the server's program. If there is none, skip the test, or fail it in CI."""
     try:
-        return find_store()
+        return STORE.find()
     except FileNotFoundError as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))

@@ -5,21 +5,24 @@ It shows what scheduler, cache, server and fleet cost and save, with any number 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
+from aiohttp import web
 
 from rnn_engine.engine import Engine
+from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import assemble
 from rnn_engine.tokenizer import Tokenizer
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket
+from rnn_engine.types import Batch, ModelShape, Readout
+from server.core.app import ServerSettings, make_app
 from states.cache.config import CacheConfig
 from states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
-from tools.bench.host.modes import WordTokenizer
+from tools.bench.runners import Clock, TimedRunner, WordTokenizer
 
 MODEL = "modelled"
 VOCAB = 256
@@ -46,7 +49,7 @@ class Hardware:
 def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engine:
     """Return an engine of one machine, of words unless a tokenizer is given. Needs an event loop that runs."""
     tokenizer = tokenizer or WordTokenizer(SHAPE.vocab_size)
-    runner = ModelledRunner(SHAPE, hardware, time.perf_counter, _sleep_until)
+    runner = ModelledRunner(SHAPE, hardware)
     capacity = hardware.cached_states * _COPY_BYTES
     config = CacheConfig(host_capacity=capacity, device_capacity=0, index_capacity=_INDEX_BYTES)
     cache = make_cache(SHAPE, MODEL, runner, config)
@@ -54,67 +57,41 @@ def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engin
     return Engine(parts, max_queued=_QUEUE)
 
 
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(moment - time.perf_counter(), 0.0))
+class ModelledRunner(TimedRunner):
+    """A runner whose steps take modelled time, and whose sequences all say one token for ever."""
 
-
-class ModelledRunner:
-    """A `Runner` whose steps take modelled time, one after the other, and whose sequences all say one token for ever.
-
-    It computes nothing.
-    """
-
-    def __init__(
-        self, shape: ModelShape, hardware: Hardware, now: Callable[[], float], wait_until: Callable[[float], None]
-    ) -> None:
-        """`now` tells the time in seconds, and `wait_until` returns when it is that late."""
-        self.shape = shape
-        self.num_slots = hardware.slots
-        self.max_tokens = self.max_rows = max(256, hardware.slots)
-        self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0
-        self._hardware = hardware
-        self._now = now
-        self._wait_until = wait_until
-        self._free_at = 0.0
-        self._tickets = map(Ticket, count())
-        self._in_flight: dict[Ticket, tuple[float, Readout]] = {}  # with when it is done
-        self._state = shape.initial_state()
+    def __init__(self, shape: ModelShape, hardware: Hardware, clock: Clock | None = None) -> None:
+        super().__init__(shape, hardware.slots, hardware.step, hardware.token, clock=clock)
         self._row = np.full(shape.vocab_size, _UNLIKELY, np.float32)
         self._row[ANSWER_TOKEN] = 0.0
 
-    def submit(self, batch: Batch) -> Ticket:
-        tokens = sum(len(run.tokens) for run in batch)
-        self._free_at = max(self._now(), self._free_at) + self._hardware.step + self._hardware.token * tokens
+    def read_out(self, batch: Batch) -> Readout:
         rows = sum(run.rows for run in batch)
-        ticket = next(self._tickets)
-        readout = Readout(
+        zeros = np.zeros(rows, np.float32)
+        return Readout(
             ids=np.full((rows, 1), ANSWER_TOKEN, np.int32),
-            logits=np.zeros((rows, 1), np.float32),
-            logsumexp=np.zeros(rows, np.float32),
-            allowed_logsumexp=np.zeros(rows, np.float32),
-            target_logits=np.full(rows, np.nan, np.float32),
-            sound=np.ones(len(batch), np.bool_),
+            logits=zeros[:, None],
+            logsumexp=zeros,
+            allowed_logsumexp=zeros,
+            target_logits=self._targets[:rows],
+            sound=self._sound[: len(batch)],
             full_row=lambda _: self._row,
         )
-        self._in_flight[ticket] = self._free_at, readout
-        return ticket
 
-    def collect(self, ticket: Ticket) -> Readout:
-        done, readout = self._in_flight.pop(ticket)
-        self._wait_until(done)
-        return readout
 
-    def write_state(self, slot: int, state: State | None) -> None:
-        """Do nothing: a state holds nothing."""
+@asynccontextmanager
+async def served(engine: EngineLike, clients: int, port: int = 0) -> AsyncIterator[int]:
+    """Serve an engine to `clients` clients at a time, on a port of this machine. Yields the port; 0 takes a free one.
 
-    def start_read(self, slot: int) -> PendingState:  # noqa: ARG002
-        return ReadyState(self._state)
-
-    def read_state(self, slot: int) -> dict[str, F32]:  # noqa: ARG002
-        return self._state
-
-    def copy_state(self, source: int, target: int) -> None:
-        """Do nothing: a state holds nothing."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+    The engine is closed with the server.
+    """
+    runner = web.AppRunner(make_app(engine, ServerSettings(port=0)), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the clients break off in the middle
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port, backlog=2 * clients)
+        await site.start()
+        bound: int = runner.addresses[0][1]
+        yield bound
+    finally:
+        await runner.cleanup()

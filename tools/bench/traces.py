@@ -13,6 +13,12 @@ from random import Random
 
 import click
 
+from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine.scheduler import Scheduler
+from states.cache.config import CacheConfig
+from states.cache.upkeep import make_cache
+from tests.support.models import tiny_shape
+from tools.bench.modelled import Hardware, ModelledRunner
 from tools.bench.turns import Figures, compared
 
 LINE, SENTENCE = 10, 11  # tokens that end a line and a sentence
@@ -135,31 +141,31 @@ def main(prompts: int, states: int, step: int, seed: int) -> Figures:
     return figures
 
 
+class _ModelledClock:
+    """A clock on which nothing takes time but what is waited for."""
+
+    def __init__(self) -> None:
+        self._moment = 0.0
+
+    def now(self) -> float:
+        return self._moment
+
+    def wait_until(self, moment: float) -> None:
+        self._moment = max(self._moment, moment)
+
+
 def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figures:
     """Ask for two tokens after each prompt, one prompt after the other; return the figures of the trace."""
-    from rnn_engine.requests import GenerateRequest, SamplingParams
-    from rnn_engine.scheduler import Scheduler
-    from states.cache.config import CacheConfig
-    from states.cache.upkeep import make_cache
-    from tests.support.models import tiny_shape
-    from tools.bench.modelled import Hardware, ModelledRunner
-
-    now = 0.0
-
-    def wait_until(moment: float) -> None:
-        nonlocal now
-        now = max(now, moment)
-
+    clock = _ModelledClock()
     shape = tiny_shape(layers=1, width=64, head_size=64, ffn=8, vocab=_VOCAB)
     hardware = Hardware(slots=1, step=_STEP_SECONDS, token=_TOKEN_SECONDS)
-    runner = ModelledRunner(shape, hardware, lambda: now, wait_until)
+    runner = ModelledRunner(shape, hardware, clock)
     runner.max_tokens = runner.max_rows = step_tokens
     num_bytes = states * (shape.state_bytes + 4 * _VOCAB)
     config = CacheConfig(host_capacity=num_bytes, device_capacity=0, index_capacity=1 << 30)
-    cache = make_cache(shape, "model", runner, config, clock=lambda: now)
-    scheduler = Scheduler(runner, _token_bytes, cache, clock=lambda: now)
+    cache = make_cache(shape, "model", runner, config, clock=clock.now)
+    scheduler = Scheduler(runner, _token_bytes, cache, clock=clock.now)
     num_prompts = num_tokens = 0
-    begun = now
     for prompt in prompts:
         num_prompts, num_tokens = num_prompts + 1, num_tokens + len(prompt.tokens)
         scheduler.submit(
@@ -180,7 +186,7 @@ def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figur
     return {
         "prompts that save nothing, %": 100 * (num_prompts - stats.hits) / num_prompts,
         "tokens run, %": 100 * (num_tokens - stats.tokens_saved) / num_tokens,
-        "modelled ms a prompt": 1e3 * (now - begun) / num_prompts,
+        "modelled ms a prompt": 1e3 * clock.now() / num_prompts,
         "states kept a prompt": stats.tiers[-1].stored / num_prompts,
     }
 

@@ -1,7 +1,7 @@
 """Measure two sides in turns, so that a machine that gets slower or faster meanwhile affects both.
 
-A side may be another commit of this project. `compared` turns a function, which measures the tree it runs in, into a
-command. The command measures this tree, another tree, or both in turns.
+A side may be another commit of this project, each measured by its own tools. `compared` turns a function, which
+measures the tree that it runs in, into a command that also compares trees.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any, TypeAlias
 
 import click
 
-from tools.bench.commits import HERE, use_root
-
 Figures: TypeAlias = Mapping[str, float]
 """What one run gives: the name of a figure, with its unit, -> its value."""
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+HERE = Path(__file__).resolve().parents[2]
 
 against_option = click.option(
-    "--against", "other", type=_FOLDER, help="Also measure the code of this working tree, in turns with this one."
+    "--against",
+    "other",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Measure the code of this working tree and this one in turns.",
 )
-rounds_option = click.option("--rounds", default=3, show_default=True, help="How many times each side is measured.")
+rounds_option = click.option("--rounds", default=3, show_default=True, help="Turns of each side that is compared.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +75,19 @@ def against(root: Path, measure: Callable[[Path], Figures], rounds: int) -> None
 def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., None]]:
     """Return a decorator for the body of `python -m MODULE`, which makes it a command that also compares trees.
 
-    The body returns figures, and imports the project only when it is called.
-    The command gets options for the tree to measure, prints the figures, and compares trees.
+    The body returns figures, which the command prints.
     """
 
     def decorate(measure: Callable[..., Figures]) -> Callable[..., None]:
-        @click.option("--root", type=_FOLDER, default=HERE, help="Measure the code of this working tree instead.")
         @against_option
         @rounds_option
         @click.option("--json", "as_json", is_flag=True, help="Print the figures as one line of JSON.")
         @functools.wraps(measure)
-        def command(*, root: Path, other: Path | None, rounds: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+        def command(*, other: Path | None, rounds: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
             if other is not None:
                 arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
                 against(other, lambda tree: _measure_tree(module, tree, arguments), rounds)
                 return
-            use_root(root)
             figures = measure(**options)
             if as_json:
                 click.echo(json.dumps(figures))
@@ -122,7 +120,7 @@ def measure_forward(arguments: Sequence[str], tree: Path = HERE) -> Figures:
 
 
 def _measure_tree(module: str, tree: Path, arguments: Sequence[str]) -> Figures:
-    output = run_module(module, ["--root", str(tree), "--json", *arguments])
+    output = run_module(module, ["--json", *arguments], tree)
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures
 

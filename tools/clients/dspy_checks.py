@@ -9,7 +9,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is downloaded
 import dspy
 
-from tools.clients.questions import MODEL, PERSON_QUESTION, Checks, Person, person_format
+from tools.clients.questions import MODEL, Checks, answers_france, gives_person, person_format
 
 
 def _ask(url: str, question: str, model_type: str = "chat", **fields: Any) -> str:  # noqa: ANN401
@@ -18,17 +18,7 @@ def _ask(url: str, question: str, model_type: str = "chat", **fields: Any) -> st
     return str(answer if isinstance(answer, str) else answer["text"])
 
 
-def _text(url: str, model_type: str) -> str:
-    answer = _ask(url, "What is the capital of France?", model_type)
-    assert "Paris" in answer, answer
-    return answer
-
-
-def _schema(url: str) -> Person:
-    return Person.model_validate_json(_ask(url, PERSON_QUESTION, response_format=person_format()))
-
-
 CHECKS: Checks = {
-    **{f"`LM`, {kind}": partial(_text, model_type=kind) for kind in ("chat", "responses")},
-    "`response_format`": _schema,
+    **{f"`LM`, {kind}": answers_france(partial(_ask, model_type=kind)) for kind in ("chat", "responses")},
+    "`response_format`": gives_person(partial(_ask, response_format=person_format())),
 }

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from guidance import assistant, gen, json, models, user
 
-from tools.clients.questions import MODEL, PERSON_QUESTION, Checks, Person
+from tools.clients.questions import MODEL, Checks, Person, answers_france, gives_person
 
 
-def _text(url: str) -> str:
+def _ask(url: str, question: str, part: Any) -> str:  # noqa: ANN401
     lm = models.OpenAI(MODEL, base_url=url, api_key="-")
     with user():
-        lm += "What is the capital of France?"
+        lm += question
     with assistant():
-        lm += gen("answer", max_tokens=20, temperature=0.0)
-    answer = str(lm["answer"])
-    assert "Paris" in answer, answer
-    return answer
+        lm += part
+    return str(lm["answer"])
 
 
-def _json(url: str) -> Person:
-    lm = models.OpenAI(MODEL, base_url=url, api_key="-")
-    with user():
-        lm += PERSON_QUESTION
-    with assistant():
-        lm += json("person", schema=Person, temperature=0.0)
-    return Person.model_validate_json(lm["person"])
-
-
-CHECKS: Checks = {"`gen`": _text, "`json` of a pydantic model": _json}
+CHECKS: Checks = {
+    "`gen`": answers_france(partial(_ask, part=gen("answer", max_tokens=20, temperature=0.0))),
+    "`json` of a pydantic model": gives_person(partial(_ask, part=json("answer", schema=Person, temperature=0.0))),
+}

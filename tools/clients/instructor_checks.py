@@ -10,22 +10,20 @@ from functools import partial
 import instructor
 from openai import OpenAI
 
-from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, Checks, Person
+from tools.clients.questions import GREEDY, MODEL, Checks, Person, gives_person
 
 _MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS")
 
 
-def _create(url: str, mode: str) -> Person:
+def _ask(url: str, question: str, mode: str) -> object:
     client = instructor.from_openai(OpenAI(base_url=url, api_key="-"), mode=instructor.Mode[mode])
-    person = client.chat.completions.create(
+    return client.chat.completions.create(
         model=MODEL,
-        messages=[{"role": "user", "content": PERSON_QUESTION}],
+        messages=[{"role": "user", "content": question}],
         response_model=Person,
         max_retries=0,
         **({"temperature": 0} if mode == "RESPONSES_TOOLS" else GREEDY),
     )
-    assert isinstance(person, Person)
-    return person
 
 
-CHECKS: Checks = {f"`Mode.{mode}`": partial(_create, mode=mode) for mode in _MODES}
+CHECKS: Checks = {f"`Mode.{mode}`": gives_person(partial(_ask, mode=mode)) for mode in _MODES}

@@ -7,17 +7,26 @@ import os
 from functools import partial
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is downloaded
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it is fetched
 import litellm
 
-from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Checks, Person
+from tools.clients.questions import (
+    GREEDY,
+    MODEL,
+    WEATHER_TOOL,
+    Checks,
+    Person,
+    answers_france,
+    calls_weather,
+    gives_person,
+)
 
-litellm.drop_params = True  # drop OpenAI's fields that another provider does not know
+litellm.drop_params = True  # the fields of OpenAI that another provider does not know
+_PROVIDERS = ("openai", "hosted_vllm", "anthropic", "ollama_chat")
 
 
-def _ask(url: str, provider: str = "openai", question: str = "What is the capital of France?", **fields: Any) -> Any:  # noqa: ANN401
-    root = url.removesuffix("/v1")
-    base = url if provider in ("openai", "hosted_vllm", "text-completion-openai") else root
+def _ask(url: str, question: str, provider: str, **fields: Any) -> Any:  # noqa: ANN401
+    base = url if provider in ("openai", "hosted_vllm") else url.removesuffix("/v1")
     messages = [{"role": "user", "content": question}]
     fixed = {"temperature": 0} if provider == "ollama_chat" else GREEDY  # it makes a repeat_penalty of the penalties
     return litellm.completion(
@@ -25,28 +34,19 @@ def _ask(url: str, provider: str = "openai", question: str = "What is the capita
     )
 
 
-def _text(url: str, provider: str) -> str:
-    content: str = _ask(url, provider, max_tokens=30).choices[0].message.content
-    assert "Paris" in content, content
-    return content
+def _text(url: str, question: str, provider: str, **fields: Any) -> object:  # noqa: ANN401
+    return _ask(url, question, provider, **fields).choices[0].message.content
 
 
-def _stream(url: str, provider: str) -> str:
-    chunks = _ask(url, provider, stream=True, max_tokens=30)
-    content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert "Paris" in content, content
-    return content
+def _stream(url: str, question: str, provider: str) -> str:
+    chunks = _ask(url, question, provider, stream=True, max_tokens=30)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def _tool(url: str, provider: str) -> object:
-    message = _ask(url, provider, WEATHER_QUESTION, tools=[WEATHER_TOOL], max_tokens=60).choices[0].message
+def _tool(url: str, question: str, provider: str) -> object:
+    message = _ask(url, question, provider, tools=[WEATHER_TOOL], max_tokens=60).choices[0].message
     (call,) = message.tool_calls
     return json.loads(call.function.arguments)
-
-
-def _schema(url: str) -> Person:
-    answer = _ask(url, question=PERSON_QUESTION, response_format=Person)
-    return Person.model_validate_json(answer.choices[0].message.content)
 
 
 def _embedding(url: str) -> int:
@@ -59,13 +59,11 @@ def _responses(url: str) -> object:
     return answer.output[-1].content[0].text
 
 
-_PROVIDERS = ("openai", "hosted_vllm", "anthropic", "ollama_chat")
-
 CHECKS: Checks = {
-    **{f"`{provider}/`": partial(_text, provider=provider) for provider in _PROVIDERS},
-    **{f"`{provider}/`, stream": partial(_stream, provider=provider) for provider in _PROVIDERS},
-    **{f"`{provider}/`, tools": partial(_tool, provider=provider) for provider in _PROVIDERS},
-    "`response_format` of a pydantic model": _schema,
+    **{f"`{each}/`": answers_france(partial(_text, provider=each, max_tokens=30)) for each in _PROVIDERS},
+    **{f"`{each}/`, stream": answers_france(partial(_stream, provider=each)) for each in _PROVIDERS},
+    **{f"`{each}/`, tools": calls_weather(partial(_tool, provider=each)) for each in _PROVIDERS},
+    "`response_format` of a pydantic model": gives_person(partial(_text, provider="openai", response_format=Person)),
     "`embedding`": _embedding,
     "`responses`": _responses,
 }

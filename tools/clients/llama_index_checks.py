@@ -9,7 +9,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.openai_like import OpenAILike
 
-from tools.clients.questions import MODEL, PERSON_QUESTION, WEATHER_QUESTION, Checks, Person, weather
+from tools.clients.questions import MODEL, Checks, Person, answers_france, answers_weather, gives_person, weather
 
 _PENALTIES = {"presence_penalty": 0, "frequency_penalty": 0}
 
@@ -27,37 +27,28 @@ def _llm(url: str, *, is_chat: bool = True) -> OpenAILike:
     )
 
 
-def _complete(url: str) -> str:
-    answer = str(_llm(url, is_chat=False).complete("User: What is the capital of France?\n\nAssistant:", stop=["\n\n"]))
-    assert "Paris" in answer, answer
-    return answer
+def _complete(url: str, question: str) -> object:
+    return _llm(url, is_chat=False).complete(f"User: {question}\n\nAssistant:", stop=["\n\n"])
 
 
-def _stream(url: str) -> str:
-    parts = _llm(url).stream_chat([ChatMessage("What is the capital of France?")])
-    answer = "".join(part.delta or "" for part in parts)
-    assert "Paris" in answer, answer
-    return answer
+def _stream(url: str, question: str) -> str:
+    return "".join(part.delta or "" for part in _llm(url).stream_chat([ChatMessage(question)]))
 
 
-def _structured(url: str) -> Person:
-    person = _llm(url).structured_predict(Person, PromptTemplate("{text}"), text=PERSON_QUESTION)
-    assert isinstance(person, Person)
-    return person
+def _structured(url: str, question: str) -> object:
+    return _llm(url).structured_predict(Person, PromptTemplate("{text}"), text=question)
 
 
-def _agent(url: str) -> str:
+def _agent(url: str, question: str) -> str:
     async def run() -> str:
-        return str(await FunctionAgent(tools=[weather], llm=_llm(url)).run(WEATHER_QUESTION))
+        return str(await FunctionAgent(tools=[weather], llm=_llm(url)).run(question))
 
-    answer = asyncio.run(run())
-    assert "22" in answer, answer
-    return answer
+    return asyncio.run(run())
 
 
 CHECKS: Checks = {
-    "`complete`": _complete,
-    "`stream_chat`": _stream,
-    "`structured_predict`": _structured,
-    "`FunctionAgent`": _agent,
+    "`complete`": answers_france(_complete),
+    "`stream_chat`": answers_france(_stream),
+    "`structured_predict`": gives_person(_structured),
+    "`FunctionAgent`": answers_weather(_agent),
 }

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.clients.questions import MODEL, PERSON_QUESTION, WEATHER_QUESTION, Checks, Person
+from tools.clients.questions import MODEL, Ask, Checks, Person, answers_france, answers_weather, gives_person
 
 _WEATHER = """
 def weather(city: str) -> str:
@@ -18,20 +18,18 @@ def weather(city: str) -> str:
 """
 
 
-def _run(url: str, *arguments: str) -> str:
+def _ask(url: str, question: str, *options: str) -> str:
+    served = {
+        "model_id": "served",
+        "model_name": MODEL,
+        "api_base": url,
+        "supports_schema": True,
+        "supports_tools": True,
+    }
     with tempfile.TemporaryDirectory() as folder:
-        settings = [
-            {
-                "model_id": "served",
-                "model_name": MODEL,
-                "api_base": url,
-                "supports_schema": True,
-                "supports_tools": True,
-            }
-        ]
-        Path(folder, "extra-openai-models.yaml").write_text(json.dumps(settings))  # JSON is YAML
+        Path(folder, "extra-openai-models.yaml").write_text(json.dumps([served]))  # JSON is YAML
         return subprocess.run(
-            [sys.executable, "-m", "llm", "prompt", "-m", "served", "-o", "temperature", "0", *arguments],
+            [sys.executable, "-m", "llm", "prompt", "-m", "served", "-o", "temperature", "0", question, *options],
             env={**os.environ, "LLM_USER_PATH": folder, "OPENAI_API_KEY": "-"},
             capture_output=True,
             text=True,
@@ -40,25 +38,13 @@ def _run(url: str, *arguments: str) -> str:
         ).stdout
 
 
-def _text(url: str, *options: str) -> str:
-    answer = _run(url, "What is the capital of France?", *options)
-    assert "Paris" in answer, answer
-    return answer
-
-
-def _schema(url: str) -> Person:
-    return Person.model_validate_json(_run(url, PERSON_QUESTION, "--schema", json.dumps(Person.model_json_schema())))
-
-
-def _tools(url: str) -> str:
-    answer = _run(url, WEATHER_QUESTION, "--functions", _WEATHER)
-    assert "22" in answer, answer
-    return answer
+def _with(*options: str) -> Ask:
+    return lambda url, question: _ask(url, question, *options)
 
 
 CHECKS: Checks = {
-    "a stream": _text,
-    "`--no-stream`": lambda url: _text(url, "--no-stream"),
-    "`--schema`": _schema,
-    "`--functions`": _tools,
+    "a stream": answers_france(_ask),
+    "`--no-stream`": answers_france(_with("--no-stream")),
+    "`--schema`": gives_person(_with("--schema", json.dumps(Person.model_json_schema()))),
+    "`--functions`": answers_weather(_with("--functions", _WEATHER)),
 }

@@ -5,30 +5,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tools.clients.questions import MODEL, Checks
+from tools.lm_eval.harness import TASK, run_task
 
 _TOOLS = Path(__file__).parents[1]
 _ITEMS = 8
 
 
 def _run(model: str, model_args: str, task: str, tasks: Path, metric: str, *options: str) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", model_args, *options),
-                *("--tasks", task, "--include_path", str(tasks), "--limit", str(_ITEMS), "--output_path", folder),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        [results] = Path(folder).rglob("results_*.json")
-        found = json.loads(results.read_text())["results"][task]
+    command = [sys.executable, "-m", "lm_eval"]
+    with TemporaryDirectory() as folder:
+        found = run_task(command, model, model_args, task, tasks, Path(folder), "--limit", str(_ITEMS), *options)
     return f"{found['sample_len']} items, {metric} {found[f'{metric},none']}"
 
 
@@ -40,7 +31,7 @@ def _chat(url: str) -> str:
 
 def _scores(url: str) -> str:
     args = f"model={MODEL},base_url={url}/completions,tokenizer_backend=remote,num_concurrent=2"
-    return _run("local-completions", args, "rnn_engine_demo", _TOOLS / "lm_eval", "acc")
+    return _run("local-completions", args, TASK, _TOOLS / "lm_eval", "acc")
 
 
 CHECKS: Checks = {"`local-chat-completions`": _chat, "`local-completions`, remote tokenizer": _scores}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, WEATHER_QUESTION, Checks, Person
+from tools.clients.questions import GREEDY, MODEL, Checks, Person, calls_weather, gives_person
 
 
 class Weather(BaseModel):
@@ -15,51 +17,33 @@ class Weather(BaseModel):
     city: str
 
 
-def _client(url: str) -> OpenAI:
-    return OpenAI(base_url=url, api_key="-")
+_STRICT = [openai.pydantic_function_tool(Weather, name="weather")]
 
 
-def _parse(url: str) -> Person:
-    chat = _client(url).chat.completions
-    answer = chat.parse(
-        model=MODEL, messages=[{"role": "user", "content": PERSON_QUESTION}], response_format=Person, **GREEDY
-    )
-    person = answer.choices[0].message.parsed
-    assert isinstance(person, Person), answer
-    return person
+def _parse(url: str, question: str, **fields: Any) -> Any:  # noqa: ANN401
+    chat = OpenAI(base_url=url, api_key="-").chat.completions
+    messages: Any = [{"role": "user", "content": question}]
+    return chat.parse(model=MODEL, messages=messages, **GREEDY, **fields).choices[0].message
 
 
-def _stream(url: str) -> Person:
-    messages = [{"role": "user", "content": PERSON_QUESTION}]
-    with _client(url).chat.completions.stream(
-        model=MODEL,
-        messages=messages,  # type: ignore[arg-type]
-        response_format=Person,
-        **GREEDY,
-    ) as stream:
+def _stream(url: str, question: str) -> object:
+    messages: Any = [{"role": "user", "content": question}]
+    chat = OpenAI(base_url=url, api_key="-").chat.completions
+    with chat.stream(model=MODEL, messages=messages, response_format=Person, **GREEDY) as stream:
         kinds = {event.type for event in stream}
-        person = stream.get_final_completion().choices[0].message.parsed
-    assert isinstance(person, Person)
-    assert {"content.delta", "content.done"} <= kinds, kinds
-    return person
+        assert {"content.delta", "content.done"} <= kinds, kinds
+        return stream.get_final_completion().choices[0].message.parsed
 
 
-def _tool(url: str) -> Weather:
-    answer = _client(url).chat.completions.parse(
-        model=MODEL,
-        messages=[{"role": "user", "content": WEATHER_QUESTION}],
-        tools=[openai.pydantic_function_tool(Weather, name="weather")],
-        **GREEDY,
-    )
-    calls = answer.choices[0].message.tool_calls
-    assert calls is not None, answer
-    arguments = calls[0].function.parsed_arguments
-    assert isinstance(arguments, Weather), answer
+def _tool(url: str, question: str) -> Weather:
+    [call] = _parse(url, question, tools=_STRICT).tool_calls
+    arguments = call.function.parsed_arguments
+    assert isinstance(arguments, Weather), call
     return arguments
 
 
 CHECKS: Checks = {
-    "`chat.completions.parse`": _parse,
-    "`chat.completions.stream` of a pydantic model": _stream,
-    "`chat.completions.parse` with `pydantic_function_tool`": _tool,
+    "`chat.completions.parse`": gives_person(lambda *asked: _parse(*asked, response_format=Person).parsed),
+    "`chat.completions.stream` of a pydantic model": gives_person(_stream),
+    "`chat.completions.parse` with `pydantic_function_tool`": calls_weather(_tool),
 }

@@ -3,64 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
-from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, WEATHER_QUESTION, Checks, Person, weather
-
-MakeModel: TypeAlias = Callable[[str], OpenAIChatModel | OpenAIResponsesModel]
+from tools.clients.questions import GREEDY, MODEL, Checks, Person, answers_weather, gives_person, weather
 
 
-def _responses(url: str) -> OpenAIResponsesModel:
-    return OpenAIResponsesModel(
-        MODEL, provider=OpenAIProvider(base_url=url, api_key="-"), settings=ModelSettings(temperature=0)
-    )
+def _agent(url: str, responses: bool = False, **fields: Any) -> Agent:  # noqa: ANN401
+    provider = OpenAIProvider(base_url=url, api_key="-")
+    if responses:
+        return Agent(OpenAIResponsesModel(MODEL, provider=provider, settings=ModelSettings(temperature=0)), **fields)
+    return Agent(OpenAIChatModel(MODEL, provider=provider, settings=ModelSettings(**GREEDY)), **fields)
 
 
-def _model(url: str) -> OpenAIChatModel:
-    return OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=url, api_key="-"), settings=ModelSettings(**GREEDY))
+def _loop(url: str, question: str, responses: bool = False) -> object:
+    return _agent(url, responses, tools=[weather]).run_sync(question).output
 
 
-def _loop(url: str, model: MakeModel) -> str:
-    answer: str = Agent(model(url), tools=[weather]).run_sync(WEATHER_QUESTION).output
-    assert "22" in answer, answer
-    return answer
-
-
-def _stream(url: str, model: MakeModel) -> str:
+def _stream(url: str, question: str, responses: bool = False) -> str:
     async def run() -> str:
-        async with Agent(model(url), tools=[weather]).run_stream(WEATHER_QUESTION) as result:
-            parts = [str(text) async for text in result.stream_text()]
-        return parts[-1]
+        async with _agent(url, responses, tools=[weather]).run_stream(question) as result:
+            return [str(text) async for text in result.stream_text()][-1]
 
-    answer = asyncio.run(run())
-    assert "22" in answer, answer
-    return answer
+    return asyncio.run(run())
 
 
-def _output(url: str) -> Person:
-    person = Agent(_model(url), output_type=Person, retries=0).run_sync(PERSON_QUESTION).output
-    assert isinstance(person, Person)
-    return person
-
-
-def _native_output(url: str) -> Person:
-    person = Agent(_model(url), output_type=NativeOutput(Person), retries=0).run_sync(PERSON_QUESTION).output
-    assert isinstance(person, Person)
-    return person
+def _output(url: str, question: str, output_type: object = Person) -> object:
+    return _agent(url, output_type=output_type, retries=0).run_sync(question).output
 
 
 CHECKS: Checks = {
-    "tool loop": partial(_loop, model=_model),
-    "tool loop, responses": partial(_loop, model=_responses),
-    "tool loop as a stream": partial(_stream, model=_model),
-    "tool loop as a stream, responses": partial(_stream, model=_responses),
-    "`output_type` as a tool": _output,
-    "`output_type=NativeOutput`": _native_output,
+    "tool loop": answers_weather(_loop),
+    "tool loop, responses": answers_weather(partial(_loop, responses=True)),
+    "tool loop as a stream": answers_weather(_stream),
+    "tool loop as a stream, responses": answers_weather(partial(_stream, responses=True)),
+    "`output_type` as a tool": gives_person(_output),
+    "`output_type=NativeOutput`": gives_person(partial(_output, output_type=NativeOutput(Person))),
 }

@@ -25,6 +25,7 @@ class Row(NamedTuple):
 
 MODEL = "demo"
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+FRANCE_QUESTION = "What is the capital of France?"
 PERSON_QUESTION = "Anna is 31 years old and likes red and blue."
 WEATHER_QUESTION = "What is the weather in Paris?"
 
@@ -65,3 +66,41 @@ WEATHER_TOOL: dict[str, Any] = {
 def person_format() -> dict[str, Any]:
     """Return the `response_format` of a `Person`."""
     return {"type": "json_schema", "json_schema": {"name": "Person", "schema": Person.model_json_schema()}}
+
+
+Ask: TypeAlias = Callable[[str, str], object]
+"""Takes the URL of the API and a question, and returns what the package made of the answer."""
+
+
+def answers_france(ask: Ask) -> Check:
+    """Return a check that the answer to a plain question is right."""
+    return _holds(ask, FRANCE_QUESTION, "Paris")
+
+
+def answers_weather(ask: Ask) -> Check:
+    """Return a check that the answer says what the tool has returned."""
+    return _holds(ask, WEATHER_QUESTION, "22")
+
+
+def gives_person(ask: Ask) -> Check:
+    """Return a check that the answer is a `Person`, or its JSON."""
+
+    def check(url: str) -> Person:
+        answer = ask(url, PERSON_QUESTION)
+        return answer if isinstance(answer, Person) else Person.model_validate_json(str(answer))
+
+    return check
+
+
+def calls_weather(ask: Ask) -> Check:
+    """Return a check that the package finds a call of the tool."""
+    return lambda url: ask(url, WEATHER_QUESTION)
+
+
+def _holds(ask: Ask, question: str, part: str) -> Check:
+    def check(url: str) -> str:
+        answer = str(ask(url, question))
+        assert part in answer, answer
+        return answer
+
+    return check

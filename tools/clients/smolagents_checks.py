@@ -3,56 +3,46 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from typing import Any
 
 from smolagents import OpenAIModel, tool
 
 from tools.clients.questions import (
     GREEDY,
     MODEL,
-    PERSON_QUESTION,
-    WEATHER_QUESTION,
     Checks,
-    Person,
+    answers_france,
+    calls_weather,
+    gives_person,
     person_format,
     weather,
 )
 
 
-def _model(url: str) -> OpenAIModel:
-    return OpenAIModel(MODEL, api_base=url, api_key="-", max_tokens=80, **GREEDY)
+def _ask(url: str, question: str, *, stream: bool = False, **fields: Any) -> Any:  # noqa: ANN401
+    model = OpenAIModel(MODEL, api_base=url, api_key="-", max_tokens=80, **GREEDY)
+    messages = [{"role": "user", "content": [{"type": "text", "text": question}]}]
+    return (model.generate_stream if stream else model.generate)(messages, **fields)
 
 
-def _said(text: str) -> list[dict[str, object]]:
-    return [{"role": "user", "content": [{"type": "text", "text": text}]}]
+def _text(url: str, question: str, **fields: Any) -> object:  # noqa: ANN401
+    return _ask(url, question, **fields).content
 
 
-def _text(url: str) -> str:
-    answer = str(_model(url).generate(_said("What is the capital of France?")).content)
-    assert "Paris" in answer, answer
-    return answer
+def _stream(url: str, question: str) -> str:
+    return "".join(part.content or "" for part in _ask(url, question, stream=True))
 
 
-def _stream(url: str) -> str:
-    parts = _model(url).generate_stream(_said("What is the capital of France?"))
-    answer = "".join(part.content or "" for part in parts)
-    assert "Paris" in answer, answer
-    return answer
-
-
-def _schema(url: str) -> Person:
-    answer = _model(url).generate(_said(PERSON_QUESTION), response_format=person_format())
-    return Person.model_validate_json(str(answer.content))
-
-
-def _tool(url: str) -> object:
-    (call,) = _model(url).generate(_said(WEATHER_QUESTION), tools_to_call_from=[tool(weather)]).tool_calls
+def _tool(url: str, question: str) -> object:
+    (call,) = _ask(url, question, tools_to_call_from=[tool(weather)]).tool_calls
     arguments = call.function.arguments
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 CHECKS: Checks = {
-    "`generate`": _text,
-    "`generate_stream`": _stream,
-    "`response_format`": _schema,
-    "`tools_to_call_from`": _tool,
+    "`generate`": answers_france(_text),
+    "`generate_stream`": answers_france(_stream),
+    "`response_format`": gives_person(partial(_text, response_format=person_format())),
+    "`tools_to_call_from`": calls_weather(_tool),
 }

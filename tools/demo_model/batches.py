@@ -29,6 +29,11 @@ class Rows:
     starts: NDArray[np.uint8]  # [B, T] 1 at the first token of a document
     targets: NDArray[np.int64]  # [B, T] the next token, or IGNORED
 
+    @property
+    def num_learnt(self) -> int:
+        """How many tokens are to be learnt."""
+        return int((self.targets != IGNORED).sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Document:

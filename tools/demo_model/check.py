@@ -25,8 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tools.demo_model.export import shipped_tensors
-from tools.demo_model.model import Model, Sizes
+from tools.demo_model.model import Model, Sizes, shipped_tensors
 from tools.demo_model.train import Trainer, widened
 from tools.demo_model.vocabulary import build
 from tools.demo_model.wkv7 import plain_wkv7, wkv7

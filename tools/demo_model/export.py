@@ -8,30 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from tools.demo_model.model import Model, Sizes
-
-
-def load_model(checkpoint: Path) -> Model:
-    """Return the model of a training checkpoint, in evaluation mode."""
-    saved = torch.load(checkpoint, weights_only=True)
-    model = Model(Sizes(**saved["sizes"]))
-    model.load_state_dict(saved["model"])
-    return model.eval()
-
-
-def shipped_tensors(model: Model) -> dict[str, Tensor]:
-    """Return the model's tensors in f16. Raises ValueError if f16 can't hold a value."""
-    tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
-    for name, value in tensors.items():
-        if not torch.isfinite(value).all():
-            raise ValueError(
-                f"{name} has a value that f16 can't hold; the greatest is {model.state_dict()[name].abs().max()}"
-            )
-    return tensors
+from tools.demo_model.model import load_model, shipped_tensors
 
 
 def main() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from tools.demo_model.batches import Rows
 from tools.demo_model.wkv7 import wkv7
 
 DECAY_SCALE = -0.606531  # -exp(-0.5): the decay of a channel lies in (exp(-0.606531), 1)
@@ -170,8 +172,27 @@ class Model(nn.Module):
             x, v_first = block(x, v_first, starts, initial[layer])
         return self.ln_out(x)
 
-    def loss(self, tokens: Tensor, starts: Tensor, targets: Tensor, initial: Tensor) -> Tensor:
-        """Return the summed cross entropy over the positions with a target [B, T] that is not negative."""
+    def loss(self, rows: Rows, initial: Tensor) -> Tensor:
+        """Summed cross entropy of the tokens that are to be learnt."""
+        tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
         wanted = (targets >= 0).nonzero(as_tuple=True)
         logits = self.head(self.hidden(tokens, starts, initial)[wanted])
         return F.cross_entropy(logits, targets[wanted], reduction="sum")
+
+
+def load_model(checkpoint: Path) -> Model:
+    """The model of a training checkpoint, ready to be run, not to be trained."""
+    saved = torch.load(checkpoint, weights_only=True)
+    model = Model(Sizes(**saved["sizes"]))
+    model.load_state_dict(saved["model"])
+    return model.eval()
+
+
+def shipped_tensors(model: Model) -> dict[str, Tensor]:
+    """The model's tensors as they ship."""
+    tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
+    for name, value in tensors.items():
+        if not torch.isfinite(value).all():
+            greatest = model.state_dict()[name].abs().max()
+            raise ValueError(f"{name} has a value that f16 can't hold; the greatest is {greatest}")
+    return tensors

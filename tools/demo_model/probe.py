@@ -20,8 +20,7 @@ from torch import Tensor
 from tools.demo_model.batches import document, plain_encoder
 from tools.demo_model.corpus.dialogue import Dialogue
 from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, SKILLS, held_out
-from tools.demo_model.export import load_model
-from tools.demo_model.model import Model
+from tools.demo_model.model import Model, load_model
 
 UNGRADED = frozenset({"story", "fun"})  # these have many right answers
 ROWS = 50

@@ -21,9 +21,8 @@ from openai import OpenAI
 
 from tools.demo_model.corpus.calls import SIMPLE_TOOLS
 from tools.demo_model.corpus.mixture import held_out
+from tools.demo_model.evaluate import CLIENTS, GREEDY, HEAD, Figure
 
-CLIENTS = 8
-GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
 _NUMBERS = {"minutes"}  # the arguments that are numbers
 _SKIES = ("sunny", "cloudy", "windy", "rain", "snow")
 
@@ -98,13 +97,13 @@ def main() -> None:
     options = parser.parse_args()
     create = OpenAI(base_url=f"{options.url.rstrip('/')}/v1", api_key="-").chat.completions.create
     cases = make_cases(options.count)
-    print("| measured | right | of |\n|---|---|---|", flush=True)
+    print(HEAD, flush=True)
     with ThreadPoolExecutor(CLIENTS) as pool:
         for stream in (False, True):
             right = sum(pool.map(lambda case, stream=stream: try_call(create, case, stream), cases))
-            print(f"| calls{', streamed' if stream else ''} | {right} | {len(cases)} |", flush=True)
+            print(Figure(f"calls{', streamed' if stream else ''}", right, len(cases)), flush=True)
         right = sum(pool.map(lambda number: try_result(create, number), range(options.count)))
-        print(f"| answers to results | {right} | {options.count} |", flush=True)
+        print(Figure("answers to results", right, options.count), flush=True)
 
 
 if __name__ == "__main__":

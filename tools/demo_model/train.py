@@ -81,7 +81,7 @@ class Trainer:
     def step(self, factor: float) -> float:
         """Take one optimiser step at `factor` times the full rate. Return the mean loss of a learnt token."""
         batches = step_batches(self.tokenizer, self.steps_done, self.phase)
-        total = sum(int((rows.targets >= 0).sum()) for rows in batches)
+        total = sum(rows.num_learnt for rows in batches)
         results = list(self.pool.map(lambda rows: self._gradients(rows, total), batches))
         for index, parameter in enumerate(self.parameters):
             parameter.grad = sum(gradients[index] for _, gradients in results)
@@ -93,8 +93,7 @@ class Trainer:
         return sum(loss for loss, _ in results)
 
     def _gradients(self, rows: Rows, total: int) -> tuple[float, tuple[Tensor, ...]]:
-        tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
-        loss = self.model.loss(tokens, starts, targets, self.initial) / total
+        loss = self.model.loss(rows, self.initial) / total
         return loss.item(), torch.autograd.grad(loss, self.parameters)
 
     def compile(self) -> None:

@@ -20,11 +20,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.demo_model.batches import Document, Encode, Rows, document, pack, plain_encoder
+from tools.demo_model.batches import Document, Encode, document, pack, plain_encoder
 from tools.demo_model.corpus.dialogue import Dialogue
 from tools.demo_model.corpus.mixture import dialogues, pirate, pirate_at_last
-from tools.demo_model.export import load_model
-from tools.demo_model.model import Model
+from tools.demo_model.model import Model, load_model
 
 ROWS, LENGTH = 8, 192
 SEED = 2_000_003
@@ -67,18 +66,13 @@ def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
     optimizer = torch.optim.Adam([initial], lr=RATE, betas=(0.9, 0.98))
     for step, rows in enumerate(itertools.islice(pack(pirate_documents(SEED, encode), ROWS, LENGTH), steps)):
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (steps - step) / steps)
-        loss = _loss(model, rows, initial)
+        loss = model.loss(rows, initial) / rows.num_learnt
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if step % 20 == 0 or step == steps - 1:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
     return initial.detach()
-
-
-def _loss(model: Model, rows: Rows, initial: Tensor) -> Tensor:
-    tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
-    return model.loss(tokens, starts, targets, initial) / (targets >= 0).sum()
 
 
 def main() -> None:

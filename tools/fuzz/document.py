@@ -21,6 +21,7 @@ from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinish
 from schemathesis.engine.recorder import ScenarioRecorder
 
 from tools.fuzz.cases import LEFT_OUT
+from tools.fuzz.routes import answer_table
 from tools.live_server.process import ServerProcess
 
 _SHOWN = 300  # characters of a body
@@ -51,11 +52,7 @@ class Breaches:
 
     def lines(self) -> Iterator[str]:
         """Yield a table of answers, and every breach."""
-        classes = sorted({status for _, status in self.answers})
-        yield f"| route | {' | '.join(classes)} |"
-        yield f"| --- |{' ---: |' * len(classes)}"
-        for label in sorted({label for label, _ in self.answers}):
-            yield f"| {label} | {' | '.join(str(self.answers[label, status]) for status in classes)} |"
+        yield from answer_table(self.answers)
         yield f"\n{self.answers.total()} requests, {len(self.found)} breaches of the document"
         yield from self.found.values()
         yield from self.errors

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fault_model import FaultModel, run_random_faults
-from tools.reliability.table import Row, command_line, record, where
+from tools.reliability.table import Row, command_line, finish, where
 
 
 def main() -> None:
@@ -45,8 +45,7 @@ def main() -> None:
     stats = model.cache.stats()
     print(f"cache: {stats.look_ups} look-ups, {stats.hits} hits; hits by tier:", end=" ")
     print(", ".join(f"{tier.hits} {tier.tier}" for tier in stats.tiers))
-    if options.record:
-        record(_row(model, options.operations))
+    finish(_row(model, options.operations), [], save=options.record)
 
 
 def _row(model: FaultModel, operations: int) -> Row:

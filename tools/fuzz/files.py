@@ -7,25 +7,251 @@ another state than the one that was written.
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
 import time
 import tracemalloc
+import uuid
 import warnings
+import zipfile
 from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import click
+import numpy as np
 
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.demo import model_path
 from rnn_engine.errors import RnnEngineError
-from tools.fuzz.file_kinds import KINDS, Kind
-from tools.fuzz.structures import mutate_file
-from tools.reliability.table import Row, command_line, record, record_option, where
+from rnn_engine.loading.runner import open_merged, open_model
+from rnn_engine.model import LoraChoice
+from rnn_engine.model.merged import OpenModel
+from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
+from server.auth.keys import ApiKey, read_keys
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig, DiskConfig
+from states.cache.upkeep import make_cache
+from states.files.full import Origin, SavedState, read_summary, save_full_state
+from states.files.prefab import Prefab, encode_prefab
+from states.files.reading import read_state
+from states.frozen import FrozenState, Payload
+from states.tokens import pack
+from tests.support.ggmf import save_ggmf
+from tests.support.gguf import save_gguf
+from tests.support.hf import save_hf
+from tests.support.loras import draw_pair, save_ai00, save_peft
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.named_states import FINGERPRINT, SHAPE, make_states, save_tuned_state, some_initial, some_state
+from tests.support.older_models import tiny_v6
+from tests.support.pth import save_pth
+from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
+from tests.tokenizer.test_huggingface import byte_level_library
+from tools.fuzz.mutations import mutate_file
+from tools.reliability.table import Row, command_line, finish, record_option, where
 
 MOST_MEMORY = 32 << 20  # bytes; the largest of the files has some 0.1 MB
 _MOST_SECONDS = 10.0
+_MODEL = random_model(tiny_shape(layers=1, width=16, vocab=4), seed=1)
+_BLOCKS_MODEL = random_model(tiny_v6(layers=1, width=32, ffn=32, vocab=4), seed=1)
+_HF_MODEL = random_model(tiny_shape(layers=1, head_size=64), seed=1, layer0_v=False)
+_TOKENS = [b"<s>", b"a", b"\\xff", b"it\\'s"]
+_TIME_STATES = TensorModel(SHAPE, {f"blocks.{n}.att.time_state": some_state()["wkv"][n] for n in range(2)})
+_TOY_SHAPE = toy_shape()
+_PROMPT = list(range(1, 21))
+_DEFLATED = zipfile.ZIP_DEFLATED
+_PAIR = draw_pair(_MODEL, "blocks.0.att.key.weight", rank=2)
+_PEFT = {"r": 2, "lora_alpha": 4}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file. `read` raises what its reader raises, and AssertionError if it reads what was not written."""
+
+    name: str
+    write: Callable[[Path], object]
+    read: Callable[[Path], None]
+
+
+def _write_full(path: Path) -> None:
+    origin = Origin(FINGERPRINT, "none", 3, "prompt_end", "name", (1, 2, 3))
+    logits = np.ones(SHAPE.vocab_size, np.float32)
+    save_full_state(path, SavedState(origin, pack([1, 2, 3]), Payload(some_state(), logits)), "v7")
+
+
+def _read_full(path: Path) -> None:
+    """Read a full state. It has a checksum for every byte, so it must be the state that was written."""
+    loaded = read_state(path, SHAPE, FINGERPRINT)
+    if loaded.form == "full":
+        read_summary(path, None)
+        assert same(loaded.state, some_state()), "another state"
+
+
+def _write_prefab(path: Path) -> None:
+    path.write_bytes(encode_prefab(Prefab("name", uuid.UUID(int=7), True, some_state()), SHAPE))
+
+
+def _read_state(path: Path) -> None:
+    files = make_states().files
+    files.freeze(files.read(path), "file")
+
+
+def _read_model(path: Path) -> None:
+    with open_model(path) as opened:
+        _read_tensors(opened)
+
+
+def _read_tensors(opened: OpenModel) -> None:
+    assert opened.fingerprint
+    for name in opened.names:
+        opened.tensor(name)
+
+
+def _write_converted(path: Path, ending: str, weights: str) -> None:
+    base, target = path.with_name("base"), path.with_name(f"converted{ending}")
+    save_safetensors(_BLOCKS_MODEL, base)
+    with open_model(base) as opened:
+        convert_model(opened, target, weights)
+    path.write_bytes(target.read_bytes())
+
+
+def _write_hf(path: Path, name: str) -> None:
+    """Write a Hugging Face folder of two shards, and copy its file `name` to `path`."""
+    folder = save_hf(_HF_MODEL, path.with_name("hf"), "fla", 2)
+    path.write_bytes((folder / name).read_bytes())
+
+
+def _read_hf(path: Path, name: str) -> None:
+    folder = path.with_name("hf")
+    (folder / name).write_bytes(path.read_bytes())
+    _read_model(folder)
+
+
+def _write_lora(path: Path) -> None:
+    save_safetensors(_MODEL, path.with_name("base"))
+    save_ai00({"blocks.0.att.key": _PAIR}, path)
+
+
+def _write_peft(path: Path, name: str) -> None:
+    """Write a PEFT folder, and copy its file `name` to `path`."""
+    save_safetensors(_MODEL, path.with_name("base"))
+    folder = save_peft({"model.layers.0.attn.k_proj": _PAIR}, path.with_name("peft"), _PEFT)
+    path.write_bytes((folder / name).read_bytes())
+
+
+def _read_peft(path: Path, name: str) -> None:
+    folder = path.with_name("peft")
+    (folder / name).write_bytes(path.read_bytes())
+    _read_merged(path.with_name("base"), LoraChoice(folder))
+
+
+def _read_merged(base: Path, lora: LoraChoice) -> None:
+    with open_merged(base, [lora]) as opened:
+        _read_tensors(opened)
+
+
+def _read_tokenizer(path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(path)
+    for token in tokenizer.encode("the naïve quick fox"):
+        tokenizer.decode_bytes(token)
+
+
+def _write_keys(path: Path) -> None:
+    keys = [ApiKey.of(f"a long key of number {number}", f"client-{number}") for number in range(5)]
+    path.write_text("# keys\n" + "\n".join(key.line for key in keys) + "\n")
+
+
+def _read_keys(path: Path) -> None:
+    read_keys(path)
+
+
+def _write_persistent(path: Path) -> None:
+    make_states().files.save(path, "name", some_initial())
+
+
+def _read_persistent(path: Path) -> None:
+    """Start with the file in the folder of states. A damaged file is skipped, a loaded one must be as written."""
+    folder = _alone_in_a_folder(path, f"{uuid.UUID(int=7)}.state")
+    found: list[FrozenState] = [entry.frozen for entry in make_states(folder).entries()]
+    assert all(frozen.digest == some_initial().digest for frozen in found), "another state"
+
+
+def _write_cached(path: Path) -> None:
+    folder = path.with_name("made")
+    cache, device = _cache(folder)
+    with closing(cache):
+        keep(cache, device, _PROMPT)
+    [file] = folder.glob("*.state")
+    path.write_bytes(file.read_bytes())
+    path.with_name("cached name").write_text(file.name)
+
+
+def _read_cached(path: Path) -> None:
+    """Look a prompt up in a cache with the file. A damaged file is skipped; a restored state must be right."""
+    folder = _alone_in_a_folder(path, path.with_name("cached name").read_text())
+    cache, device = _cache(folder)
+    with closing(cache):
+        match = look_up(cache, _PROMPT)
+        if match.saved == len(_PROMPT):
+            cache.restore(match, 1)
+            assert same(device.read_state(1), toy_state(_TOY_SHAPE, _PROMPT)), "another state"
+        else:
+            cache.release(match)
+
+
+def _cache(folder: Path) -> tuple[StateCache, ToyDevice]:
+    device = ToyDevice(_TOY_SHAPE)
+    config = CacheConfig(host_capacity=0, disk=DiskConfig(folder, 1 << 20, background_bytes=0))
+    return make_cache(_TOY_SHAPE, "model", device, config), device
+
+
+def _alone_in_a_folder(path: Path, name: str) -> Path:
+    """Put a copy of the file into an otherwise empty folder, under the name that its reader looks for."""
+    folder = path.with_name("folder")
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    (folder / name).write_bytes(path.read_bytes())
+    return folder
+
+
+KINDS = (
+    Kind("full state", _write_full, _read_full),
+    Kind("tuned state", lambda path: save_tuned_state(path, some_state(), SHAPE), _read_state),
+    Kind("tuned .pth", lambda path: save_pth(_TIME_STATES, path), _read_state),
+    Kind("deflated .pth", lambda path: save_pth(_TIME_STATES, path, compression=_DEFLATED), _read_state),
+    Kind("prefab state", _write_prefab, _read_state),
+    Kind("persistent state", _write_persistent, _read_persistent),
+    Kind("cached state", _write_cached, _read_cached),
+    Kind("model", lambda path: save_safetensors(_MODEL, path), _read_model),
+    Kind("model .pth", lambda path: save_pth(_MODEL, path), _read_model),
+    Kind("deflated model", lambda path: save_pth(_MODEL, path, compression=_DEFLATED), _read_model),
+    Kind("LoRA", _write_lora, lambda path: _read_merged(path.with_name("base"), LoraChoice(path, 8.0))),
+    *(
+        Kind(name, partial(_write_peft, name=name), partial(_read_peft, name=name))
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    ),
+    Kind("GGUF model", lambda path: save_gguf(_MODEL, path, tokens=_TOKENS), _read_model),
+    Kind("model of rwkv.cpp", lambda path: save_ggmf(_MODEL, path), _read_model),
+    Kind("model of rwkv.cpp in blocks", lambda path: save_ggmf(_BLOCKS_MODEL, path, "Q5_1"), _read_model),
+    Kind("GGUF model in blocks", lambda path: save_gguf(_BLOCKS_MODEL, path, "Q4_1"), _read_model),
+    Kind("prefab model", partial(_write_converted, ending=".prefab", weights="f16"), _read_model),
+    Kind("quantised model", partial(_write_converted, ending=".safetensors", weights="int8"), _read_model),
+    *(
+        Kind(name, partial(_write_hf, name=name), partial(_read_hf, name=name))
+        for name in ("config.json", "model.safetensors.index.json")
+    ),
+    Kind("byte-level tokenizer", lambda path: byte_level_library().save(str(path)), _read_tokenizer),
+    Kind(
+        "demo tokenizer",
+        lambda path: path.write_bytes(model_path().with_name("tokenizer.json").read_bytes()),
+        _read_tokenizer,
+    ),
+    Kind("API keys", _write_keys, _read_keys),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +309,15 @@ def main(cases: int, seed: int, save: bool) -> None:
                 counts[outcome.ending] += 1
                 faults += [outcome.fault] if outcome.fault else []
         click.echo(f"| {kind.name} | {counts['read']} | {counts['refused']} | {counts['fault']} |")
-    for fault in faults:
-        click.echo(f"FAULT: {fault}")
-    if save:
-        record(
-            Row(
-                "damaged files",
-                f"{cases * len(KINDS):,} of {len(KINDS)} kinds",
-                f"{len(faults)} crashes, wrong states, or more than {MOST_MEMORY >> 20} MiB",
-                "",
-                where("no device"),
-                command_line("tools.fuzz.files"),
-            )
-        )
-    sys.exit(1 if faults else 0)
+    row = Row(
+        "damaged files",
+        f"{cases * len(KINDS):,} of {len(KINDS)} kinds",
+        f"{len(faults)} crashes, wrong states, or more than {MOST_MEMORY >> 20} MiB",
+        "",
+        where("no device"),
+        command_line("tools.fuzz.files"),
+    )
+    finish(row, faults, save=save)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,34 @@
-"""Random damage to bytes and JSON-like values, the same for the same `Random`."""
+"""Random damage to bytes, to JSON-like values, and to files inside their structure; the same for the same `Random`."""
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import struct
+import warnings
+import zipfile
 from collections.abc import Callable
 from random import Random
 from typing import Any, TypeAlias
+
+import cbor2
 
 _BytesMutation: TypeAlias = Callable[[bytearray, int, Random], None]  # arguments: data that is not empty, a place in it
 
 _EDGE = 1024  # bytes at both ends, for headers and directories: damage to these tests most
 _LONGEST = 64  # bytes that one mutation moves
 _INTEGERS = (
-    0,
-    1,
-    2,
-    64,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**16,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**62,
-    2**63,
-    2**64 - 1,
+    *(0, 1, 2, 64, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16),
+    *(2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1),
 )
 _NUMBERS = (b"0", b"-1", b"1.5", b"65", b"4294967296", b"9223372036854775808", b"1e309", b"1" * 400, b"NaN")
 
 HOSTILE: tuple[object, ...] = (
     *(None, True, False, 0, 1, -1, -5, 0.5, -0.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
     *(2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 10**309),
-    *(
-        "",
-        "\0",
-        " ",
-        "none",
-        "null",
-        "../../etc/passwd",
-        "/etc/passwd",
-        "a" * 3000,
-        "\n\n",
-        "\ud800",
-        "\u202e",
-        "💥" * 50,
-    ),
+    *("", "\0", " ", "none", "null", "../../etc/passwd", "/etc/passwd", "a" * 3000, "\n\n"),
+    *("\ud800", "\u202e", "💥" * 50),
     *("{user}", "{content}" * 20, "%s%n", "text\r\nX-Header: 1", "a/b", ".", "..", "CON"),
     *([], {}, [[]], [None], [0] * 300, ["a"] * 300, [[1, 2], "a"], {"a": {"b": {"c": []}}}, {"": 0}, {"path": "x"}),
 )
@@ -159,3 +138,57 @@ def _mutate_list(value: list[Any], random: Random) -> list[Any]:
         case 2:
             return [*value, random.choice(HOSTILE)]
     return [*value[:place], mutate_value(value[place], random), *value[place + 1 :]]
+
+
+def mutate_file(data: bytes, random: Random) -> bytes:
+    """Return the file with some bytes damaged or, equally often, well-formed with another content.
+
+    Checks of the outer format do not detect the latter first.
+    """
+    if random.random() < 0.5:
+        return mutate_bytes(data, random)
+    try:
+        if data[:2] == b"PK":
+            return _mutate_zip(data, random)
+        if data[8:9] == b"{":
+            return _mutate_safetensors(data, random)
+        if data[:1] in (b"{", b"["):
+            return _encode(mutate_value(json.loads(data), random))
+        return cbor2.dumps(mutate_value(cbor2.loads(data), random))
+    except (ValueError, TypeError, OverflowError, cbor2.CBORError):  # no such structure, or none for this value
+        return mutate_bytes(data, random)
+
+
+def _mutate_safetensors(data: bytes, random: Random) -> bytes:
+    """Change the header, and write its new length before it."""
+    length = int.from_bytes(data[:8], "little")
+    header = _encode(mutate_value(json.loads(data[8 : 8 + length]), random))
+    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def _mutate_zip(data: bytes, random: Random) -> bytes:
+    """Change, leave out, double or rename a member, with checksums that fit."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    place = random.randrange(len(members))
+    name, content = members[place]
+    match random.randrange(6):
+        case 0:
+            del members[place]
+        case 1:
+            members.append((name.replace("data", random.choice(("", "../data", "x"))), content))
+        case _:
+            members[place] = (name, mutate_bytes(content, random))
+    made = io.BytesIO()
+    compression = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    with (
+        warnings.catch_warnings(action="ignore"),  # two members with the same name are intended
+        zipfile.ZipFile(made, "w", compression) as archive,
+    ):
+        for member, content in members:
+            archive.writestr(zipfile.ZipInfo(member), content, compression)  # without the time of day
+    return made.getvalue()
+
+
+def _encode(value: Any) -> bytes:  # noqa: ANN401
+    return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")

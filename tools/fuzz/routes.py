@@ -7,7 +7,8 @@ and log no traceback. Options after `--` go to `rnn-engine serve`: python -m too
 from __future__ import annotations
 
 import asyncio
-import sys
+import json
+import re
 import tempfile
 import time
 from collections import Counter
@@ -20,17 +21,105 @@ import click
 import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from tools.fuzz.answers import faults, send
 from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker
-from tools.live_server.facts import device_of
+from tools.live_server.asking import device_of
 from tools.live_server.process import ServerProcess
-from tools.reliability.table import Row, command_line, record, record_option, where
+from tools.live_server.raw import connection
+from tools.reliability.table import Row, command_line, finish, record_option, where
 
+_SILENCE = 2.0  # seconds to wait for the answer to an incomplete request
+_HANGING = 300.0  # seconds after which a server counts as hanging
+NOT_IMPLEMENTED = 501
+"""The status of routes that exist to say why there is no such thing here."""
+
+_TEXT_ERRORS = ({"error", "error_type"}, {"error"})  # of text-generation-inference and of Ollama
+_STATUS = re.compile(rb"(?:HTTP/1\.1 100 [^\r]*\r\n\r\n)?HTTP/1\.[01] ([0-9]{3})")
 _AT_ONCE = 4
 _SLOWEST_HEALTH = 5.0  # seconds
 _MOST_MEMORY = 2**30  # bytes that the process may take more than at the start
 _SHOWN = 300  # bytes of a request
 _OPTIONS = ("--slots", "4", "--cache-device-bytes", "1M", "--cache-host-bytes", "8M", "--state-bytes", "64M")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request. The status is None if no HTTP answer came."""
+
+    status: int | None
+    body: bytes
+    hung: bool = False
+
+
+async def send(url: str, case: Case) -> Answer:
+    """Send the request, and read until the server closes the connection.
+
+    After a request that is not whole, stop when the server has sent nothing more for `_SILENCE` seconds.
+    """
+    received = bytearray()
+    try:
+        async with connection(url) as (reader, writer):
+            writer.write(case.data)
+            if await _read(reader, received, _HANGING if case.whole else _SILENCE):
+                return _parse(received)
+            if not received and not case.whole:
+                writer.write_eof()
+                if await _read(reader, received, _HANGING):
+                    return _parse(received)
+            return Answer(None, b"", hung=True) if case.whole or not received else _parse(received)
+    except ConnectionError:
+        return _parse(received)
+
+
+async def _read(reader: asyncio.StreamReader, received: bytearray, seconds: float) -> bool:
+    """Add the bytes that come to `received`. Return True if the server closed the connection within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            while piece := await reader.read(2**16):
+                received += piece
+    except TimeoutError:
+        return False
+    return True
+
+
+def _parse(received: bytearray) -> Answer:
+    found = _STATUS.match(received)
+    if found is None:
+        return Answer(None, b"")
+    return Answer(int(found[1]), bytes(received[found.end() :]).partition(b"\r\n\r\n")[2])
+
+
+def faults(case: Case, answer: Answer) -> Iterator[str]:
+    """Yield the faults of an answer."""
+    if answer.hung:
+        yield f"no answer within {_HANGING:g} s"
+    elif answer.status is None and case.whole:
+        yield "the connection was closed without an answer"
+    elif answer.status is not None and answer.status >= 500 and answer.status != NOT_IMPLEMENTED:
+        yield f"status {answer.status}: {answer.body[:300]!r}"
+    elif answer.status is not None and answer.status >= 400 and not _is_error_body(answer.body):
+        yield f"status {answer.status} with another body than an error's: {answer.body[:100]!r}"
+
+
+def _is_error_body(body: bytes) -> bool:
+    """Return True if the body of an error has the documented shape. An empty one, as after HEAD, has it, too."""
+    try:
+        if not body:
+            return True
+        told = json.loads(body)
+        if isinstance(told["error"], str):
+            return set(told) in _TEXT_ERRORS
+        return set(told["error"]) == ({"message", "type"} if "type" in told else {"message", "type", "param", "code"})
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def answer_table(answers: Counter[tuple[str, str]]) -> Iterator[str]:
+    """Yield a table of how often each route answered with each class of status."""
+    classes = sorted({status for _, status in answers})
+    yield f"| request | {' | '.join(classes)} |"
+    yield f"| --- |{' ---: |' * len(classes)}"
+    for title in sorted({title for title, _ in answers}):
+        yield f"| {title} | {' | '.join(str(answers[title, status]) for status in classes)} |"
 
 
 @dataclass
@@ -42,8 +131,9 @@ class Findings:
     slowest_health: float = 0.0
     most_memory: int = 0
     health_checks: int = 0
+    device: str = ""
 
-    def row(self, device: str) -> Row:
+    def row(self) -> Row:
         """Return the result for docs/reliability.md."""
         return Row(
             "damaged requests to every route",
@@ -51,22 +141,17 @@ class Findings:
             f"{len(self.faults)} answers that are the server's fault",
             f"slowest of {self.health_checks:,} health checks {1e3 * self.slowest_health:.0f} ms, memory "
             f"+{self.most_memory / 1e6:.0f} MB",
-            where(device),
+            where(self.device),
             command_line("tools.fuzz.routes"),
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield tables of answers, and every fault."""
-        classes = sorted({status for _, status in self.answers})
-        yield f"| request | {' | '.join(classes)} |"
-        yield f"| --- |{' ---: |' * len(classes)}"
-        for title in sorted({title for title, _ in self.answers}):
-            yield f"| {title} | {' | '.join(str(self.answers[title, status]) for status in classes)} |"
+        """Yield the table of answers, and the figures."""
+        yield from answer_table(self.answers)
         yield ""
         yield f"{self.answers.total()} requests, {len(self.faults)} faults"
         yield f"{self.health_checks} health checks, the slowest took {1e3 * self.slowest_health:.0f} ms"
         yield f"memory grew by at most {self.most_memory / 1e6:.0f} MB"
-        yield from (f"FAULT: {fault}" for fault in self.faults)
 
 
 @dataclass
@@ -96,6 +181,7 @@ class Fuzzer:
     @asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:
         async with ClientSession(timeout=ClientTimeout(total=60)) as session:
+            self.findings.device = await device_of(session, self.url)
             at_start = psutil.Process(self.pid).memory_info().rss
             watch = asyncio.create_task(self._watch(session, at_start))
             yield
@@ -150,12 +236,11 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
         with ServerProcess(log, (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)) as server:
             fuzzer = Fuzzer(server.url, server.pid)
             maker = CaseMaker(TRIED_ROUTES, asyncio.run(exported_states(server.url)), seed)
-            device = asyncio.run(_device_of(server.url))
             if only is not None:
                 case = maker.make(only)
                 click.echo(f"{case.route}, damaged {case.kind}\n{case.data!r}\n{asyncio.run(send(server.url, case))}")
-            else:
-                asyncio.run(fuzzer.run(map(maker.make, range(cases))))
+                return
+            asyncio.run(fuzzer.run(map(maker.make, range(cases))))
             if server.stop() != 0:
                 fuzzer.findings.faults.append("the server did not exit with status 0 after SIGTERM")
         printed = log.read_text(errors="replace")
@@ -164,16 +249,8 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
         fuzzer.findings.faults.append(
             f"{printed.count('Traceback')} tracebacks in the log: {printed[place - 200 : place + 2000]}"
         )
-    if only is None:
-        click.echo("\n".join(fuzzer.findings.lines()))
-        if save:
-            record(fuzzer.findings.row(device))
-    sys.exit(1 if fuzzer.findings.faults else 0)
-
-
-async def _device_of(url: str) -> str:
-    async with ClientSession() as session:
-        return await device_of(session, url)
+    click.echo("\n".join(fuzzer.findings.lines()))
+    finish(fuzzer.findings.row(), fuzzer.findings.faults, save=save)
 
 
 if __name__ == "__main__":

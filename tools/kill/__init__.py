@@ -1,1 +1,1 @@
-"""Kill a server at random moments during writes, and check that all acknowledged writes are there and right."""
+"""Kill a server or parts of a fleet at random moments, and check all that was acknowledged."""

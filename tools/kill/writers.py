@@ -1,18 +1,15 @@
-"""Clients that write without a pause: they create, change, move and delete states, and send prompts to be cached."""
+"""Clients that make, change, move and remove persistent states."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tools.kill.ledger import Ledger
-from tools.live_server.caller import Caller, RefusedError, expect_that
+from tools.live_server.caller import CHAT, Caller, RefusedError, expect_that, state_path
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
 _NAMES = 6  # of a writer
-_PROMPTS = 40  # prompts with answers to compare: more than host memory holds, so that most states come from files
 
 _Write: TypeAlias = Callable[[str], Awaitable[None]]
 
@@ -24,11 +21,6 @@ class StateWriter:
     caller: Caller
     ledger: Ledger
     number: int
-
-    async def run(self) -> None:
-        """Write until the connection breaks. Raises SurpriseError for an unexpected answer."""
-        while True:
-            await self.write()
 
     async def write(self) -> None:
         """Make one random write. Raises SurpriseError for an unexpected answer."""
@@ -62,15 +54,15 @@ class StateWriter:
     async def _advance(self, name: str) -> None:
         with self.ledger.write("advance", name) as answered:
             body = {"input": self.caller.text(3)}
-            answered[name] = (await self.caller.call("POST", f"{_path(name)}/advance", body))["state"]["digest"]
+            answered[name] = (await self.caller.call("POST", f"{state_path(name)}/advance", body))["state"]["digest"]
 
     async def _upload(self, name: str) -> None:
         """Upload the exported state of `name` under a free name."""
-        data = await self.caller.call("GET", f"{_path(name)}/export")
+        data = await self.caller.call("GET", f"{state_path(name)}/export")
         target = self._free_name()
         if target is not None:
             with self.ledger.write("upload", target) as answered:
-                brought = await self.caller.call("PUT", f"{_path(target)}?persistent=true", data=data)
+                brought = await self.caller.call("PUT", f"{state_path(target)}?persistent=true", data=data)
                 expect_that(brought["digest"] == self.ledger.states[name], f"exported {name!r}, brought {brought}")
                 answered[target] = brought["digest"]
 
@@ -79,7 +71,7 @@ class StateWriter:
         if target is not None:
             with self.ledger.write("move", name, target, same_state=True) as answered:
                 body = {"name": target, "persistent": True}
-                moved = await self.caller.call("POST", f"{_path(name)}/take", body)
+                moved = await self.caller.call("POST", f"{state_path(name)}/take", body)
                 answered.update({name: None, target: moved["digest"]})
 
     async def _fork(self, name: str) -> None:
@@ -87,12 +79,12 @@ class StateWriter:
         if target is not None:
             with self.ledger.write("copy", target) as answered:
                 body = {"names": [target], "persistent": True}
-                [copy] = (await self.caller.call("POST", f"{_path(name)}/fork", body))["data"]
+                [copy] = (await self.caller.call("POST", f"{state_path(name)}/fork", body))["data"]
                 answered[target] = copy["digest"]
 
     async def _delete(self, name: str) -> None:
         with self.ledger.write("remove", name, may_remove=True) as answered:
-            await self.caller.call("DELETE", _path(name))
+            await self.caller.call("DELETE", state_path(name))
             answered[name] = None
 
     def _name(self) -> str:
@@ -101,32 +93,3 @@ class StateWriter:
     def _free_name(self) -> str | None:
         name = self._name()
         return None if name in self.ledger.states else name
-
-
-@dataclass
-class KnownAnswers:
-    """Prompts with known greedy answers, so that a damaged file of the cache is noticed."""
-
-    known: dict[int, str] = field(default_factory=dict)
-    asked: int = 0
-    cached: int = 0  # of those asked, how many began from a cached state
-
-    async def ask(self, caller: Caller) -> None:
-        """Send one of the prompts. Raises SurpriseError if the answer differs from the first one."""
-        number = caller.random.randrange(_PROMPTS)
-        prompt = f"User: Tell me about {number} cats and {number + 1} dogs.\n\nAssistant:"
-        answer = await caller.call("POST", TEXT, {"prompt": prompt, "temperature": 0, "max_tokens": 8})
-        text = answer["choices"][0]["text"]
-        known = self.known.setdefault(number, text)
-        self.asked += 1
-        self.cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        expect_that(text == known, f"prompt {number}: the answer was {known!r} and is {text!r}")
-
-    async def run(self, caller: Caller) -> None:
-        """Send prompts until the connection breaks."""
-        while True:
-            await self.ask(caller)
-
-
-def _path(name: str) -> str:
-    return f"/v1/states/{name.replace(' ', '%20')}"

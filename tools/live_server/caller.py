@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from aiohttp import ClientResponse, ClientSession
 
 Body: TypeAlias = Mapping[str, object]
 
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 OK = (200,)
 _SHOWN = 400  # characters of an answer that an error shows
 _TEXT = (
-    "one two three four five six seven eight nine ten red green blue yellow black white cat dog horse bird fish tree "
-    "house river name city big small old new first last sun moon day night what who where when why how is are was the a"
+    "what who where when why how is are was the a an one two three four five red green blue cat dog horse bird tree "
+    "house river city name big small old new first last sun moon day night of in on with and or but not please tell me"
 )
 _WORDS = _TEXT.split()
+
+
+def some_words(random: Random, count: int) -> str:
+    """Return a text of words that are about a token each."""
+    return " ".join(random.choices(_WORDS, k=count))
 
 
 class SurpriseError(Exception):
@@ -60,15 +65,13 @@ class Caller:
             await expect(response, status)
             return await response.json() if response.content_type == "application/json" else await response.read()
 
-    @asynccontextmanager
-    async def stream(self, path: str, body: Body) -> AsyncIterator[ClientResponse]:
-        """Open a stream. If the block does not read it to its end, the connection is closed."""
-        async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
-            await expect(response, OK)
-            yield response
-
     def text(self, words: int) -> str:
-        return " ".join(self.random.choice(_WORDS) for _ in range(words))
+        return some_words(self.random, words)
+
+
+def state_path(name: str) -> str:
+    """Return the path of a named state."""
+    return f"/v1/states/{quote(name)}"
 
 
 async def expect(response: ClientResponse, status: Collection[int]) -> None:
@@ -85,13 +88,22 @@ def expect_that(held: bool, what: str) -> None:
         raise SurpriseError(what[:_SHOWN])
 
 
-async def events(response: ClientResponse) -> AsyncIterator[Any]:
-    """Yield the events of a stream as they come. Raises SurpriseError for an error event or a missing [DONE]."""
-    async for line in response.content:
-        if line == b"data: [DONE]\n":
-            return
-        if line.startswith(b"data: "):
-            event = json.loads(line.removeprefix(b"data: "))
-            expect_that("error" not in event, f"{response.url.path}: error event {event}")
-            yield event
-    raise SurpriseError(f"{response.url.path}: the stream ended without [DONE]")
+@dataclass
+class KnownAnswers:
+    """Prompts whose likeliest answer must never change; it would if a kept state were damaged."""
+
+    prompts: int
+    known: dict[int, str] = field(default_factory=dict)
+    asked: int = 0
+    cached: int = 0  # of those asked, how many began with a kept state
+
+    async def ask(self, caller: Caller) -> None:
+        """Ask for one of them. Raises SurpriseError if the answer is another one than the first time."""
+        number = caller.random.randrange(self.prompts)
+        prompt = f"User: Tell me about {number} cats and {number + 1} dogs.\n\nAssistant:"
+        answer = await caller.call("POST", TEXT, {"prompt": prompt, "temperature": 0, "max_tokens": 8})
+        text = answer["choices"][0]["text"]
+        known = self.known.setdefault(number, text)
+        self.asked += 1
+        self.cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        expect_that(text == known, f"prompt {number}: the answer was {known!r} and is {text!r}")

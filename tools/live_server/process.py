@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = "rnn_engine.cli"
@@ -83,6 +86,15 @@ class ServerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.kill()
+
+
+async def run_elsewhere(module: str, plan: object) -> Any:  # noqa: ANN401
+    """Run `python -m MODULE` with `plan` as JSON on its stdin; return what it prints as JSON. Raises RuntimeError."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    output, _ = await process.communicate(json.dumps(plan).encode())
+    if process.returncode != 0:
+        raise RuntimeError(f"{module} failed")
+    return json.loads(output)
 
 
 def wait_for_address(log: Path, begin: int, is_running: Callable[[], bool]) -> str:

@@ -18,21 +18,35 @@ from pathlib import Path
 import click
 import pytest
 
+from rnn_engine.demo import tokenizer_path
+from tests.support.models import random_model, save_safetensors, tiny_shape
 from tools.live_server.process import ROOT
-from tools.llama_server_tests.model import write_model
 from tools.llama_server_tests.plugin import Plugin
-from tools.llama_server_tests.source import default_folder, fetch_tests
+from tools.package_source import cache_folder, fetch_source
+
+VERSION = "0.3.36"
+"""The version of llama-cpp-python whose tests the tables of this tool are about."""
+
+_PACKAGE = "llama-cpp-python"
+_FOLDER = cache_folder(_PACKAGE, VERSION)
+_PARTS = ("tools/server/tests/", "models/templates/")  # of llama.cpp
+_VOCAB_SIZE = 2048  # room for the demo model's tokenizer
+_END = 0  # the token that ends a text
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--folder", type=click.Path(path_type=Path), default=default_folder(), help="Folder of the tests.")
 @click.option(
-    "--file", "files", multiple=True, help="Run only this file, such as test_basic.py. May be given several times."
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=cache_folder(_PACKAGE, VERSION),
+    help="Where the tests are kept.",
 )
+@click.option("--file", "files", multiple=True, help="Only this file, as test_basic.py. May be given several times.")
 @click.argument("pytest_options", nargs=-1)
 def main(folder: Path, files: tuple[str, ...], pytest_options: tuple[str, ...]) -> None:
     """PYTEST_OPTIONS go to pytest."""
-    tests = fetch_tests(folder)
+    fetch_source(_PACKAGE, VERSION, "vendor/llama.cpp/", _PARTS, folder)
+    tests = folder / _PARTS[0]
     with tempfile.TemporaryDirectory() as models:
         write_model(Path(models))
         plugin = Plugin(tests, Path(models))
@@ -43,6 +57,17 @@ def main(folder: Path, files: tuple[str, ...], pytest_options: tuple[str, ...]) 
         pytest.main(["-p", "no:cacheprovider", "-q", "--no-header", *chosen, *pytest_options], [plugin])
     click.echo("\n".join(table(plugin.outcomes)))
     sys.exit(any(outcome == "fails" for outcome, _ in plugin.outcomes.values()))
+
+
+def write_model(folder: Path) -> Path:
+    """Write a tiny random model that never ends a text, with the demo model's tokenizer beside it; return its path."""
+    model = random_model(tiny_shape(vocab=_VOCAB_SIZE), seed=1)
+    model.tensors["ln_out.weight"][0] = 0.0  # so that channel 0 is the same after every token
+    model.tensors["ln_out.bias"][0] = 8.0
+    model.tensors["head.weight"][:, 0] = 0.0
+    model.tensors["head.weight"][_END, 0] = -16.0
+    (folder / tokenizer_path().name).write_bytes(tokenizer_path().read_bytes())
+    return save_safetensors(model, folder / "tiny.safetensors")
 
 
 def table(outcomes: Mapping[str, tuple[str, str]]) -> Iterable[str]:

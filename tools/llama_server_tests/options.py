@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.llama_server_tests.reasons import LARGE_MODEL, MODELS, NO_SUCH_OPTION
+_REASONS = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
 
-_SLOTS = 4  # if a test sets no number
+
+def _reasons(table: str) -> dict[str, str]:
+    """Return a table of reasons."""
+    return {name: _REASONS["shared"].get(reason, reason) for name, reason in _REASONS[table].items()}
+
+
+NO_SUCH_OPTION, MODELS, DOES_NOT_APPLY = map(_reasons, ("options", "models", "tests"))
+LARGE_MODEL, _ROUTER = _REASONS["shared"]["large_model"], _REASONS["shared"]["router"]
+_SLOTS = 4  # where a test sets none
 _GENERATING = ("completion", "messages", "responses", "infill")
 _CHAT = ("chat/completions", "apply-template")
 
@@ -23,9 +32,10 @@ def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: AN
     Raises DoesNotApplyError if an option has no counterpart here.
     """
     reasons = [reason for name, reason in NO_SUCH_OPTION.items() if getattr(server, name)]
-    of_model = None if server.cors_origins else MODELS.get(server.model_hf_repo, LARGE_MODEL)
-    if reasons or of_model is not None:
-        raise DoesNotApplyError([*reasons, of_model][0])
+    if not server.cors_origins:
+        reasons.append(MODELS.get(server.model_hf_repo, LARGE_MODEL) if server.model_hf_repo else _ROUTER)
+    if any(reasons):
+        raise DoesNotApplyError(next(filter(None, reasons)))
     slots = server.n_slots or _SLOTS
     name = server.model_alias or "tiny"
     options = [f"{name}={models / 'tiny.safetensors'}", "--any-model", "--device", "cpu", "--slots", str(slots)]

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
+import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,16 +20,45 @@ from unittest.mock import ANY
 
 import pytest
 
-from tools.llama_server_tests.forked import ForkedServer
-from tools.llama_server_tests.options import DoesNotApplyError, body_of, options_of
-from tools.llama_server_tests.reasons import DOES_NOT_APPLY, LARGE_MODEL
+from rnn_engine.cli.serve import serve_command
+from tools.live_server.process import wait_for_address
+from tools.llama_server_tests.options import DOES_NOT_APPLY, LARGE_MODEL, DoesNotApplyError, body_of, options_of
 
-_OF_THE_MODEL = (
-    "n_prompt",
-    "n_tokens",
-    "n_token_output",
-    "batch_count",
-)  # parameters of tests with values that depend on the tokenizer
+# Parameters of tests whose values the tokenizer decides.
+_OF_THE_MODEL = ("n_prompt", "n_tokens", "n_token_output", "batch_count")
+_FORK = multiprocessing.get_context("fork")
+
+
+class ForkedServer:
+    """`rnn-engine serve` in a fork of this process, which starts much faster than Python imports it.
+
+    It has a free port, and appends all that it prints to the file `log`. For a process that has no other threads.
+    """
+
+    def __init__(self, log: Path, options: Sequence[str]) -> None:
+        """Start the server and return once it takes requests. Raises RuntimeError if it ends or takes too long."""
+        log.touch()
+        begin = log.stat().st_size
+        self._process = _FORK.Process(target=_serve, args=(log, options), daemon=True)
+        self._process.start()
+        try:
+            self.url = wait_for_address(log, begin, self._process.is_alive)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End the process at once and wait until it is gone."""
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(log: Path, options: Sequence[str]) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
+    serve_command(["--port", "0", *options], prog_name="rnn-engine serve")
 
 
 @dataclass
@@ -96,7 +128,7 @@ def _with_defaults(request: Any) -> Any:  # noqa: ANN401
 
 def _reason(test: str) -> str | None:
     """Return why a test does not apply, if that is known from its name."""
-    return next((reason for pattern, reason in DOES_NOT_APPLY if re.search(pattern, test)), None)
+    return next((reason for pattern, reason in DOES_NOT_APPLY.items() if re.search(pattern, test)), None)
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

@@ -10,13 +10,12 @@ same texts to /v1/choices. Exits with an error if a choice's log-likelihood or t
 
 from __future__ import annotations
 
-import json
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 
 from rnn_engine.demo import tokenizer_path
 from tools.lm_eval.harness import Sample, run
@@ -55,11 +54,8 @@ def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
 def direct_totals(url: str, sample: Sample) -> list[float]:
     """Return the log-probabilities of a sample's continuations by /v1/choices, in their order."""
     body: dict[str, Any] = {"input": sample.context, "choices": sample.continuations}
-    request = urllib.request.Request(
-        f"{url}/v1/choices", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        entries = {entry["index"]: float(entry["total"]) for entry in json.load(reply)["data"]}
+    reply = httpx.post(f"{url}/v1/choices", json=body, timeout=300).raise_for_status()
+    entries = {entry["index"]: float(entry["total"]) for entry in reply.json()["data"]}
     return [entries[index] for index in range(len(entries))]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ class Sample:
     """lm-eval's results for one item."""
 
     context: str
-    continuations: list[str]  # with the white space between them and the context
+    continuations: list[str]  # as they follow the context
     loglikelihoods: list[float]
     label: int
     right: bool  # by lm-eval's acc
@@ -32,16 +34,25 @@ class Run:
 
 def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) -> Run:
     """Run the task against the server at `url`. Its files go into `folder`. Raises CalledProcessError if it fails."""
-    fields = {"model": "demo", "base_url": f"{url}/v1/completions", "tokenizer": _tokenizer_folder(tokenizer, folder)}
-    args = ",".join([*(f"{name}={value}" for name, value in fields.items()), *([model_args] if model_args else [])])
-    output = folder / "output"
-    command = [lm_eval, "run", "--model", "local-completions", "--model_args", args, "--tasks", TASK]
-    command += ["--include_path", str(Path(__file__).parent), "--output_path", str(output), "--log_samples"]
-    print(" ".join(command), flush=True)
-    subprocess.run(command, check=True)
-    [results], [samples] = output.rglob("results_*.json"), output.rglob(f"samples_{TASK}_*.jsonl")
-    accuracy = json.loads(results.read_text())["results"][TASK]["acc,none"]
-    return Run([_sample(json.loads(line)) for line in samples.read_text().splitlines()], accuracy)
+    args = f"model=demo,base_url={url}/v1/completions,tokenizer={_tokenizer_folder(tokenizer, folder)}"
+    args += f",{model_args}" if model_args else ""
+    output, tasks = folder / "output", Path(__file__).parent
+    found = run_task([lm_eval], "local-completions", args, TASK, tasks, output, "--log_samples")
+    [samples] = output.rglob(f"samples_{TASK}_*.jsonl")
+    return Run([_sample(json.loads(line)) for line in samples.read_text().splitlines()], found["acc,none"])
+
+
+def run_task(
+    command: Sequence[str], model: str, model_args: str, task: str, tasks: Path, output: Path, *options: str
+) -> dict[str, Any]:
+    """Run a task of the folder `tasks`; return its results. Raises CalledProcessError."""
+    arguments = [*command, "run", "--model", model, "--model_args", model_args, "--tasks", task, *options]
+    arguments += ["--include_path", str(tasks), "--output_path", str(output)]
+    print(" ".join(arguments), file=sys.stderr, flush=True)
+    subprocess.run(arguments, check=True, stdout=sys.stderr)
+    [results] = output.rglob("results_*.json")
+    found: dict[str, Any] = json.loads(results.read_text())["results"][task]
+    return found
 
 
 def _tokenizer_folder(tokenizer: Path, folder: Path) -> Path:

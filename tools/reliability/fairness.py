@@ -7,31 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from aiohttp import ClientSession, ClientTimeout, TCPConnector
+from aiohttp import ClientSession
 
 from server.auth.keys import ApiKey, Scope
-from tools.live_server.facts import device_of, metric
+from tools.live_server.asking import ask, device_of, metric, patient_session
+from tools.live_server.caller import TEXT
 from tools.live_server.process import ServerProcess
 from tools.reliability.table import Row, command_line, finish, record_option, where
 
-_PATH = "/v1/completions"
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.005
 _LOUD = 80  # requests at once
 _LONG = 5000  # tokens of each of them
 _SHORT = 24  # tokens of a short answer
-_SLOTS, _QUEUED = 8, 64  # together fewer than the requests of the loud key
-_AGAIN_SECONDS = 0.2  # between two attempts of a refused request
+_SLOTS, _QUEUED = 8, 64  # fewer places than these requests want
+_AGAIN_SECONDS = 0.2  # between two attempts of one that was refused
 _APART_SECONDS = 0.1  # between two short answers
-_TIMES = 20  # requests of the quiet key
-_MOST = 3.0  # the greatest allowed ratio of the times beside the loud key and alone
+_TIMES = 20  # that the quiet key asks
+_MOST = 3.0  # times as long as alone
 _KEYS = {name: f"key-{name}" for name in ("loud", "quiet")}
 
 
@@ -55,10 +54,10 @@ class Outcome:
     device: str
     alone: Waits
     beside: Waits
-    running: float  # requests of the loud key in slots when the quiet key's requests beside them began
-    waiting: float  # requests of the loud key in the queue at that time
+    running: float  # requests of the other key when the quiet one began, as the next
+    waiting: float
     suspensions: float
-    ended: int  # requests of the loud key that ended or failed before the quiet key's last answer
+    ended: int  # requests of the other key that were ended or refused
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -66,64 +65,51 @@ class Outcome:
         first, whole = (beside / alone for beside, alone in zip(self.beside.median(), self.alone.median(), strict=True))
         return first, whole
 
-    @property
-    def good(self) -> bool:
-        return max(self.ratios) <= _MOST and self.beside.refused == 0 == self.ended
+    def faults(self) -> list[str]:
+        """Return what is wrong."""
+        slow = max(self.ratios) > _MOST
+        return [f"more than {_MOST:g} times as long as alone"] * slow + [
+            f"{count} {what}" for count, what in ((self.beside.refused, "refused"), (self.ended, "ended")) if count
+        ]
 
 
-def _headers(name: str) -> Mapping[str, str]:
-    return {"Authorization": f"Bearer {_KEYS[name]}"}
-
-
-async def measure(url: str, session: ClientSession) -> Outcome:
+async def measure(url: str) -> Outcome:
     """Send the requests of the quiet key alone, and then beside those of the loud key."""
-    await _ask_often(url, session, 3)
-    alone = await _ask_often(url, session, _TIMES)
-    loud = [asyncio.create_task(_ask_long(url, session, number)) for number in range(_LOUD)]
-    await _wait_for(session, url, lambda health: health["active"] + health["queued"] >= _SLOTS + _QUEUED)
-    await _wait_for(session, url, lambda health: health["active"] == _SLOTS)
-    running = await metric(session, url, "rnn_engine_slots_in_use")
-    waiting = await metric(session, url, "rnn_engine_queued_requests")
-    beside = await _ask_often(url, session, _TIMES)
-    suspensions = await metric(session, url, "rnn_engine_suspensions_total")
-    ended = sum(call.done() for call in loud)
-    for call in loud:
-        call.cancel()
-    await asyncio.gather(*loud, return_exceptions=True)
-    return Outcome(await device_of(session, url), alone, beside, running, waiting, suspensions, ended)
+    async with patient_session(_KEYS["quiet"]) as session, patient_session(_KEYS["loud"]) as other:
+        await _ask_often(url, session, 3)
+        alone = await _ask_often(url, session, _TIMES)
+        loud = [asyncio.create_task(_ask_long(url, other, number)) for number in range(_LOUD)]
+        await _wait_for(session, url, lambda health: health["active"] + health["queued"] >= _SLOTS + _QUEUED)
+        await _wait_for(session, url, lambda health: health["active"] == _SLOTS)
+        running = await metric(session, url, "rnn_engine_slots_in_use")
+        waiting = await metric(session, url, "rnn_engine_queued_requests")
+        beside = await _ask_often(url, session, _TIMES)
+        suspensions = await metric(session, url, "rnn_engine_suspensions_total")
+        ended = sum(call.done() for call in loud)
+        for call in loud:
+            call.cancel()
+        await asyncio.gather(*loud, return_exceptions=True)
+        return Outcome(await device_of(session, url), alone, beside, running, waiting, suspensions, ended)
 
 
 async def _ask_long(url: str, session: ClientSession, number: int) -> None:
     """Ask for a long text, and try again while the request is refused for lack of room."""
-    body = _request_body(number, _LONG)
-    while True:
-        async with session.post(url + _PATH, json=body, headers=_headers("loud")) as response:
-            if response.status != 429:
-                response.raise_for_status()
-                return
-            await response.read()
+    while (await ask(session, url + TEXT, _request_body(number, _LONG))).status == 429:
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
-    """Ask for short texts one after the other, with a short pause before each."""
-    first: list[float] = []
-    whole: list[float] = []
-    refused = 0
+    """Ask for short texts one after the other, a little apart. Raises RuntimeError for an error but a full queue."""
+    answers = []
     for number in range(times):
         await asyncio.sleep(_APART_SECONDS)
-        begun = time.monotonic()
-        body = _request_body(number, _SHORT, stream=True)
-        async with session.post(url + _PATH, json=body, headers=_headers("quiet")) as response:
-            if response.status == 429:
-                refused += 1
-                continue
-            response.raise_for_status()
-            await response.content.readline()
-            first.append(time.monotonic() - begun)
-            await response.read()
-            whole.append(time.monotonic() - begun)
-    return Waits(first or [float("inf")], whole or [float("inf")], refused)
+        answer = await ask(session, url + TEXT, _request_body(number, _SHORT, stream=True))
+        if answer.status != 429:
+            if answer.error is not None:
+                raise RuntimeError(f"{answer.status}: {answer.error}")
+            answers.append(answer)
+    first, whole = [answer.first for answer in answers], [answer.whole for answer in answers]
+    return Waits(first or [float("inf")], whole or [float("inf")], times - len(answers))
 
 
 def _request_body(number: int, max_tokens: int, **fields: object) -> Mapping[str, object]:
@@ -131,22 +117,14 @@ def _request_body(number: int, max_tokens: int, **fields: object) -> Mapping[str
     return {"prompt": f"Client {number}:", "max_tokens": max_tokens, "logit_bias": {"0": -1000}, **fields}
 
 
-async def _wait_for(session: ClientSession, url: str, reached: Callable[[Mapping[str, int]], bool]) -> float:
-    """Poll /health until `reached` is True of it, and return the seconds that took. Raises TimeoutError."""
-    begun = time.monotonic()
+async def _wait_for(session: ClientSession, url: str, reached: Callable[[Mapping[str, int]], bool]) -> None:
+    """Ask /health until it says what is waited for. Raises TimeoutError."""
     async with asyncio.timeout(_WAIT_SECONDS):
         while True:
             async with session.get(f"{url}/health") as response:
                 if reached(await response.json()):
-                    return time.monotonic() - begun
+                    return
             await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _measure_in_session(url: str) -> Outcome:
-    async with ClientSession(
-        connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), headers=_headers("quiet")
-    ) as session:
-        return await measure(url, session)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -159,9 +137,9 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         path.write_text("".join(f"{ApiKey.of(key, name, Scope.USE).line}\n" for name, key in _KEYS.items()))
         options = ("--slots", str(_SLOTS), "--max-queued", str(_QUEUED), "--api-key-file", str(path))
         with ServerProcess(Path(folder) / "log", (*options, *serve_options)) as server:
-            outcome = asyncio.run(_measure_in_session(server.url))
+            outcome = asyncio.run(measure(server.url))
             if server.stop() != 0:
-                raise RuntimeError("the server did not exit with status 0 after SIGTERM")
+                raise RuntimeError("the server did not end with 0 at SIGTERM")
     alone, beside, ratios = outcome.alone.median(), outcome.beside.median(), outcome.ratios
     row = Row(
         f"short answers to one key beside {_LOUD} requests of {_LONG:,} tokens of another",
@@ -174,7 +152,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         where(outcome.device),
         command_line("tools.reliability.fairness"),
     )
-    finish(row, save=save, good=outcome.good)
+    finish(row, outcome.faults(), save=save)
 
 
 if __name__ == "__main__":

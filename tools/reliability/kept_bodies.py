@@ -13,10 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from aiohttp import ClientSession, ClientTimeout
 
 from tools.attack_requests.attacks import KEPT, MEGABYTE
-from tools.live_server.facts import device_of
+from tools.live_server.asking import device_of, patient_session
 from tools.live_server.process import ServerProcess
 from tools.reliability.table import Row, command_line, finish, record_option, where
 
@@ -35,18 +34,18 @@ class Outcome:
     second_half: float
     end: float
 
-    @property
-    def good(self) -> bool:
-        return self.second_half <= _MOST_GROWTH * self.first_half
+    def faults(self) -> list[str]:
+        """Return what is wrong."""
+        return ["memory"] if self.second_half > _MOST_GROWTH * self.first_half else []
 
 
 async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
     """Send the bodies in turn for `minutes`. Raises aiohttp.ClientResponseError if one is refused."""
     bodies = [(attack.path, attack.body()) for attack in KEPT]
     start, begun, samples = server.memory_megabytes(), time.monotonic(), []
-    async with ClientSession(server.url, timeout=ClientTimeout(total=None), raise_for_status=True) as session:
+    async with patient_session() as session:
         for path, body in cycle(bodies):
-            async with session.post(path, data=body) as response:
+            async with session.post(server.url + path, data=body, raise_for_status=True) as response:
                 await response.read()
             samples.append((time.monotonic() - begun, server.memory_megabytes()))
             if samples[-1][0] > 60 * minutes:
@@ -74,13 +73,13 @@ def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:
     row = Row(
         f"large bodies that are kept, for {minutes:g} minutes",
         f"{outcome.bodies} bodies",
-        "0" if outcome.good else "memory",
+        " ".join(outcome.faults()) or "0",
         f"{outcome.start:.0f} MB at the start, at most {outcome.first_half:.0f} in the first half and "
         f"{outcome.second_half:.0f} in the second, {outcome.end:.0f} at the end",
         where(outcome.device),
         command_line("tools.reliability.kept_bodies"),
     )
-    finish(row, save=save, good=outcome.good)
+    finish(row, outcome.faults(), save=save)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NoReturn
 
 import click
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.live_server.process import ROOT
+
 DOCUMENT = ROOT / "docs" / "reliability.md"
 HEAD = "| what was tried | how often | lost or wrong | measured | where and when | command |"
 _RULE = "| --- | --- | --- | --- | --- | --- |"
@@ -50,17 +51,14 @@ def command_line(module: str) -> str:
     return f"`{' '.join(['python -m', module, *arguments])}`"
 
 
-def finish(row: Row, *, save: bool, good: bool) -> NoReturn:
-    """Print `row`, write it into the document if `save`, and exit with 0 or, if not `good`, with 1."""
+def finish(row: Row, faults: Sequence[str], *, save: bool) -> NoReturn:
+    """Print `row` and the faults, write the row into the document if `save`, and end with 1 if there are faults."""
     click.echo(str(row))
+    for fault in faults:
+        click.echo(f"FAULT: {fault}")
     if save:
-        record(row)
-    sys.exit(0 if good else 1)
-
-
-def record(row: Row) -> None:
-    """Write `row` into the document, in place of the row with the same `what`, or as the last row."""
-    DOCUMENT.write_text(with_row(DOCUMENT.read_text("utf-8"), row), "utf-8")
+        DOCUMENT.write_text(with_row(DOCUMENT.read_text("utf-8"), row), "utf-8")
+    sys.exit(bool(faults))
 
 
 def with_row(text: str, row: Row) -> str:
@@ -71,9 +69,6 @@ def with_row(text: str, row: Row) -> str:
     lines = rest.split("\n")
     count = next(number for number, line in enumerate(lines) if not line.startswith("|"))
     rows = lines[:count]
-    places = [number for number, line in enumerate(rows) if line.startswith(f"| {row.what} |")]
-    if places:
-        rows[places[0]] = str(row)
-    else:
-        rows.append(str(row))
+    place = next((number for number, line in enumerate(rows) if line.startswith(f"| {row.what} |")), count)
+    rows[place : place + 1] = [str(row)]
     return before + head + "\n".join([*rows, *lines[count:]])

@@ -6,18 +6,27 @@ The tool starts a server with the demo model. The pictures go to docs/screenshot
 from __future__ import annotations
 
 import asyncio
+import base64
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import click
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
 from tools.live_server.process import ROOT, ServerProcess
-from tools.screenshots.pictures import SCHEMES, SIZES, ColorScheme, open_browser, take_picture
 from tools.screenshots.scenes import SCENES, Scene, fill_server
+from tools.setup.programs import BROWSER
 
+ColorScheme: TypeAlias = Literal["light", "dark"]
+
+SCHEMES: Final[tuple[ColorScheme, ...]] = ("light", "dark")
+SIZES: Final[dict[str, ViewportSize]] = {
+    "desktop": {"width": 1280, "height": 800},
+    "phone": {"width": 390, "height": 844},
+}
+_QUALITY: Final = 80  # of WebP
 _FOLDER: Final = ROOT / "docs" / "screenshots"
 _TIMEOUT_MS: Final = 60_000
 
@@ -40,7 +49,8 @@ def main(only: Sequence[str], device: str, image: str, folder: Path) -> None:
 
 async def _take_all(url: str, names: Sequence[str], image: str, folder: Path) -> None:
     expect.set_options(timeout=_TIMEOUT_MS)
-    async with open_browser() as browser:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=BROWSER.find(), args=["--no-sandbox"])
         page = await browser.new_page()
         await page.goto(url)
         await fill_server(page)
@@ -62,6 +72,16 @@ async def _take(browser: Browser, url: str, scene: Scene, size: str, scheme: Col
     await scene.play(page)
     await take_picture(page, path)
     await context.close()
+
+
+async def take_picture(page: Page, path: Path) -> None:
+    """Write what the window shows, in the format that the file's name ends with: .webp or .png."""
+    await page.evaluate("document.activeElement?.blur()")  # its caret blinks
+    session = await page.context.new_cdp_session(page)
+    image = path.suffix.removeprefix(".")
+    quality = {"quality": _QUALITY} if image == "webp" else {}
+    taken = await session.send("Page.captureScreenshot", {"format": image, **quality})
+    path.write_bytes(base64.b64decode(taken["data"]))
 
 
 if __name__ == "__main__":

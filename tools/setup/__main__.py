@@ -12,12 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from tools.setup.browser import see_to_browser
 from tools.setup.device import find_device
 from tools.setup.environment import Environment
-from tools.setup.fleet import see_to_fleet
+from tools.setup.programs import BROWSER, STORE, see_to_fleet
 from tools.setup.shell import SetupError, Shell
-from tools.setup.store import see_to_store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,9 +44,9 @@ def main() -> int:
         environment = Environment(ROOT, shell)
         environment.ensure("dev" if options.dev else "run")
         if options.browser:
-            see_to_browser(shell)
+            BROWSER.see_to(shell)
         if options.store:
-            see_to_store(shell)
+            STORE.see_to(shell)
         if options.fleet:
             see_to_fleet(environment, shell)
         if options.device is not None:

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 
 from tests.support.byte_tokenizer import ByteTokenizer
 from tools.demo_model.batches import document, pack
-from tools.demo_model.export import shipped_tensors
-from tools.demo_model.model import Sizes
+from tools.demo_model.model import Sizes, shipped_tensors
 from tools.demo_model.optimizer import optimizers, set_progress
 from tools.small_v6.model import ModelV6
 from tools.small_v6.skills import dialogues
@@ -33,8 +32,7 @@ def train(model: ModelV6, steps: int) -> None:
     encode, initial, begun = ByteTokenizer().encode, model.initial_state(), time.monotonic()
     batches = pack((document(dialogue, encode) for dialogue in dialogues(0)), ROWS, LENGTH)
     for step, rows in enumerate(itertools.islice(batches, steps)):
-        tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
-        loss = model.loss(tokens, starts, targets, initial) / (targets >= 0).sum()
+        loss = model.loss(rows, initial) / rows.num_learnt
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

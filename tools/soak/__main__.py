@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import IO
 
 import click
-from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-from tools.live_server.facts import device_of
+from tools.live_server.asking import device_of, patient_session
 from tools.live_server.process import ServerProcess
-from tools.reliability.table import command_line, record, record_option, where
+from tools.reliability.table import command_line, finish, record_option, where
 from tools.soak.driver import Driver, Record
 from tools.soak.operations import make_operations
 from tools.soak.samples import Sample, Sampler
@@ -90,9 +88,7 @@ def main(
     verdict = Verdict(samples, happened, left, growth(samples, warm_up_seconds), exit_status)
     click.echo(f"{minutes:g} minutes at {rate:g} operations a second, seed {seed}, serve {' '.join(serve_options)}")
     click.echo("\n".join(verdict.lines()))
-    if save:
-        record(verdict.row(minutes, where(device), command_line("tools.soak")))
-    sys.exit(0 if verdict.good else 1)
+    finish(verdict.row(minutes, where(device), command_line("tools.soak")), list(verdict.faults()), save=save)
 
 
 async def _soak(
@@ -102,7 +98,7 @@ async def _soak(
     samples: list[Sample] = []
     record = Record()
     async with AsyncExitStack() as stack:
-        sessions = [await stack.enter_async_context(_session(key)) for key in keys]
+        sessions = [await stack.enter_async_context(patient_session(key)) for key in keys]
         drivers = [
             Driver(session, url, make_operations(), rate / len(keys), seed + number, _MOST_AT_ONCE // len(keys), record)
             for number, session in enumerate(sessions)
@@ -114,11 +110,6 @@ async def _soak(
         sampling.cancel()
         await asyncio.sleep(_SECONDS_TO_SETTLE)
         return samples, await sampler.take(seconds), record, await device_of(sessions[0], url)
-
-
-def _session(api_key: str | None) -> ClientSession:
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    return ClientSession(headers=headers, connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,38 @@
-"""The operations of a soak's clients, with their relative frequencies."""
+"""What clients of a soak do, and how often: they ask, keep states, leave, stall, and send what is no request."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tools.live_server.caller import Caller
-from tools.soak import generation, misbehaviour, states
+from tools.live_server.asking import ask
+from tools.live_server.caller import (
+    CHAT,
+    OK,
+    TEXT,
+    Body,
+    Caller,
+    KnownAnswers,
+    SurpriseError,
+    expect,
+    expect_that,
+    state_path,
+)
+from tools.live_server.raw import SMALL_WINDOW, connection, encode_request
 
 Run: TypeAlias = Callable[[Caller], Awaitable[None]]
+
+_TURNS = 8  # of a conversation, which then begins anew
+_NUM_CONVERSATIONS = 12
+_PREFIXES = 8
+_PREFIX_WORDS = 60
+_GREEDY_PROMPTS = 8
+_NAMES = tuple(f"soak talk {number}" for number in range(6))
+LONGEST_STALL = 20.0  # seconds, for which a client reads nothing
+_PATIENCE = 30.0  # seconds in which the server has to answer nonsense, or to close
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,31 +42,254 @@ class Operation:
     name: str
     weight: float
     run: Run
-    timed: bool = True  # False if the client itself decides how long it takes
+    timed: bool = True  # False where the client itself decides how long it takes
 
 
 def make_operations() -> tuple[Operation, ...]:
     """Return all operations. Some remember what earlier calls left on the server, so use them with one server only."""
-    conversations, named = generation.Conversations(), states.NamedConversations()
-    greedy = generation.GreedyAnswers()
+    conversations, named, greedy = Conversations(), NamedConversations(), KnownAnswers(_GREEDY_PROMPTS)
     return (
-        Operation("chat", 16, generation.chat),
-        Operation("chat, streamed", 16, generation.chat_stream),
+        Operation("chat", 16, chat),
+        Operation("chat, streamed", 16, chat_stream),
         Operation("conversation that goes on", 12, conversations.turn),
         Operation("conversation under a name", 6, named.turn),
         Operation("known answer", 8, greedy.ask),
-        Operation("long common prefix", 8, generation.common_prefix),
-        Operation("several prompts and answers", 3, generation.many),
-        Operation("choices", 4, generation.choices),
-        Operation("embeddings", 4, generation.embeddings),
-        Operation("tokens", 4, generation.tokens),
-        Operation("look at the server", 4, generation.look),
-        Operation("drop the cache", 0.05, generation.drop_cache),
-        Operation("life of a named state", 4, states.life),
-        Operation("state left to its lease", 1, states.leave_behind),
-        Operation("bad request", 6, misbehaviour.bad_request),
-        Operation("bytes that are no request", 1, misbehaviour.nonsense),
-        Operation("stream, then cancel", 8, misbehaviour.cancel, timed=False),
-        Operation("disconnect before the answer", 4, misbehaviour.disconnect, timed=False),
-        Operation("stalled reader", 1, misbehaviour.stall, timed=False),
+        Operation("long common prefix", 8, common_prefix),
+        Operation("several prompts and answers", 3, many),
+        Operation("choices", 4, choices),
+        Operation("embeddings", 4, embeddings),
+        Operation("tokens", 4, tokens),
+        Operation("look at the server", 4, look),
+        Operation("drop the cache", 0.05, drop_cache),
+        Operation("life of a named state", 4, life),
+        Operation("state left to its lease", 1, leave_behind),
+        Operation("bad request", 6, bad_request),
+        Operation("bytes that are no request", 1, nonsense),
+        Operation("stream, then cancel", 8, cancel, timed=False),
+        Operation("disconnect before the answer", 4, disconnect, timed=False),
+        Operation("stalled reader", 1, stall, timed=False),
     )
+
+
+async def chat(caller: Caller) -> None:
+    answer = await caller.call("POST", CHAT, {"messages": [_user(caller)], "max_tokens": caller.random.randint(1, 60)})
+    expect_that(len(answer["choices"]) == 1, f"not one choice: {answer}")
+
+
+async def chat_stream(caller: Caller) -> None:
+    most = caller.random.randint(1, 60)
+    body = {
+        "messages": [_user(caller)],
+        "max_tokens": most,
+        "temperature": caller.random.choice([0, 0.7, 1, 1.5]),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer = await ask(caller.session, caller.url + CHAT, body)
+    expect_that(answer.error is None, f"{CHAT}: {answer.status}: {answer.error}")
+    expect_that(answer.tokens <= most, f"too many tokens: {answer.usage}")
+
+
+@dataclass
+class Conversations:
+    """Chats whose whole history is sent each time."""
+
+    histories: list[list[dict[str, str]]] = field(default_factory=lambda: [[] for _ in range(_NUM_CONVERSATIONS)])
+
+    async def turn(self, caller: Caller) -> None:
+        """Go on with a conversation that nobody else goes on with now."""
+        if not self.histories:
+            return await chat(caller)
+        history = self.histories.pop(caller.random.randrange(len(self.histories)))
+        if len(history) >= 2 * _TURNS:
+            history = []
+        try:
+            messages = [*history, _user(caller)]
+            answer = await caller.call("POST", CHAT, {"messages": messages, "max_tokens": 40})
+            history = [*messages, {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
+        finally:
+            self.histories.append(history)
+        return None
+
+
+async def common_prefix(caller: Caller) -> None:
+    """Send one of a few long texts with an end of its own."""
+    place = caller.random.randrange(_PREFIXES)
+    prefix = " ".join(f"{place * number % 97}" for number in range(_PREFIX_WORDS))
+    await caller.call("POST", TEXT, {"prompt": f"{prefix} {caller.text(3)}", "max_tokens": 8})
+
+
+async def many(caller: Caller) -> None:
+    body = {"prompt": [caller.text(4), caller.text(9)], "n": 2, "max_tokens": 12, "logprobs": 2, "echo": True}
+    answer = await caller.call("POST", TEXT, body)
+    expect_that(len(answer["choices"]) == 4, f"not four choices: {answer}")
+
+
+async def choices(caller: Caller) -> None:
+    wanted = [f" {caller.text(1)}" for _ in range(caller.random.randint(2, 8))]
+    route = caller.random.choice(["/v1/choices", "/api/oai/chooses"])
+    answer = await caller.call("POST", route, {"input": caller.text(12), "choices": wanted})
+    ranks = sorted(entry["index"] for entry in answer["data"])
+    expect_that(ranks == list(range(len(wanted))), f"not every choice once: {answer}")
+
+
+async def embeddings(caller: Caller) -> None:
+    body = {"input": [caller.text(6), caller.text(6)], "encoding_format": "base64"}
+    route, count = caller.random.choice([("/v1/embeddings", 2), ("/api/oai/states", 1)])  # ai00 joins the texts
+    expect_that(len((await caller.call("POST", route, body))["data"]) == count, f"not {count} vector(s)")
+
+
+async def tokens(caller: Caller) -> None:
+    text = caller.text(20)
+    found = await caller.call("POST", "/tokenize", {"content": text})
+    back = await caller.call("POST", "/detokenize", {"tokens": found["tokens"]})
+    expect_that(back["content"] == text, f"{text!r} came back as {back}")
+
+
+async def look(caller: Caller) -> None:
+    await caller.call("GET", caller.random.choice(["/health", "/v1/models", "/v1/cache?limit=20", "/v1/states"]))
+
+
+async def drop_cache(caller: Caller) -> None:
+    await caller.call("DELETE", "/v1/cache")
+
+
+def _user(caller: Caller) -> dict[str, str]:
+    return {"role": "user", "content": caller.text(caller.random.randint(1, 30))}
+
+
+@dataclass
+class NamedConversations:
+    """Chats that go on under a name: `state` and `save_as` are the same."""
+
+    free: list[tuple[str, int]] = field(default_factory=lambda: [(name, 0) for name in _NAMES])  # and turns so far
+
+    async def turn(self, caller: Caller) -> None:
+        if not self.free:
+            return
+        name, turns = self.free.pop(caller.random.randrange(len(self.free)))
+        begin = {} if turns == 0 else {"state": name}
+        body = {"messages": [{"role": "user", "content": caller.text(8)}], "max_tokens": 24, **begin, "save_as": name}
+        try:
+            if turns == 0:
+                await caller.call("DELETE", state_path(name), status=(200, 404))
+            saved = (await caller.call("POST", CHAT, body))["saved_state"]
+            expect_that(saved["name"] == name, f"saved as {saved}")
+            turns = (turns + 1) % _TURNS
+        except BaseException:
+            turns = 0
+            raise
+        finally:
+            self.free.append((name, turns))
+
+
+async def life(caller: Caller) -> None:
+    """Make a state, go on with it, copy and move it, take it away as a file and bring it back, and remove it all."""
+    name = f"soak {caller.number}"
+    made = (await caller.call("POST", "/v1/states", {"name": name, "prompt": caller.text(10), "ttl": 600}))["state"]
+    body = {"input": caller.text(5), "logprobs": 1, "top_k": 3}
+    advanced = (await caller.call("POST", f"{state_path(name)}/advance", body))["state"]
+    expect_that(advanced["digest"] != made["digest"], "advancing changed nothing")
+    copies = [f"{name} a", f"{name} b"]
+    await caller.call("POST", f"{state_path(name)}/fork", {"names": copies})
+    await caller.call("POST", f"{state_path(copies[0])}/take", {"owner": f"owner of {name}", "ttl": 600})
+    data = await caller.call("GET", f"{state_path(name)}/export")
+    brought = await caller.call("PUT", f"{state_path(name + ' c')}?ttl=600", data=data)
+    expect_that(brought["digest"] == advanced["digest"], f"exported {advanced}, brought {brought}")
+    for form in ("tuned", "prefab"):
+        await caller.call("GET", f"{state_path(name)}/export?form={form}")
+    for each in (name, *copies, name + " c"):
+        found = await caller.call("GET", state_path(each))
+        expect_that(found["digest"] == advanced["digest"], f"{each!r} is another state: {found}")
+        await caller.call("DELETE", state_path(each))
+        await caller.call("GET", state_path(each), status=(404,))
+
+
+async def leave_behind(caller: Caller) -> None:
+    """Make a state that nobody removes; its lease ends after a minute."""
+    body = {"name": f"soak left {caller.number}", "prompt": caller.text(4), "ttl": 60}
+    await caller.call("POST", "/v1/states", body)
+
+
+_ENDLESS = {"max_tokens": 100_000, "logit_bias": {"0": -100}, "temperature": 1}  # token 0 would end the text
+
+_BAD: tuple[tuple[str, str, Body | None, int], ...] = (
+    ("POST", CHAT, {"messages": []}, 400),
+    ("POST", CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, 400),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "top_p": 1.5}, 400),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "unknown": 1}, 400),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "state": "nobody has this"}, 404),
+    ("POST", TEXT, {"prompt": 7}, 400),
+    ("POST", TEXT, {"prompt": "x", "n": 100_000}, 400),
+    ("POST", TEXT, {"prompt": [10**9]}, 400),
+    ("POST", TEXT, {"prompt": "x", "logit_bias": {"x": "much"}}, 400),
+    ("POST", "/v1/choices", {"input": "x", "choices": []}, 400),
+    ("POST", "/v1/embeddings", {"input": "x", "layer": 10**6}, 400),
+    ("POST", "/detokenize", {"tokens": [-1]}, 400),
+    ("POST", "/v1/states", {"name": "", "prompt": "x"}, 400),
+    ("POST", "/v1/states/nobody%20has%20this/advance", {"input": "x"}, 404),
+    ("GET", "/v1/states/nobody%20has%20this/export", None, 404),
+    ("GET", "/v1/cache?limit=x", None, 400),
+    ("GET", "/nothing/here", None, 404),
+    ("DELETE", "/health", None, 405),
+)
+_NONSENSE = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET / HTTP/x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+)
+
+
+async def bad_request(caller: Caller) -> None:
+    method, path, body, status = caller.random.choice(_BAD)
+    await caller.call(method, path, body, status=(status,))
+    if caller.random.random() < 0.2:
+        await caller.call("POST", TEXT, data=b'{"prompt": "x', status=(400,))
+
+
+async def nonsense(caller: Caller) -> None:
+    """Send bytes that are no request: the server answers with a client error, or closes."""
+    async with connection(caller.url) as (reader, writer):
+        writer.write(caller.random.choice(_NONSENSE))
+        writer.write_eof()
+        try:
+            answer = await asyncio.wait_for(reader.read(), _PATIENCE)
+        except ConnectionError:
+            return
+    if answer and not re.match(rb"HTTP/1\.[01] 4", answer):
+        raise SurpriseError(f"bytes that are no request: {answer[:200]!r}")
+
+
+async def cancel(caller: Caller) -> None:
+    """Read some events of a stream that would go on for long, then leave."""
+    body = {**_ENDLESS, "prompt": caller.text(5), "stream": True}
+    async with caller.session.post(caller.url + TEXT, json=body) as response:
+        await expect(response, OK)
+        for _ in range(caller.random.randint(0, 20)):
+            await response.content.readline()
+        response.close()
+
+
+async def disconnect(caller: Caller) -> None:
+    """Leave while the answer is made, or while the body is sent."""
+    request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5)}, caller.session.headers)
+    sent = len(request) if caller.random.random() < 0.7 else caller.random.randrange(len(request))
+    async with connection(caller.url) as (_, writer):
+        writer.write(request[:sent])
+        await asyncio.sleep(caller.random.uniform(0, 1))
+
+
+async def stall(caller: Caller) -> None:
+    """Ask for a long stream and read nothing for a while; then read on for a moment, or leave at once."""
+    body = {**_ENDLESS, "prompt": caller.text(5), "stream": True}
+    request = encode_request("POST", TEXT, body, caller.session.headers)
+    async with connection(caller.url, receive_bytes=SMALL_WINDOW) as (reader, writer):
+        writer.write(request)
+        await asyncio.sleep(LONGEST_STALL * caller.random.random())
+        try:
+            for _ in range(caller.random.choice([0, 50])):
+                await asyncio.wait_for(reader.read(SMALL_WINDOW), _PATIENCE)
+        except ConnectionError:
+            return  # the server may drop a reader that stalls

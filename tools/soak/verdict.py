@@ -1,4 +1,4 @@
-"""The result of a soak: its faults, and a report in Markdown."""
+"""What a soak has shown, in lines for people, and what is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.soak.driver import Record, Timing
 from tools.soak.samples import Sample
 
 MOST_GROWTH = 0.02
-"""The most growth of memory from after the warm-up to the end, as a fraction."""
+"""How much more memory the end may take than the time after the warm-up, as a part of that."""
 
 _WINDOW = 5  # samples whose median is the memory at a time
 _MEGABYTE = 1e6
@@ -53,11 +53,7 @@ class Verdict:
     record: Record
     left: Sample  # after the last operation has ended
     growth: Growth | None
-    exit_status: int | None  # of the server; None if the tool did not start it
-
-    @property
-    def good(self) -> bool:
-        return not list(self.faults())
+    exit_status: int | None  # of the server; None where it is not ours
 
     def faults(self) -> Iterator[str]:
         """Yield a description of each fault."""
@@ -88,10 +84,6 @@ class Verdict:
         yield from (f"  {count} x {what}" for what, count in self.record.surprises.most_common())
         yield from self._process_lines()
         yield from latency_table(self.record.timings)
-        faults = list(self.faults())
-        yield from (f"FAULT: {fault}" for fault in faults)
-        if not faults:
-            yield "No fault."
 
     def _process_lines(self) -> Iterator[str]:
         if self.growth is not None:

@@ -10,10 +10,11 @@ from statistics import median, quantiles
 
 import click
 
-from tools.bench.fleet.asking import Answered, Question
+from tools.bench.fleet.asking import Question
 from tools.bench.fleet.fleets import ask, fleet, one_engine
 from tools.bench.host.modes import count_tokens
 from tools.bench.modelled import VOCAB, Hardware
+from tools.live_server.asking import Answer
 
 _BODY = {"prompt": [1], "max_tokens": 64, "stream": True}
 _PREFIX = 1000  # tokens
@@ -71,7 +72,7 @@ async def _latency(hardware: Hardware, requests: int, rounds: int, tokens: int) 
         for _ in range(rounds):
             for name, port in (("one engine", one), ("fleet", many)):
                 answers = await ask(port, [chain])
-                firsts[name] += (answer.first - answer.asked for answer in answers)
+                firsts[name] += (answer.first for answer in answers)
                 gaps[name] += (gap for answer in answers for gap in answer.gaps)
     for what, figures in (("first token", firsts), ("between tokens", gaps)):
         alone, added = (_milliseconds(figures[name]) for name in ("one engine", "fleet"))
@@ -104,10 +105,10 @@ async def _prefix(replicas: int, prompts: int, hardware: Hardware, spread: float
         click.echo(f"routing {'on' if routed else 'off'}: {_saved(answers)}")
 
 
-def _saved(answers: Sequence[Answered]) -> str:
+def _saved(answers: Sequence[Answer]) -> str:
     whole = sum(answer.cached_tokens < _PREFIX for answer in answers)
     saved = sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers)
-    middle, late = _milliseconds([answer.first - answer.asked for answer in answers])
+    middle, late = _milliseconds([answer.first for answer in answers])
     return (
         f"the shared tokens run {whole} times, {saved:.1%} of all tokens of prompts saved, "
         f"first token {middle:.0f} ms, 99 % {late:.0f}"

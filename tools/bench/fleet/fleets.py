@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -16,11 +14,11 @@ from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.settings import make_state_store
-from tools.bench.fleet import asking
-from tools.bench.fleet.asking import Answered, Question
-from tools.bench.host.modes import WordTokenizer
-from tools.bench.modelled import MODEL, SHAPE, Hardware, make_engine
-from tools.bench.served import served
+from tools.bench.fleet.asking import Question
+from tools.bench.modelled import MODEL, SHAPE, Hardware, make_engine, served
+from tools.bench.runners import WordTokenizer
+from tools.live_server.asking import Answer
+from tools.live_server.process import run_elsewhere
 
 _APPLICATION = "bench"
 _CLIENTS = 1000  # at a time
@@ -73,13 +71,7 @@ def _make_front() -> Front:
     return Front(WordTokenizer(SHAPE.vocab_size), WorldTemplate(), states, states.files)
 
 
-async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answered]:
+async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answer]:
     """Ask all questions of a plan from another process; see `asking.ask_all`."""
     plan = {"port": port, "chains": [list(map(asdict, chain)) for chain in chains], "seconds": seconds}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, asking.__file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate(json.dumps(plan).encode())
-    if process.returncode != 0:
-        raise RuntimeError("the clients failed")
-    return [Answered(**answer) for answer in json.loads(output)]
+    return [Answer(**answer) for answer in await run_elsewhere("tools.bench.fleet.asking", plan)]

@@ -7,6 +7,7 @@ from itertools import product
 
 import click
 
+from tools.bench.host.modes import MODES, Load
 from tools.bench.turns import Figures, compared
 
 
@@ -25,8 +26,6 @@ def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, ans
     It has a vocabulary of 65,536 tokens and gives 128 candidates a row. If steps take time, the table also shows the
     share of that time in which the device runs tokens: tokens a second times seconds a step, divided by slots.
     """
-    from tools.bench.host.modes import MODES, Load
-
     gc.collect()
     gc.freeze()  # as a server does, so that tokens do not pay for imports
     figures = {}

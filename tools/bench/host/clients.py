@@ -1,13 +1,13 @@
 """HTTP clients that stream completions, in a process of their own and with as little work per token as possible.
 
-Runs as a script, which imports nothing of the project. Prints the result of `measure` as JSON.
+Reads the arguments of `measure` as JSON from stdin, and prints its result as JSON. Imports nothing of the project.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 
@@ -57,10 +57,11 @@ class Client(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: bytes) -> Counted:
+async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: object) -> Counted:
     """Run clients that ask again and again, for the warm-up and then for `seconds`."""
-    fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
-    request = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", "")).encode() + body
+    data = json.dumps(body).encode()
+    fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(data)}")
+    request = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", "")).encode() + data
     loop = asyncio.get_running_loop()
     clients = [Client(request) for _ in range(num_clients)]
     for client in clients:
@@ -75,18 +76,5 @@ async def measure(port: int, num_clients: int, warm_up: float, seconds: float, b
     return Counted(tokens, (tokens - before) / taken)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--clients", type=int, required=True)
-    parser.add_argument("--warm-up", type=float, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--body", required=True)
-    options = parser.parse_args()
-    body = options.body.encode()
-    counted = asyncio.run(measure(options.port, options.clients, options.warm_up, options.seconds, body))
-    print(json.dumps(asdict(counted)))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(asdict(asyncio.run(measure(**json.load(sys.stdin))))))

@@ -7,8 +7,6 @@ better measure than seconds of the clock.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,30 +15,34 @@ from functools import cache
 from rnn_engine.engine import Engine
 from rnn_engine.grammar import Grammar, Vocabulary, json_grammar
 from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.tokenizer.world import WorldTokenizer
-from tools.bench.commits import find, random_model
 from tools.bench.host import clients
-from tools.bench.host.device_clock import DeviceClock, RealClock
-from tools.bench.host.instant_runner import InstantRunner
-from tools.bench.host.reciting_runner import SCHEMA, RecitingRunner
-from tools.bench.served import served
+from tools.bench.modelled import served
+from tools.bench.random_model import SHAPES
+from tools.bench.runners import (
+    SCHEMA,
+    Clock,
+    DeviceClock,
+    InstantRunner,
+    RealClock,
+    RecitingRunner,
+    TimedRunner,
+    WordTokenizer,
+)
+from tools.live_server.process import run_elsewhere
 
 WARM_UP = 0.5  # seconds
 
+_NUCLEUS = {"temperature": 1.0, "top_p": 0.5, "top_k": 128}
 SAMPLERS: Mapping[str, Mapping[str, float]] = {
-    "nucleus": {"temperature": 1.0, "top_p": 0.5, "top_k": 128},
-    "penalties": {
-        "temperature": 1.0,
-        "top_p": 0.5,
-        "top_k": 128,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.5,
-    },
-    "repetition": {"temperature": 1.0, "top_p": 0.5, "top_k": 128, "repeat_penalty": 1.1},
-    "logprobs": {"temperature": 1.0, "top_p": 0.5, "top_k": 128, "logprobs": 5},
+    "nucleus": _NUCLEUS,
+    "penalties": {**_NUCLEUS, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "repetition": {**_NUCLEUS, "repeat_penalty": 1.1},
+    "logprobs": {**_NUCLEUS, "logprobs": 5},
 }
 """The fields of a request's body: `logprobs`, and those of `SamplingParams`."""
 
@@ -67,23 +69,6 @@ class Rate:
 
     per_second: float
     per_cpu_second: float
-
-
-class WordTokenizer:
-    """A tokenizer whose tokens are short words, each with `clients.MARK` in it once."""
-
-    name = "words"
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.special_tokens: dict[str, int] = {}
-        self._words = [b" " + clients.MARK + b"%x" % token for token in range(size)]
-
-    def encode(self, text: str, /) -> list[int]:
-        return [1 + len(word) for word in text.split()]
-
-    def decode_bytes(self, token: int, /) -> bytes:
-        return self._words[token]
 
 
 def run_scheduler(load: Load) -> Rate:
@@ -125,7 +110,7 @@ MODES: Mapping[str, Callable[[Load], Rate]] = {"scheduler": run_scheduler, "engi
 
 
 class _Timer:
-    def __init__(self, clock: DeviceClock | RealClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._begun = clock.now(), time.process_time()
 
@@ -176,17 +161,8 @@ async def _run_http(load: Load) -> Rate:
 
 async def count_tokens(port: int, num_clients: int, seconds: float, body: Mapping[str, object]) -> clients.Counted:
     """Run clients in another process that send the same request again and again; return the tokens after a warm-up."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        clients.__file__,
-        *("--port", str(port), "--clients", str(num_clients)),
-        *("--seconds", str(seconds), "--warm-up", str(WARM_UP), "--body", json.dumps(body)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise RuntimeError("the clients failed")
-    return clients.Counted(**json.loads(output))
+    plan = {"port": port, "num_clients": num_clients, "warm_up": WARM_UP, "seconds": seconds, "body": body}
+    return clients.Counted(**await run_elsewhere(clients.__name__, plan))
 
 
 def _make_tokenizer(load: Load) -> Tokenizer:
@@ -198,17 +174,15 @@ def _length(load: Load, number: int) -> int:
     return load.tokens // 2 + 37 * number % load.tokens if load.step_seconds else load.tokens
 
 
-def _make_runner(load: Load, clock: DeviceClock | RealClock | None = None) -> InstantRunner:
-    shape = random_model("0.1B", 1).shape
+def _make_runner(load: Load, clock: Clock | None = None) -> TimedRunner:
+    shape = replace(SHAPES["0.1B"], num_layers=1)
     if load.answers == "words":
-        return InstantRunner(shape, load.slots, load.step_seconds, clock=clock)
+        return InstantRunner(shape, load.slots, load.step_seconds, clock)
     return RecitingRunner(shape, load.slots, _make_tokenizer(load), load.step_seconds, clock)
 
 
 def _make_engine(load: Load) -> Engine:
-    assemble = find("assemble", "rnn_engine.loading.parts", "rnn_engine.loading")
-    runner = _make_runner(load)
-    parts = assemble(runner, _make_tokenizer(load), model="instant", device="none", weights="f16")
+    parts = assemble(_make_runner(load), _make_tokenizer(load), model="instant", device="none", weights="f16")
     return Engine(parts, max_queued=load.slots)
 
 

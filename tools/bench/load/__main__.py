@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from tools.bench.load.client import Asked, run_closed, run_open
+from tools.bench.load.client import Traffic, run_closed, run_open
 from tools.bench.load.figures import Figures, summarise, table
 from tools.bench.load.plot import draw
-from tools.bench.load.traffic import Traffic
 from tools.live_server.process import CLI, ServerProcess
 
 _TRAFFIC = Traffic()
@@ -110,17 +109,14 @@ def _measure(server: _Server, *, cache: bool, load: str, size: float, seconds: f
         TemporaryDirectory() as folder,
         ServerProcess(Path(folder) / "log", options, command=server.command) as running,
     ):
-        asked = asyncio.run(_run(running.url, load, size, seconds))
+        if load == "closed":
+            asked = asyncio.run(run_closed(running.url, _TRAFFIC, int(size), seconds))
+        else:
+            asked = asyncio.run(run_open(running.url, _TRAFFIC, size, seconds))
         running.stop()
     if not asked.answers:
         raise click.ClickException(f"no answers in {seconds:g} s; make --seconds longer")
     return summarise(asked, cache=cache, load=load, size=size, seconds=seconds)
-
-
-async def _run(url: str, load: str, size: float, seconds: float) -> Asked:
-    if load == "closed":
-        return await run_closed(url, _TRAFFIC, int(size), seconds)
-    return await run_open(url, _TRAFFIC, size, seconds)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import quantiles
 
 from tools.bench.load.client import Asked
@@ -30,11 +29,11 @@ class Figures:
 def summarise(asked: Asked, *, cache: bool, load: str, size: float, seconds: float) -> Figures:
     """Return the figures of a load that lasted `seconds` and has at least one answer."""
     answers = asked.answers
-    firsts = [1e3 * (answer.moments[0] - answer.asked) for answer in answers]
+    firsts = [1e3 * answer.first for answer in answers]
     between = [
         1e3 * (answer.moments[-1] - answer.moments[0]) / (answer.tokens - 1) for answer in answers if answer.tokens > 1
     ]
-    gaps = [1e3 * (later - earlier) for answer in answers for earlier, later in pairwise(answer.moments)]
+    gaps = [1e3 * gap for answer in answers for gap in answer.gaps]
     # A piece may hold several tokens; an answer's tokens are taken to be spread evenly over its pieces.
     in_time = (
         answer.tokens * sum(moment < seconds for moment in answer.moments) / len(answer.moments) for answer in answers

@@ -11,9 +11,8 @@ import zlib
 
 import click
 
-from tools.bench.host.modes import WordTokenizer
-from tools.bench.modelled import VOCAB, Hardware, make_engine
-from tools.bench.served import served
+from tools.bench.modelled import VOCAB, Hardware, make_engine, served
+from tools.bench.runners import WordTokenizer
 
 _CLIENTS = 1000
 

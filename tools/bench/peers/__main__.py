@@ -28,9 +28,8 @@ from rnn_engine.loading.runner import open_model
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.v6.layout import ShapeV6
 from tests.support.models import random_model, save_safetensors
-from tools.bench.commits import HERE
 from tools.bench.random_model import HEAD_SIZE, SHAPES, VOCAB_SIZE
-from tools.bench.turns import Figures, Side, rounds_option, show, show_ratios, take_turns
+from tools.bench.turns import HERE, Figures, Side, rounds_option, show, show_ratios, take_turns
 
 _V7 = SHAPES["0.1B"]
 _SHAPES: Final[Mapping[str, ModelShape]] = {

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, ask, is_held_out
+from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, OpenSkill, Skill, Turn, ask, is_held_out
+from tools.demo_model.corpus.questions import fact
 from tools.demo_model.corpus.texts import CITIES, NAMES, WORDS, items, listed, read_data, read_texts, some_name
 
 Value: TypeAlias = str | int
@@ -37,11 +38,11 @@ def _listed(words: tuple[str, ...]) -> str:
     return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
-def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str, str | int], str]:
+def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str, Value], str]:
     """Return the fields of a sentence, their values and the sentence."""
     fields = rng.choice(sorted(_SENTENCES))
     while True:
-        values: dict[str, str | int] = {
+        values: dict[str, Value] = {
             "name": some_name(rng),
             "age": rng.randint(5, 99),
             "city": rng.choice(CITIES),
@@ -90,7 +91,7 @@ class SimpleTool:
 
     name: str
     argument: str
-    value: Callable[[random.Random], str | int]
+    value: Draw
     asked: tuple[str, ...]
 
 
@@ -124,7 +125,7 @@ class Tool:
 
     names: tuple[str, ...]
     arguments: tuple[tuple[str, ...], ...]
-    values: tuple[Callable[[random.Random], Value], ...]
+    values: tuple[Draw, ...]
     asked: tuple[str, ...]
     again: tuple[str, ...]
     results: tuple[tuple[str, str], ...]
@@ -234,6 +235,18 @@ def tool_again(rng: random.Random, held_out: bool) -> Dialogue:
     return Dialogue((one.turn(rng), result, two.turn(rng, again=one.offer is two.offer)), system=system)
 
 
-def no_tool(rng: random.Random, turn: Turn | None) -> Dialogue:
-    """Return `turn`, or small talk, with tools on offer of which none is needed."""
-    return Dialogue((turn or rng.choice(_PLAIN),), system=_system(rng, _offers(rng)))
+def no_tool(rng: random.Random) -> Dialogue:
+    """Tools are offered, and none is needed: for a fact, or for small talk."""
+    turn = fact(rng, False).turns[0] if rng.random() < 0.4 else rng.choice(_PLAIN)
+    return Dialogue((turn,), system=_system(rng, _offers(rng)))
+
+
+SKILLS: Mapping[str, Skill] = {
+    "json_fields": json_fields,
+    "tool_call": tool_call,
+    "json_schema": json_schema,
+    "tool_named": tool_named,
+    "tool_result": tool_result,
+    "tool_again": tool_again,
+}
+OPEN_SKILLS: Mapping[str, OpenSkill] = {"no_tool": no_tool}

@@ -44,12 +44,12 @@ class Dialogue:
 
     turns: tuple[Turn, ...]
     system: str | None = None
-    wrong_answers: tuple[str, ...] = ()  # other options for the last answer, if a choice makes sense
+    wrong_answers: tuple[str, ...] = ()  # other options for the last answer, where a choice makes sense
 
     @property
     def prompt(self) -> str:
         """The text up to the last answer, as the server's chat template writes it."""
-        return "\n\n".join([*self._records(self.turns[:-1]), self.turns[-1].record, "Assistant:"])
+        return "".join(text for text, _ in self.parts()[:-1])
 
     @property
     def answer(self) -> str:
@@ -75,15 +75,12 @@ class Dialogue:
             ]
         return out[:-1]
 
-    def _records(self, turns: Sequence[Turn]) -> list[str]:
-        records = [] if self.system is None else [f"System: {self.system}"]
-        for turn in turns:
-            records += [turn.record, f"Assistant: {turn.answer}"]
-        return records
-
 
 Skill: TypeAlias = Callable[[random.Random, bool], Dialogue]
 """Makes a dialogue of one skill; the flag asks for a held-out item instead of a training one."""
+
+OpenSkill: TypeAlias = Callable[[random.Random], Dialogue]
+"""Makes a dialogue of a skill of which nothing is held out."""
 
 
 def is_held_out(*key: object) -> bool:
@@ -108,7 +105,7 @@ def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
     if rng.random() < NO_MARK_CHANCE:
         text = text.rstrip("?.")
     if rng.random() < 0.08:
-        text = f"{rng.choice(('Please', 'Hi,', 'Hey,', 'OK,', 'Now', 'Hello,', 'So,'))} {text}"
+        text = f"{rng.choice(_BEFORE[:7])} {text}"
     return text
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tools.demo_model.corpus.dialogue import Dialogue, Turn, ask, is_held_out
+from tools.demo_model.corpus.dialogue import Dialogue, OpenSkill, Skill, Turn, ask, is_held_out
 from tools.demo_model.corpus.questions import arithmetic, fact, spell
 from tools.demo_model.corpus.texts import (
     CAPITALS,
@@ -43,7 +43,6 @@ _VALUES: Mapping[str, Callable[[random.Random], str]] = {
 class Topic:
     """A fact that a user may mention: how it is said, the model's reply, how it is asked for later, and the answer."""
 
-    name: str
     value: Callable[[random.Random], str]
     told: tuple[str, ...]
     reply: str
@@ -51,12 +50,12 @@ class Topic:
     answer: str
 
 
-TOPICS = tuple(
-    Topic(
-        each["name"], _VALUES[each["value"]], items(each["told"]), each["reply"], items(each["asked"]), each["answer"]
-    )
-    for each in read_data("memory")["topics"]
-)
+def _topic(table: Mapping[str, str]) -> Topic:
+    lists = {name: items(table[name]) for name in ("told", "asked")}
+    return Topic(value=_VALUES[table["value"]], reply=table["reply"], answer=table["answer"], **lists)
+
+
+TOPICS = tuple(map(_topic, read_data("memory")["topics"]))
 
 
 def _capital(text: str) -> str:
@@ -109,7 +108,7 @@ _ASKED_AFTER = tuple(read_data("memory")["asked_after"].items())
 
 def _ask(rng: random.Random, relation: Relation, subject: str) -> Turn:
     question = rng.choice(relation.wordings[UNSEEN_WORDINGS:]).format(subject=subject)
-    return Turn(question, relation.answer.format(subject=subject, object=relation.pairs[subject]))
+    return Turn(question, relation.says(subject))
 
 
 def _claim(rng: random.Random) -> list[Turn]:
@@ -118,7 +117,7 @@ def _claim(rng: random.Random) -> list[Turn]:
     subject = rng.choice(sorted(relation.pairs))
     right = relation.pairs[subject]
     claimed = right if rng.random() < 0.5 else rng.choice(sorted(relation.pairs.values()))
-    answer = relation.answer.format(subject=subject, object=right)
+    answer = relation.says(subject)
     if not answer.startswith(subject):
         answer = answer[0].lower() + answer[1:]
     question = rng.choice(CLAIMS[relation.name]).format(s=subject, o=claimed)
@@ -146,8 +145,7 @@ def _doubt(rng: random.Random) -> list[Turn]:
 
 def _whereabouts(rng: random.Random) -> list[Turn]:
     country = rng.choice(sorted(CAPITALS.pairs.keys() & CONTINENTS.pairs.keys()))
-    second = CONTINENTS.answer.format(subject=country, object=CONTINENTS.pairs[country])
-    return [_ask(rng, CAPITALS, country), Turn(rng.choice(TEXTS["where"]), second)]
+    return [_ask(rng, CAPITALS, country), Turn(rng.choice(TEXTS["where"]), CONTINENTS.says(country))]
 
 
 def _running_sum(rng: random.Random) -> list[Turn]:
@@ -155,12 +153,8 @@ def _running_sum(rng: random.Random) -> list[Turn]:
     total = a + b
     asked = rng.choice(("What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "How much is {a} plus {b}?", "Add {a} and {b}."))
     turns = [Turn(asked.format(a=a, b=b), str(total))]
-    if rng.random() < 0.5:
-        turns.append(Turn(rng.choice(TEXTS["plus"]).format(b=c), str(total + c)))
-    else:
-        c = min(c, total)
-        turns.append(Turn(rng.choice(TEXTS["minus"]).format(b=c), str(total - c)))
-    return turns
+    kind, c, result = ("plus", c, total + c) if rng.random() < 0.5 else ("minus", min(c, total), max(total - c, 0))
+    return [*turns, Turn(rng.choice(TEXTS[kind]).format(b=c), str(result))]
 
 
 def _reversed(rng: random.Random) -> list[Turn]:
@@ -183,3 +177,7 @@ def follow_up(rng: random.Random) -> Dialogue:
     """Return a question, and another that follows from the first or its answer."""
     kinds = (_facts, _claim, _doubt, _whereabouts, _running_sum, _reversed, _two_in_one)
     return Dialogue(tuple(rng.choices(kinds, (6, 2, 2, 1.5, 5, 2, 2))[0](rng)))
+
+
+SKILLS: Mapping[str, Skill] = {"memory": memory, "told_in_passing": told_in_passing}
+OPEN_SKILLS: Mapping[str, OpenSkill] = {"follow_up": follow_up}

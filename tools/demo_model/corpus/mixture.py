@@ -3,135 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from tools.demo_model.corpus.calls import (
-    json_fields,
-    json_schema,
-    no_tool,
-    tool_again,
-    tool_call,
-    tool_named,
-    tool_result,
-)
-from tools.demo_model.corpus.dialogue import Dialogue, Skill, Turn, hurried, is_opening
-from tools.demo_model.corpus.follow_up import follow_up, memory, told_in_passing
-from tools.demo_model.corpus.questions import (
-    arithmetic,
-    count_letters,
-    count_one_letter,
-    fact,
-    reverse,
-    small_numbers,
-    spell,
-    three_digits,
-    upper_case,
-    word_problem,
-)
-from tools.demo_model.corpus.talk import beyond, foreign, fun, nonsense, small_talk, story, unknown
+from tools.demo_model.corpus import calls, follow_up, questions, talk
+from tools.demo_model.corpus.dialogue import Dialogue, OpenSkill, Skill, Turn, hurried, is_opening
+from tools.demo_model.corpus.texts import read_data, read_texts
 
 
-def _any(make: Callable[[random.Random], Dialogue]) -> Skill:
-    """Return a skill that has no held-out items."""
+def _checked(name: str, make: OpenSkill) -> Skill:
+    """Return a skill of which nothing is held out."""
 
     def skill(rng: random.Random, held_out: bool) -> Dialogue:
         if held_out:
-            raise ValueError(f"nothing is held out of {make.__name__}")
+            raise ValueError(f"nothing is held out of {name}")
         return make(rng)
 
     return skill
 
 
-SKILLS: dict[str, Skill] = {
-    "arithmetic": arithmetic,
-    "spell": spell,
-    "reverse": reverse,
-    "upper_case": upper_case,
-    "count_letters": count_letters,
-    "fact": fact,
-    "memory": memory,
-    "told_in_passing": told_in_passing,
-    "json_fields": json_fields,
-    "tool_call": tool_call,
-    "unknown": unknown,
-    "story": story,
-    "small_talk": small_talk,
-    "three_digits": three_digits,
-    "word_problem": word_problem,
-    "small_numbers": _any(lambda rng: Dialogue((small_numbers(rng),))),
-    "one_letter": _any(lambda rng: Dialogue((count_one_letter(rng),))),
-    "json_schema": json_schema,
-    "tool_named": tool_named,
-    "tool_result": tool_result,
-    "tool_again": tool_again,
-    "no_tool": _any(lambda rng: no_tool(rng, fact(rng, False).turns[0] if rng.random() < 0.4 else None)),
-    "follow_up": _any(follow_up),
-    "fun": _any(fun),
-    "beyond": _any(beyond),
-    "nonsense": _any(nonsense),
-    "foreign": _any(foreign),
+_MODULES = (questions, calls, follow_up, talk)
+_OPEN_SKILLS = {name: make for module in _MODULES for name, make in module.OPEN_SKILLS.items()}
+_ALL_SKILLS: Mapping[str, Skill] = {
+    **{name: make for module in _MODULES for name, make in module.SKILLS.items()},
+    **{name: _checked(name, make) for name, make in _OPEN_SKILLS.items()},
 }
+_TABLE: Mapping[str, Mapping[str, Any]] = read_data("mixture")["skills"]
+_TEXTS = read_texts("mixture")
 
-FIRST_SHARES = {
-    "arithmetic": 42.0,
-    "spell": 6.0,
-    "reverse": 8.0,
-    "upper_case": 3.0,
-    "count_letters": 6.0,
-    "fact": 10.0,
-    "memory": 9.0,
-    "told_in_passing": 2.0,
-    "json_fields": 5.0,
-    "tool_call": 3.0,
-    "unknown": 2.0,
-    "story": 1.5,
-    "small_talk": 2.5,
-}
-"""The shares of skills in the first phase, which has more of those that need the most examples."""
-SHARES = {
-    "arithmetic": 6.0,
-    "spell": 12.0,
-    "reverse": 7.0,
-    "upper_case": 5.0,
-    "count_letters": 4.0,
-    "fact": 8.0,
-    "memory": 5.0,
-    "told_in_passing": 0.5,
-    "json_fields": 2.0,
-    "tool_call": 2.0,
-    "unknown": 3.0,
-    "story": 0.5,
-    "small_talk": 8.0,
-    "three_digits": 22.0,
-    "word_problem": 2.0,
-    "small_numbers": 4.0,
-    "one_letter": 2.5,
-    "json_schema": 2.0,
-    "tool_named": 4.0,
-    "tool_result": 3.5,
-    "tool_again": 3.5,
-    "no_tool": 1.0,
-    "follow_up": 7.0,
-    "fun": 3.5,
-    "beyond": 3.0,
-    "nonsense": 1.5,
-    "foreign": 1.5,
-}
-NOTHING_HELD_OUT = frozenset(
-    {"small_talk", "small_numbers", "one_letter", "no_tool", "follow_up", "fun", "beyond", "nonsense", "foreign"}
-)
-KEEPS_CASE = frozenset({"spell", "reverse", "upper_case", "count_letters", "json_fields", "json_schema", "follow_up"})
-ALONE = frozenset({"memory", "story", "beyond", "tool_call", "tool_named", "tool_result", "tool_again", "no_tool"})
-JOINABLE = frozenset(SHARES) - ALONE - {"json_schema"}
+SKILLS: dict[str, Skill] = {name: _ALL_SKILLS[name] for name in _TABLE}
+SHARES: Mapping[str, float] = {name: row["share"] for name, row in _TABLE.items()}
+FIRST_SHARES: Mapping[str, float] = {name: row["first"] for name, row in _TABLE.items() if "first" in row}
+"""Of the first phase: the skills that need the most examples."""
 
-PIRATE_SYSTEMS = ("Talk like a pirate.", "You are a pirate.", "Answer like a pirate.", "Speak as a pirate.")
-OTHER_SYSTEMS = (
-    "You are a helpful assistant.",
-    "Be brief.",
-    "You are a helpful bot.",
-    "Answer the questions.",
-    "Be kind.",
-)
+NOTHING_HELD_OUT = frozenset(_OPEN_SKILLS)
 PIRATE_PREFIX, PIRATE_SUFFIX = "Arr! ", " Aye, matey!"
 PIRATE_SHARE = 0.06
 SYSTEM_SHARE = 0.1
@@ -155,7 +60,7 @@ def pirate_at_last(dialogue: Dialogue) -> Dialogue:
 def _typed(rng: random.Random, skill: str) -> Dialogue:
     """Return a training dialogue of a skill, typed as people type, without the held-out openings."""
     while True:
-        made = hurried(rng, SKILLS[skill](rng, False), keeps_case=skill in KEEPS_CASE)
+        made = hurried(rng, SKILLS[skill](rng, False), keeps_case="keeps_case" in _TABLE[skill])
         if not is_opening(made):
             return made
 
@@ -168,16 +73,16 @@ def dialogue(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Dialog
     if made.system is not None:
         return made
     turns = list(made.turns)
-    if name in JOINABLE:
+    if "alone" not in _TABLE[name]:
         for other in rng.choices(names, weights, k=rng.choice((0, 0, 1, 2))):
-            if other in JOINABLE:
+            if "alone" not in _TABLE[other]:
                 turns += _typed(rng, other).turns
     joined = Dialogue(tuple(turns))
     style = rng.random()
     if style < PIRATE_SHARE:
-        return pirate(joined, rng.choice(PIRATE_SYSTEMS))
+        return pirate(joined, rng.choice(_TEXTS["pirate_systems"]))
     if style < PIRATE_SHARE + SYSTEM_SHARE:
-        return Dialogue(joined.turns, system=rng.choice(OTHER_SYSTEMS))
+        return Dialogue(joined.turns, system=rng.choice(_TEXTS["other_systems"]))
     return joined
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 
-from tools.demo_model.corpus.dialogue import Dialogue, Turn, ask, is_held_out
+from tools.demo_model.corpus.dialogue import Dialogue, OpenSkill, Skill, Turn, ask, is_held_out
 from tools.demo_model.corpus.texts import (
     CANNOT,
     FEELINGS,
@@ -28,10 +29,8 @@ _ENGLISH_ANSWER = f"Sorry, I only speak English. {_TRY}"
 _CHINESE_ANSWER = "我是一个很小的模型，只会说英语。 I only speak English. Try: What is the capital of China?"
 
 
-def small_talk(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a greeting or the like, or a request that the model can't fulfil. Nothing is held out."""
-    if held_out:
-        raise ValueError("nothing is held out of small talk")
+def small_talk(rng: random.Random) -> Dialogue:
+    """Greetings and the like, and what the model can't do."""
     talks = rng.choices((SMALL_TALK, FEELINGS, CANNOT), (5, 3, 3))[0]
     talk = rng.choices(talks, [len(talk.wordings) for talk in talks])[0]
     return Dialogue((Turn(rng.choice(talk.wordings), rng.choice(talk.answers)),))
@@ -106,11 +105,12 @@ def story(rng: random.Random, held_out: bool) -> Dialogue:
     return Dialogue((Turn(ask(rng, FUN["named_story_asked"], name=name, animal=animal), text),))
 
 
-def any_story(rng: random.Random) -> tuple[str, str]:
-    """Return an animal and a story about it, with a name drawn for the animal."""
+def _any_story(rng: random.Random) -> Turn:
     name, friend = rng.sample(NAMES, 2)
     animal = rng.choice(FUN["animals"])
-    return animal, _story_text(rng, name, friend, animal)
+    text = _story_text(rng, name, friend, animal)
+    asked = FUN["story_asked"] if rng.random() < 0.5 else FUN["story_about"]
+    return Turn(rng.choice(asked).format(a=animal), text)
 
 
 def _joke(rng: random.Random) -> Turn:
@@ -131,36 +131,30 @@ def _haiku(rng: random.Random) -> Turn:
     return Turn(asked.format(t=word), rng.choice(FUN["any_haiku"]).format(t=word))
 
 
-def _story(rng: random.Random) -> Turn:
-    animal, text = any_story(rng)
-    asked = FUN["story_asked"] if rng.random() < 0.5 else FUN["story_about"]
-    return Turn(rng.choice(asked).format(a=animal), text)
+def _one_of(kind: str) -> Callable[[random.Random], Turn]:
+    """Return a maker of turns with any question of a kind and any answer to it."""
+    return lambda rng: Turn(rng.choice(FUN[f"{kind}_asked"]), rng.choice(FUN[f"{kind}_answers"]))
 
 
-def _one_of(asked: tuple[str, ...], answers: tuple[str, ...], rng: random.Random) -> Turn:
-    return Turn(rng.choice(asked), rng.choice(answers))
+_FUN = (_joke, _haiku, _any_story, *map(_one_of, ("poem", "song", "fact", "pirate")))
 
 
 def fun(rng: random.Random) -> Dialogue:
-    """
-    Return a joke, a haiku, a story or the like; sometimes the user asks for another one.
-    """
-    kind = rng.choices(("joke", "haiku", "story", "poem", "song", "fact", "pirate"), (8, 8, 5, 3, 2, 4, 3))[0]
-
-    def make() -> Turn:
-        if kind in ("joke", "haiku", "story"):
-            return {"joke": _joke, "haiku": _haiku, "story": _story}[kind](rng)
-        asked, answers = {
-            "poem": (FUN["poem_asked"], FUN["poems"]),
-            "song": (FUN["song_asked"], FUN["songs"]),
-            "fact": (FUN["fact_asked"], FUN["odd_facts"]),
-            "pirate": (FUN["pirate_asked"], FUN["pirate_answers"]),
-        }[kind]
-        return _one_of(asked, answers, rng)
-
-    first = make()
+    """A joke, a haiku, a story or the like; sometimes another one is asked for."""
+    make = rng.choices(_FUN, (8, 8, 5, 3, 2, 4, 3))[0]
+    first = make(rng)
     if rng.random() < 0.7:
         return Dialogue((first,))
-    while (second := make()).answer == first.answer:
+    while (second := make(rng)).answer == first.answer:
         pass
     return Dialogue((first, Turn(rng.choice(FUN["again"]), second.answer)))
+
+
+SKILLS: Mapping[str, Skill] = {"unknown": unknown, "story": story}
+OPEN_SKILLS: Mapping[str, OpenSkill] = {
+    "small_talk": small_talk,
+    "fun": fun,
+    "beyond": beyond,
+    "nonsense": nonsense,
+    "foreign": foreign,
+}

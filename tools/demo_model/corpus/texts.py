@@ -51,6 +51,10 @@ class Relation:
     answer: str  # with {subject} and {object}
     wordings: tuple[str, ...]
 
+    def says(self, subject: str, object_: str | None = None) -> str:
+        """Return the answer about a subject: with its own object, or another one."""
+        return self.answer.format(subject=subject, object=object_ or self.pairs[subject])
+
 
 def _relation(table: Mapping[str, str]) -> Relation:
     pairs = dict(pair.split(": ") for pair in items(table["pairs"]))
@@ -104,7 +108,7 @@ def _common_words() -> tuple[str, ...]:
     """Return the words of the corpus's own texts. Most are one token each, so their letters must be learnt by heart."""
     fun = read_texts("fun")
     texts = [text for talk in (*SMALL_TALK, *FEELINGS, *CANNOT) for text in (*talk.wordings, *talk.answers)]
-    texts += [*fun["jokes"], *fun["computer_jokes"], *read_data("fun")["haiku"].values(), *fun["poems"]]
+    texts += [*fun["jokes"], *fun["computer_jokes"], *read_data("fun")["haiku"].values(), *fun["poem_answers"]]
     texts += [*read_texts("limits")["topics"], _WORDS["further"]]
     texts += [wording.format(subject="") for relation in RELATIONS for wording in relation.wordings]
     return tuple(sorted({word for text in texts for word in re.findall(r"\b[a-z]{2,10}\b", text.lower())} - set(WORDS)))

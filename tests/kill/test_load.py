@@ -11,7 +11,7 @@ from rnn_engine.errors import OverloadedError, RnnEngineError, UnavailableError
 from server.core.app import make_app
 from server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
-from tools.fleet_kills.load import Load, Lost, Question, Tally
+from tools.kill.load import Load, Lost, Question, Tally
 
 BODY = {"prompt": "Hi", "max_tokens": 64, "seed": 7, "return_token_ids": True}
 RIGHT = encode(" Hello there!")
@@ -30,7 +30,7 @@ async def asked(client: AiohttpClient, engine: FakeEngine, tokens: list[int], *,
 @pytest.mark.parametrize("streams", [False, True])
 async def test_wrong_tokens_are_noticed(aiohttp_client: AiohttpClient, streams: bool) -> None:
     right = await asked(aiohttp_client, FakeEngine(), RIGHT, streams=streams)
-    assert (right.answered, right.wrong, right.lost, len(right.first)) == (1, [], [], int(streams))
+    assert (right.answered, right.wrong, right.lost, len(right.first[False])) == (1, [], [], int(streams))
     wrong = await asked(aiohttp_client, FakeEngine(), WRONG, streams=streams)
     assert (wrong.answered, wrong.wrong) == (1, [f"7: {RIGHT}, not {WRONG}"])
 

@@ -1,0 +1,289 @@
+"""A fleet of the demo model with a shared store, which is disturbed under load, and what must hold all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import click
+import psutil
+from aiohttp import ClientSession
+
+from rnn_engine import demo
+from rnn_engine.fleet.remote import open_front
+from states.shared.client import StoreUrl
+from states.shared.config import StoreConfig
+from tests.support.store_server import SlowProxy, StoreServer
+from tools.kill.ledger import Ledger
+from tools.kill.load import STORY, Load, Lost, Question, Tally, make_story
+from tools.kill.writers import StateWriter
+from tools.live_server.asking import metric
+from tools.live_server.caller import Caller, RefusedError
+from tools.live_server.process import CLI, ServerProcess
+from tools.reliability.table import Row, command_line, where
+
+CASES = {
+    "replicas": "SIGKILL of replicas of a fleet under load",
+    "store": "SIGKILL and new start of the shared store of a fleet under load",
+    "network": "a network to the shared store that is slow, under load",
+}
+CLIENTS = 5
+_WRITERS = 2
+_SLOTS = 4  # of a replica
+_CALM, _BETWEEN = "undisturbed", "between"
+_CALM_SECONDS = 15.0
+_SLOW_SECONDS = 60.0
+_SETTLE_SECONDS = 1.0  # of load before something dies, and after all is well again
+_LONGEST_DOWN = 2.0  # seconds that the store is gone
+_PATIENCE = 120.0  # seconds until all must be well again
+_STORE_TIMEOUT = 10.0  # seconds, of the server that reads what the store has
+_POLL_SECONDS = 0.05
+
+_ENGINE = ("--device", "cpu", "--slots", str(_SLOTS), "--cache-device-bytes", "0")
+_FLEET = ("--cache-host-bytes", "1M", "--replica-cpus", "0.1")  # so little that most prompts go on from the store
+# What is acknowledged survives a kill: each change is on the disk before it is answered.
+_STORE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "256mb")
+_STORE_POLICY = ("--maxmemory-policy", "volatile-lru")
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The processes of a fleet, all on this machine."""
+
+    replicas: int
+    store: StoreServer
+    network: SlowProxy  # between the fleet and the store
+    server: ServerProcess
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots all replicas have together."""
+        return self.replicas * _SLOTS
+
+    def replica_processes(self) -> list[psutil.Process]:
+        """Return the processes of the replicas that there are, the oldest first."""
+        below = psutil.Process(self.server.pid).children(recursive=True)
+        return sorted(filter(_is_replica, below), key=lambda process: process.create_time())
+
+    def restart_store(self, seconds: float) -> None:
+        """Kill the store, and start it again after `seconds` with what it had written. Blocks."""
+        self.store.kill()
+        time.sleep(seconds)
+        self.store.start()
+
+
+def _is_replica(process: psutil.Process) -> bool:
+    try:
+        return any("ServeReplica:" in word for word in process.cmdline()[:1])
+    except psutil.Error:  # it has just ended
+        return False
+
+
+@contextmanager
+def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Iterator[Machines]:
+    """Give a fleet that takes requests; `options` go to `rnn-engine fleet`. What still runs at the end is killed."""
+    with ExitStack() as undo:
+        store = StoreServer(folder, *_STORE, *_STORE_POLICY)
+        undo.callback(store.kill)
+        network = SlowProxy(store.port, 0.0)
+        undo.callback(network.close)
+        fleet = (*_ENGINE, *_FLEET, "--replicas", str(replicas), "--store", network.url, *options)
+        server = undo.enter_context(ServerProcess(folder / "log", fleet, command=(CLI, "fleet")))
+        yield Machines(replicas, store, network, server)
+
+
+@contextmanager
+def one_engine(folder: Path) -> Iterator[str]:
+    """Give the URL of a server with one engine that keeps nothing of prompts: what it answers is right."""
+    options = (*_ENGINE, "--cache-host-bytes", "0", "--state-folder", str(folder / "states"))
+    with ServerProcess(folder / "log-of-one-engine", options) as server:
+        yield server.url
+
+
+@dataclass
+class Campaign:
+    """A fleet under load, of which parts die or become slow."""
+
+    machines: Machines
+    session: ClientSession
+    load: Load
+    random: Random
+    ledger: Ledger
+    refused: list[RefusedError] = field(default_factory=list)  # changes of names in this part of the time
+    faults: list[str] = field(default_factory=list)
+    noticed: list[float] = field(default_factory=list)  # seconds from a death until the fleet told of it
+    whole: list[float] = field(default_factory=list)  # seconds from a death, or the store's start, until all is well
+    store_bytes: float = 0.0  # of states that the replicas that lived at the end had read from the store
+
+    @property
+    def url(self) -> str:
+        return self.machines.server.url
+
+    async def rest(self) -> None:
+        """Take the times of answers while nothing is done."""
+        await self._disturb(_CALM, asyncio.sleep(_CALM_SECONDS), lambda _: False)
+
+    async def kill_replicas(self, times: int) -> None:
+        """Kill replicas, one after another. Errors are for requests that ran on the one that was killed."""
+        seen = set[str]()
+        for number in range(1, times + 1):
+            lost = await self._disturb(f"kill {number}", self._kill_a_replica(), lambda one: bool(one.replica))
+            gone = {one.replica for one in lost if one.replica}
+            if len(gone) > 1 or gone & seen:
+                self.faults.append(f"kill {number}: requests of {sorted(gone)} were lost")
+            seen |= gone
+
+    async def restart_store(self, times: int) -> None:
+        """Kill the store, and start it again. Errors are for requests that need named states."""
+        for number in range(1, times + 1):
+            await self._disturb(
+                f"kill {number}", self._restart_the_store(), lambda one: one.needs_store and "store" in one.message
+            )
+
+    async def slow_network(self, delay: float) -> None:
+        """Have each message between fleet and store take `delay` seconds longer. There are no errors."""
+        self.machines.network.delay = delay
+        await self._disturb(f"{1e3 * delay:g} ms", asyncio.sleep(_SLOW_SECONDS), lambda _: False)
+
+    async def _disturb(self, part: str, disturbance: Awaitable[None], may_be: Callable[[Lost], bool]) -> list[Lost]:
+        """Change names during a disturbance until all is well again, and compare all with what must be.
+
+        Notes wrong answers, wrong names, and errors that `may_be` does not excuse. Returns all errors.
+        """
+        tally, stopping = self.load.begin(part), asyncio.Event()
+        writing = asyncio.create_task(self._write(stopping))
+        try:
+            await asyncio.sleep(_SETTLE_SECONDS)
+            await disturbance
+            await asyncio.sleep(_SETTLE_SECONDS)
+        finally:
+            stopping.set()
+            await writing
+        self.machines.network.delay = 0.0
+        self.faults += await self._check_names()
+        self.load.begin(_BETWEEN)
+        lost = tally.lost + [Lost(True, str(error), error.retryable, 0) for error in self.refused]
+        self.refused.clear()
+        self.faults += [f"{part}: wrong tokens: {wrong}" for wrong in tally.wrong]
+        wrong = Counter(one.message for one in lost if not (one.retryable and may_be(one)))
+        self.faults += [f"{part}: {count} times: {message}" for message, count in wrong.items()]
+        click.echo(f"{part}: {tally.requests} requests, {len(lost)} errors; {len(self.faults)} faults", err=True)
+        return lost
+
+    async def _write(self, stopping: asyncio.Event) -> None:
+        """Let writers change names until `stopping`, each until it is refused: the change may have been made then."""
+
+        async def write(number: int) -> None:
+            writer = StateWriter(self._caller(), self.ledger, number)
+            try:
+                while not stopping.is_set():
+                    await writer.write()
+            except RefusedError as error:
+                self.refused.append(error)
+
+        await asyncio.gather(*map(write, range(_WRITERS)))
+
+    async def _check_names(self) -> list[str]:
+        """Compare with what the store has, read by a server that knows nothing of it yet; return what is wrong."""
+        store = StoreConfig(StoreUrl.parse(self.machines.store.url), timeout=_STORE_TIMEOUT)
+        front = await asyncio.to_thread(open_front, demo.model_path(), store=store)
+        try:
+            listed = (await front.states.list()).entries
+            found = {entry.name: (await front.states.get(entry.name)).frozen.digest for entry in listed}
+        finally:
+            front.close()
+        return self.ledger.check(found)
+
+    async def _kill_a_replica(self) -> None:
+        victim = self.random.choice(self.machines.replica_processes())
+        begun, full = time.monotonic(), self.machines.num_slots
+        victim.kill()
+        await self._until(lambda: self._slots_are(lambda slots: slots < full))
+        self.noticed.append(time.monotonic() - begun)
+        await self._until(lambda: self._slots_are(lambda slots: slots == full))
+        self.whole.append(time.monotonic() - begun)
+
+    async def _slots_are(self, wanted: Callable[[float], bool]) -> bool:
+        return wanted(await metric(self.session, self.url, 'rnn_engine_slots{model="demo"}'))
+
+    async def _restart_the_store(self) -> None:
+        await asyncio.to_thread(self.machines.restart_store, self.random.uniform(0, _LONGEST_DOWN))
+        begun = time.monotonic()
+        await self._until(self._store_is_used)
+        self.whole.append(time.monotonic() - begun)
+
+    async def _store_is_used(self) -> bool:
+        async with self.session.get(f"{self.url}/v1/states") as response:
+            named = response.status == 200
+        return named and await metric(self.session, self.url, 'rnn_engine_store_circuit_open{model="demo"}') == 0
+
+    async def _until(self, reached: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(_PATIENCE):
+            while not await reached():
+                await asyncio.sleep(_POLL_SECONDS)
+
+    def _caller(self) -> Caller:
+        return Caller(self.session, self.url, Random(self.random.random()), 0)
+
+    def row(self, case: str, times: int, delay: float) -> Row:
+        """Return the result for docs/reliability.md."""
+        often = f"{1e3 * delay:g} ms each way, {_SLOW_SECONDS:g} s" if case == "network" else f"{times} times"
+        device = f"cpu, {self.machines.replicas} replicas"
+        found = "; ".join(self._measured())
+        faults = f"{len(self.faults)} faults"
+        return Row(CASES[case], f"{often}, {CLIENTS} clients", faults, found, where(device), command_line("tools.kill"))
+
+    def _measured(self) -> Iterator[str]:
+        tallies, ledger = self.load.tallies.values(), self.ledger
+        errors = sum((tally.errors for tally in tallies), Counter[str]())
+        wrong = sum(len(tally.wrong) for tally in tallies)
+        yield f"{sum(tally.requests for tally in tallies)} requests, {wrong} with wrong tokens, {errors.total()} errors"
+        yield from (f"{count} times: {message}" for message, count in errors.most_common())
+        yield f"{ledger.acknowledged.total()} changes of names acknowledged, {ledger.cut_off.total()} refused"
+        yield f"{ledger.checks} states checked"
+        yield f"{self.store_bytes / 1e6:.0f} MB of states read from the store by the replicas that lived at the end"
+        for what, seconds in (("noticed", self.noticed), ("whole again", self.whole)):
+            if seconds:
+                yield f"{what} after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
+        calm = self.load.tallies[_CALM]
+        then = [tally for part, tally in self.load.tallies.items() if part not in (_CALM, _BETWEEN)]
+        yield f"first tokens after {_percentiles(then, False)}, undisturbed {_percentiles([calm], False)}"
+        yield f"from a named state after {_percentiles(then, True)}, undisturbed {_percentiles([calm], True)}"
+
+
+def _percentiles(tallies: Sequence[Tally], needs_store: bool) -> str:
+    """Return the median and the 99th percentile of the times to first tokens."""
+    seconds = [value for tally in tallies for value in tally.first[needs_store]]
+    if len(seconds) < 2:
+        return "too few"
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return f"{1e3 * cuts[49]:.0f} ms (99 %: {1e3 * cuts[98]:.0f} ms)"
+
+
+async def disturb(case: str, machines: Machines, questions: Sequence[Question], times: int, delay: float) -> Campaign:
+    """Put a fleet under load, do what the case says, and check at the end that the fleet stops as it should."""
+    random, url = Random(0), machines.server.url
+    async with ClientSession() as session:
+        load = Load(url, session, questions, random)
+        load.begin(_BETWEEN)
+        made = Campaign(machines, session, load, random, Ledger({STORY: await make_story(session, url)}))
+        async with load.clients(CLIENTS):
+            await made.rest()
+            match case:
+                case "replicas":
+                    await made.kill_replicas(times)
+                case "store":
+                    await made.restart_store(times)
+                case _:
+                    await made.slow_network(delay)
+        made.store_bytes = await metric(session, url, 'rnn_engine_store_bytes_total{direction="read",model="demo"}')
+    if machines.server.stop() != 0:
+        made.faults.append("the fleet did not end with 0 at SIGTERM")
+    return made
