@@ -100,11 +100,6 @@ class Lookup:
             draft.append(draft[len(draft) - (len(text) - place)])
         return draft
 
-    @property
-    def chance(self) -> float:
-        """The share of tokens that matches like the present one predicted rightly, mixed with the expected share."""
-        return self._experience.chance(self._length)
-
     def outlook(self, count: int) -> tuple[int, float]:
         """Return how many of the next `count` tokens are likely enough to be drafted, and their mean chance.
 
