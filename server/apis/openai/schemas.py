@@ -57,7 +57,10 @@ class CompletionRequest(ProgressBody):
         "log-probability a token, best first. Not with `stream` where it is more than `n`.",
     )
     marks: Annotated[list[int], FailFast()] = Field(
-        default=[], max_length=8, description="Positions in the prompt, in tokens, whose states are kept before others."
+        default=[],
+        max_length=8,
+        description="Positions in the prompt, in tokens, whose states are kept before others: the last seven before "
+        "its end.",
     )
     suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description='Only null or "".'
