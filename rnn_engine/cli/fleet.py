@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import click
 import cloup
@@ -13,9 +12,6 @@ from rnn_engine.cli.options import FiniteRange
 from rnn_engine.cli.replicas import start_fleet
 from rnn_engine.cli.serve import ServeOptions, serve, serving_options
 from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
-
-if TYPE_CHECKING:
-    pass
 
 
 @cloup.command()

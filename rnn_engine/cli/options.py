@@ -28,7 +28,7 @@ from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
-from rnn_engine.scheduler import parse_policy
+from rnn_engine.scheduler import LONGEST_WAIT, parse_policy
 from rnn_engine.types import ModelShape
 
 # Options that belong together are passed to a command as one typed object.
@@ -269,7 +269,7 @@ batching_option = click.option(
     callback=_policy_name,
     metavar="POLICY",
     help="How a step waits for more requests: eager (not at all), k:NUMBER (for this many), t:SECONDS, "
-    "k-or-t:NUMBER,SECONDS, or adaptive (if waiting is likely to pay).",
+    f"k-or-t:NUMBER,SECONDS, or adaptive (if waiting is likely to pay). SECONDS are at most {LONGEST_WAIT:g}.",
 )
 
 

@@ -168,6 +168,9 @@ class RayLinks:
         except (RayServeException, RayError) as error:
             _log.warning("the replicas do not answer: %s", error)
             return []
+        for answer in answers:
+            if isinstance(answer, RayTaskError):  # the replica is well, but the call in it has failed
+                _log.warning("a replica is left out, since its report fails: %s", answer)
         return [unpack_report(answer) for answer in answers if isinstance(answer, bytes)]
 
     async def run(self, replica: str, front: str, key: int, call: bytes) -> None:

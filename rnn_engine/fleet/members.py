@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -206,6 +206,23 @@ SURVEY_SECONDS = 0.5  # between two surveys of the replicas
 _MOST_GONE = 64  # replicas that are gone and would be recognised if they came back
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What one replica or several have counted since their start."""
+
+    engine: EngineCounters
+    cache: CacheStats | None  # without sizes
+
+    @classmethod
+    def of(cls, report: Report) -> _Counts:
+        return cls(report.counters, None if report.cache is None else report.cache.without_sizes())
+
+    def plus(self, other: _Counts) -> _Counts:
+        """Return the sum of both."""
+        caches = [cache for cache in (self.cache, other.cache) if cache is not None]
+        return _Counts(total_counters(EngineCounters(), (self.engine, other.engine)), total_cache_stats(caches))
+
+
 class Members:
     """All members of a fleet: surveys them, chooses one for each request, and sums their counters.
 
@@ -218,8 +235,8 @@ class Members:
         self._front = front
         self._router = router
         self._members: dict[str, Member] = {}
-        self._gone: dict[str, EngineCounters] = {}  # the last counters of replicas that are gone, by name
-        self._long_gone = EngineCounters()  # the sum of those that went before
+        self._gone: dict[str, _Counts] = {}  # what replicas that are gone had counted, by name
+        self._long_gone = _Counts(EngineCounters(), None)  # the sum for those that went before
         self.closing = False  # True: no replica is chosen or asked any more
 
     def __iter__(self) -> Iterator[Member]:
@@ -237,8 +254,18 @@ class Members:
 
     def counters(self, own: EngineCounters) -> EngineCounters:
         """Return the sum of all replicas' counters, including those that are gone, and the front's own."""
-        known = (member.report.counters for member in self)
-        return total_counters(own, (self._long_gone, *self._gone.values(), *known))
+        gone = (counts.engine for counts in (self._long_gone, *self._gone.values()))
+        return total_counters(own, (*gone, *(member.report.counters for member in self)))
+
+    def cache_stats(self) -> CacheStats | None:
+        """Return the sizes of all caches, and the sum of their counts, including those of replicas that are gone.
+
+        None if there are no caches.
+        """
+        lost = (_Counts.of(member.report) for member in self if member.lost)
+        gone = (counts.cache for counts in (*lost, self._long_gone, *self._gone.values()))
+        caches = (*(report.cache for report in self.reports), *gone)
+        return total_cache_stats([cache for cache in caches if cache is not None])
 
     def health(self) -> Health:
         """Return the fleet's health: ok if any member takes requests, else the health of an unwell member.
@@ -340,11 +367,10 @@ class Members:
             if (member.leaving or member.lost) and member.outstanding == 0:
                 del self._members[name]
                 self._router.forget(name)
-                self._gone[name] = member.report.counters
+                self._gone[name] = _Counts.of(member.report)
                 gone.append(member)
         while len(self._gone) > _MOST_GONE:
-            longest_gone = self._gone.pop(next(iter(self._gone)))
-            self._long_gone = total_counters(EngineCounters(), (self._long_gone, longest_gone))
+            self._long_gone = self._long_gone.plus(self._gone.pop(next(iter(self._gone))))
         return gone
 
 

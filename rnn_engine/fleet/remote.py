@@ -23,7 +23,6 @@ from rnn_engine.fleet.members import (
     join_nodes,
     join_trees,
     split_position,
-    total_cache_stats,
     total_store_counters,
 )
 from rnn_engine.fleet.routing import PrefixRouter
@@ -137,7 +136,7 @@ class RemoteEngine:
         return self._members.health()
 
     def cache_stats(self) -> CacheStats | None:
-        stats = total_cache_stats([report.cache for report in self._members.reports if report.cache is not None])
+        stats = self._members.cache_stats()
         if stats is not None:
             stats.store = total_store_counters((stats.store, self._front.store_counters()))
         return stats

@@ -36,9 +36,9 @@ def load_schema(text: str) -> Schema:
         raise GrammarError(f"it is not valid JSON: {error or 'too deeply nested'}") from None
     if not isinstance(schema, dict | bool):
         raise GrammarError("expected an object, true or false")
-    for place, part in _parts(schema):
-        if place.count("/") > _MOST_LEVELS:
-            raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
+    if any(place.count("/") > _MOST_LEVELS for place, _ in _parts(schema)):
+        raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
+    for place, part in _parts(schema, with_data=False):
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if isinstance(reference, str) and not reference.startswith("#"):
             raise GrammarError(f"$ref {reference[:80]!r} refers to another document, and none is fetched (at {place})")
@@ -69,26 +69,43 @@ def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
         {} if isinstance(schema, bool) else {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     )
     found = "#"
-    parts = ((place, part) for place, part in _parts(schema) if isinstance(part, Mapping))
+    parts = ((place, part) for place, part in _parts(schema, with_data=False) if isinstance(part, Mapping))
     for place, part in islice(parts, _MOST_TRIES):
         if place.startswith(found) and fails_alike({**definitions, **part}):
             found = place
     return found
 
 
-def _parts(schema: object) -> Iterator[tuple[str, object]]:
-    """Yield `schema` and every value in it with its JSON pointer, outer ones first."""
-    unseen: list[tuple[str, object]] = [("#", schema)]
+_DATA: Final = frozenset({"const", "default", "enum", "examples"})
+"""Keywords whose values are JSON texts and no schemas."""
+
+_BY_NAME: Final = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+)
+"""Keywords with an object of schemas, whose keys are names and no keywords."""
+
+
+def _parts(schema: object, *, with_data: bool = True) -> Iterator[tuple[str, object]]:
+    """Yield `schema` and every value in it with its JSON pointer, outer ones first.
+
+    Without data, leave out the values of keywords that hold no schemas.
+    """
+    unseen: list[tuple[str, object, bool]] = [("#", schema, False)]
     while unseen:
-        place, part = unseen.pop()
+        place, part, has_names = unseen.pop()
         yield place, part
         if isinstance(part, Mapping):
-            children: list[tuple[object, object]] = list(part.items())
+            children: list[tuple[object, object]] = [
+                (key, child) for key, child in part.items() if with_data or has_names or key not in _DATA
+            ]
         elif isinstance(part, list):
             children = list(enumerate(part))
         else:
             continue
-        unseen.extend((f"{place}/{_escaped(str(key))}", child) for key, child in reversed(children))
+        unseen.extend(
+            (f"{place}/{_escaped(str(key))}", child, not has_names and key in _BY_NAME)
+            for key, child in reversed(children)
+        )
 
 
 def _escaped(key: str) -> str:

@@ -26,8 +26,8 @@ _RECIPE: Final = 2  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "packed_", "weights_"),
-    *("segments", "number_", "eight", "broadcast"),
-)  # the beginnings of the names of the matmuls' WGSL files
+    *("segments", "number_", "eight", "broadcast", "batch", "affine4", "codebook4", "block_scales", "nibbles"),
+)  # the beginnings of the names of the matmuls' WGSL files and of those that they include
 
 _log = logging.getLogger(__name__)
 
@@ -192,8 +192,19 @@ def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
 @cache
 def kernels_version() -> str:
     """Return a digest of the matmul's WGSL files: measurements of other kernels are not valid for these."""
+    return version_of(kernel_texts())
+
+
+def kernel_texts() -> dict[str, str]:
+    """Return the matmul's WGSL files, by name."""
+    kernels = (file for file in files("shaders").iterdir() if file.name.startswith(_KERNEL_FILES))
+    return {file.name: file.read_text("utf-8") for file in kernels}
+
+
+def version_of(texts: Mapping[str, str]) -> str:
+    """Return a digest of what the compiler sees of WGSL files: without comments, blank lines and indentation."""
     digest = hashlib.sha256()
-    for file in sorted(files("shaders").iterdir(), key=lambda file: file.name):
-        if file.name.startswith(_KERNEL_FILES):
-            digest.update(file.name.encode() + file.read_bytes())
+    for name, text in sorted(texts.items()):
+        lines = (line.partition("//")[0].strip() for line in text.splitlines())
+        digest.update("\n".join([name, *filter(None, lines), ""]).encode())
     return digest.hexdigest()[:16]

@@ -35,8 +35,8 @@ from states.tokens import TOKEN_BYTES, shared_tokens
 # This is promised while memory has room (`states/cache/eviction.py`), and for the part of the prompt that was run and
 # not cached: a later prompt that shares half or more of a prompt of `LEAST_STEPS` full steps finds a state at nine
 # tenths of the common part, or later. So the first waypoint lies just before the middle, and each later one follows the
-# kept state before it by at most a ninth of that state's position. That makes seven or eight waypoints, at most
-# `MOST_WAYPOINTS`, and fewer if other states are kept.
+# kept state before it by at most a ninth of that state's position. That makes seven or eight waypoints, never more than
+# 16, and fewer if other states are kept.
 #
 # A waypoint lies at the end of a run, and cutting a run costs a step. So the end of a run becomes a waypoint if it is
 # far enough from the kept state before it. Otherwise a run is cut as late as the promise allows, at the end of a line
@@ -46,7 +46,6 @@ from states.tokens import TOKEN_BYTES, shared_tokens
 LEAST_STEPS = 10  # full steps that a prompt must take for the whole promise to hold
 LEAST_CUT_STEPS = 4  # full steps that a prompt must still take for a run of it to be cut
 LEAST_LENGTH = 256  # tokens that a prompt must have for any waypoint
-MOST_WAYPOINTS = 16  # of one prompt, as follows from the distances
 
 _MOST_LOOKED_AT = 64  # tokens before the latest cut that are searched for the end of a line or a sentence
 _SENTENCE_ENDS = tuple(mark.encode() for mark in ".!?。！？")

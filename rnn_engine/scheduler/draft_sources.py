@@ -103,14 +103,6 @@ class Lookup:
             draft.append(draft[len(draft) - (len(text) - place)])
         return draft
 
-    @property
-    def chance(self) -> float:
-        """The probability that the next predicted token is correct.
-
-        It is the share of correct predictions by matches like the current one, blended with the expected share.
-        """
-        return self._experience.chance(self._length)
-
     def outlook(self, count: int) -> tuple[int, float]:
         """Return how many of the next `count` tokens are likely enough to draft, and their mean chance to be correct.
 

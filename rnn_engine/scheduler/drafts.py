@@ -97,9 +97,12 @@ class Drafter:
     def propose(self, num_generated: int, most: int) -> list[int]:
         """Return a draft of at most `most` tokens to follow the generated ones. Only after `look` returned True.
 
+        `most` is at least 1.
+
         The draft leaves out at least the last token that the text may have, and everything from the first stop token
         on.
         """
+        assert most > 0, "the step has no room for a draft"
         source = next(one for one in self._sources if one.foretells)
         likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))
         draft = source.draft(likely)
@@ -521,7 +524,7 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
     if not foretelling:
         return False
     plan = drafts.plan(num_answering, num_answering, len(live) - num_answering)
-    return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in foretelling)
+    return not plan.is_full and any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in foretelling)
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:

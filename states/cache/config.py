@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rnn_engine.errors import check_finite
@@ -48,6 +48,19 @@ class CacheStats:
     index_bytes: int = 0  # an estimate of the host memory besides the copies: tokens, records, logits of device copies
     index_capacity: int = 0  # the bound on `index_bytes`
     store: StoreCounters | None = None  # counters of the shared store; None without one
+
+    def without_sizes(self) -> CacheStats:
+        """Return the counts alone, for a cache that is gone."""
+        return replace(
+            self,
+            tiers=tuple(replace(tier, capacity=0, used=0, copies=0) for tier in self.tiers),
+            checkpoints=0,
+            ghosts=0,
+            device_logits_bytes=0,
+            index_bytes=0,
+            index_capacity=0,
+            store=None if self.store is None else replace(self.store, circuit_open=False),
+        )
 
 
 @dataclass(frozen=True, slots=True)

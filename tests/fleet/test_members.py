@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +17,7 @@ from rnn_engine.fleet.routing import PrefixRouter
 from rnn_engine.fleet.wire import Question, pack_question, pack_request, unpack_answer, unpack_outcomes
 from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters
+from states.cache.config import CacheStats, TierStats
 from tests.support.fake_engine import FakeEngine
 from tests.support.fleet import LocalLinks, until
 
@@ -100,6 +102,44 @@ async def test_a_survey_that_is_cancelled_leaves_no_streams_of_replicas_that_are
     await members.close()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class _CountingEngine(FakeEngine):
+    """An engine whose cache had some look-ups."""
+
+    stats_of_cache: CacheStats
+
+    def cache_stats(self) -> CacheStats:
+        return self.stats_of_cache
+
+
+def counting(look_ups: int) -> _CountingEngine:
+    engine = _CountingEngine()
+    engine.stats_of_cache = CacheStats((TierStats("host", 100, used=40, hits=look_ups),), look_ups, index_capacity=9)
+    return engine
+
+
+async def test_what_the_caches_of_replicas_that_are_gone_had_counted_stays_in_the_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_members, "_MOST_GONE", 2)
+    links = LocalLinks({name: counting(10**number) for number, name in enumerate("abcde")})
+    members = Members(links, "front", PrefixRouter())
+    await members.survey()
+    links.hidden |= set("abcd")
+    await members.survey()
+    total = CacheStats((TierStats("host", 100, used=40, hits=11111),), look_ups=11111, index_capacity=9)
+    assert members.cache_stats() == total
+    links.break_streams("e")
+    await until(lambda: not members.takers)
+    assert members.cache_stats() == total.without_sizes()
+    links.hidden.discard("d")
+    await members.survey()
+    await members.survey()
+    assert members.cache_stats() == replace(
+        total, tiers=(TierStats("host", 200, used=80, hits=11111),), index_capacity=18
+    )
+    await members.close()
 
 
 async def test_a_request_of_a_front_that_reads_no_stream_does_not_run() -> None:

@@ -94,6 +94,8 @@ def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_wh
         (json_grammar({"properties": {"a": {"anyOf": [{"type": "null"}, {"type": "array", "uniqueItems": True}]}}}),
          r'Unimplemented keys: \["uniqueItems"\] \(at #/properties/a/anyOf/1\)'),
         (json_grammar({"items": {"$ref": "https://example.org/s"}}), r"none is fetched \(at #/items\)"),
+        (json_grammar({"properties": {"const": {"$ref": "a.json"}}}), r"none is fetched \(at #/properties/const\)"),
+        (json_grammar({"$defs": {"enum": {"$ref": "a.json"}}, "$ref": "#/$defs/enum"}), r"\(at #/\$defs/enum\)"),
         (json_grammar({"type": "number", "minimum": 3, "maximum": 1}), "minimum .3. is greater"),
         (json_grammar(False), "schema is false"),
         (Grammar("json_schema", "[1, "), "not valid JSON"),
@@ -116,6 +118,19 @@ def test_a_wrong_grammar_is_refused_with_the_place(grammar: Grammar, message: st
     vocabulary = byte_vocabulary()
     with pytest.raises(GrammarError, match=message):
         check_start(compile_grammar(grammar, vocabulary), vocabulary.size)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": {"$ref": "https://example.org/s"}},
+        {"enum": [{"$ref": "https://example.org/s"}]},
+        {"type": "object", "default": {"$ref": "https://example.org/s"}, "examples": [{"$ref": "a"}]},
+        {"properties": {"default": {"const": 3}}, "default": {"$ref": "a"}, "type": "object"},
+    ],
+)
+def test_data_in_a_schema_is_not_read_as_a_schema(schema: dict[str, object]) -> None:
+    assert takes(json_grammar(schema), '{"$ref": "https://example.org/s"}', byte_vocabulary())
 
 
 def test_tags_begin_with_their_trigger() -> None:

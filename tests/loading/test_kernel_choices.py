@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,7 +19,15 @@ from rnn_engine.forward.tuner import Choice, Chosen
 from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant
 from rnn_engine.gpu import Device, DeviceInfo
-from rnn_engine.loading.kernel_choices import KeptChoices, TuneOrder, choices_folder, choose_kernels, kernel_limits
+from rnn_engine.loading.kernel_choices import (
+    KeptChoices,
+    TuneOrder,
+    choices_folder,
+    choose_kernels,
+    kernel_limits,
+    kernel_texts,
+    version_of,
+)
 from rnn_engine.loading.runner import load_runner
 from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
@@ -200,3 +209,20 @@ def test_the_limits_are_those_of_the_device(loaded: tuple[GpuRunner, MatMulKerne
     assert limits.threads >= 256
     assert limits.workgroup_bytes >= 1 << 14
     assert limits.has_f16 == loaded[0].device.has_f16
+
+
+def test_the_version_of_the_kernels_is_that_of_what_the_compiler_sees() -> None:
+    text = "// What it does.\nfn one() {\n    return 1; // or so\n}\n"
+    same = "fn one() {\n\n// Another comment.\n  return 1;\n}"
+    assert version_of({"a.wgsl": text, "b.wgsl": ""}) == version_of({"b.wgsl": "\n", "a.wgsl": same})
+    for other in ({"a.wgsl": text}, {"a.wgsl": text.replace("1", "2"), "b.wgsl": ""}, {"c.wgsl": text, "b.wgsl": ""}):
+        assert version_of(other) != version_of({"a.wgsl": text, "b.wgsl": ""})
+
+
+def test_the_version_of_the_kernels_covers_all_that_they_include() -> None:
+    texts = kernel_texts()
+    included = {name for text in texts.values() for name in re.findall(r"^#include (\w+)$", text, re.MULTILINE)}
+    chosen = {name for name in included if name.isupper()}  # by the variant, from files that are listed
+    assert chosen == {"PRODUCTS", "WEIGHTS", "INPUTS", "NUMBER"}
+    assert {f"{name}.wgsl" for name in included - chosen} <= set(texts)
+    assert not any("/*" in text for text in texts.values())  # only comments up to the end of a line are left out

@@ -233,6 +233,19 @@ def test_a_draft_is_run_beside_the_prompt_of_another_request() -> None:
     assert_heard(clients.heard[other], run_alone(long, repeating, TOKEN_BYTES.__getitem__))
 
 
+def test_a_step_that_other_requests_fill_awaits_no_draft() -> None:
+    runner = replace(make_runner(), max_rows=3, max_draws=4)
+    clients = Clients(runner, TOKEN_BYTES.__getitem__, drafts=DRAFTS, run_ahead=True)
+    asked = request(max_tokens=100)
+    key = clients.send(asked)
+    while num_drafted(clients) == (0, 0):
+        clients.step()
+    for _ in range(2):
+        clients.send(request(tuple(range(1, 12)) * 20, max_tokens=1))
+    clients.run()
+    assert_heard(clients.heard[key], run_alone(asked, repeating, TOKEN_BYTES.__getitem__))
+
+
 def test_a_mix_drafts_nothing() -> None:
     clients = make_clients()
     clients.ask(request(mix=StateMix(1.0, [MixedState(1.0)])))

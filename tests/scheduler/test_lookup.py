@@ -33,7 +33,7 @@ def test_a_draft_follows_what_the_end_of_the_text_repeats(prompt: list[int], gen
 def test_it_is_all_the_same_in_how_many_parts_a_text_comes(prompt: list[int], generated: list[int]) -> None:
     one, other = lookup_of(prompt, generated), Lookup(prompt)
     other.extend(generated)
-    assert (one.draft(4), one.chance) == (other.draft(4), other.chance)
+    assert (one.draft(4), one.outlook(4)) == (other.draft(4), other.outlook(4))
 
 
 def test_the_place_that_agrees_for_longest_is_followed() -> None:
@@ -60,16 +60,18 @@ def test_what_a_place_foretold_wrongly_is_not_followed_any_more() -> None:
 def test_the_chance_rises_with_what_was_foretold_rightly_and_falls_with_the_rest() -> None:
     text = list(range(100))
     right = lookup_of([*text, 200, 0, 1], [2])
-    first = right.chance
+    likely, first = right.outlook(1)
     right.extend(text[3:40])
-    assert first < right.chance < 1.0
+    assert likely == 1
+    assert first < right.outlook(1)[1] < 1.0
     wrong = lookup_of(text, [])
-    chances = []
+    outlooks = []
     for start in range(0, 90, 5):
         wrong.extend([200, *text[start : start + 3]])
-        chances.append(wrong.chance)
+        outlooks.append(wrong.outlook(1))
         wrong.extend([201])
-    assert chances[-1] < 0.5 * chances[0]
+    assert outlooks[1][1] < outlooks[0][1]
+    assert outlooks[-1][0] == 0  # it is not likely enough any more
 
 
 def test_a_long_prompt_is_taken_in_bit_by_bit_and_its_beginning_not_at_all() -> None:
@@ -89,14 +91,14 @@ def test_a_new_text_is_trusted_as_far_as_others_were() -> None:
     of_all = Experience()
     first = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
     first.extend([])
-    before = first.chance
+    assert first.outlook(1)[0] == 1
     text: list[int] = []
     for start in range(100, 130):  # the tokens after 1, 2, 3 are never the same
         text += [start, 1, 2, 3]
         first.extend(text, len(text) - 4)
     second = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
     second.extend([])
-    assert first.chance < second.chance < 0.5 * before
+    assert first.outlook(1)[0] == second.outlook(1)[0] == 0
 
 
 def test_a_place_that_fails_after_so_many_tokens_is_followed_up_to_there() -> None:

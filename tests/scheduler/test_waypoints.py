@@ -17,7 +17,6 @@ from rnn_engine.scheduler.checkpoints import (
     LEAST_CUT_STEPS,
     LEAST_LENGTH,
     LEAST_STEPS,
-    MOST_WAYPOINTS,
     Waypoints,
     find_break,
 )
@@ -34,6 +33,7 @@ from tests.support.scheduler_model import SchedulerModel, Setting, run_random
 VOCAB_SIZE = 32
 LOGITS = table_logits(VOCAB_SIZE)
 WAYPOINT = CheckpointKind.WAYPOINT
+MOST = 16  # waypoints of one prompt, as follows from their distances
 PIECES = [b"", *(bytes([96 + token]) for token in range(1, 27)), b" ", b".", b"\n", b"? ", b","]
 NO_BREAK: Callable[[int, int], int | None] = lambda _earliest, _latest: None  # noqa: E731
 
@@ -84,7 +84,7 @@ def test_whoever_shares_half_of_a_long_prompt_saves_nine_tenths_of_that(
     found, _ = run_prompt(length, saved, points, runs, find)
     kept = sorted({0, saved, length, *found, *(point for point in points if point > saved)})
     assert 10 * least_share(length, kept, max((length + 1) // 2, saved + 1)) >= 9
-    assert len(found) <= MOST_WAYPOINTS
+    assert len(found) <= MOST
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,7 +95,7 @@ def test_whoever_shares_nearly_all_of_a_shorter_one_saves_nine_tenths_of_that(
     points = data.draw(st.lists(st.integers(1, length - 1), max_size=3, unique=True))
     found, ends = run_prompt(length, 0, points, runs, find)
     assert 10 * least_share(length, sorted({*found, *points, length}), 19 * length // 20 + 1) >= 9
-    assert len(found) <= MOST_WAYPOINTS
+    assert len(found) <= MOST
     if runs == [64] and not points:
         assert len(ends) <= -(-length // 64) + 1
 

@@ -59,7 +59,8 @@ class CompletionRequest(ProgressBody):
     marks: Annotated[list[int], FailFast()] = Field(
         default=[],
         max_length=8,
-        description="Positions in the prompt, in tokens, whose states are kept in preference to others.",
+        description="Positions in the prompt, in tokens, whose states are kept in preference to others: the last seven "
+        "before its end.",
     )
     suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description='Only null or "".'
