@@ -20,7 +20,7 @@ _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
-    """A variant of matmul.wgsl, which explains the constants. It reads each weight once for every `tokens` tokens."""
+    """A variant of matmul.wgsl, which explains the constants. It reads every weight once for up to `tokens` tokens."""
 
     tokens: int
     groups: int = 1
