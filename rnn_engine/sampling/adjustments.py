@@ -77,11 +77,11 @@ class TokenRule(Protocol):
     """A rule that adds a number to the logits of a few tokens. It may add to other tokens in each draw."""
 
     def next(self) -> Mapping[int, float]:
-        """Return what to add to logits in the next draw, by token."""
+        """Return the numbers to add to logits in the next draw, by token id."""
         ...
 
     def generated(self, token: int) -> None:
-        """Record that `token` was generated."""
+        """Update the rule after `token` was generated."""
         ...
 
 
@@ -229,11 +229,11 @@ class Adjustments:
 
     @property
     def tokens(self) -> I32:
-        """The ids [A] of tokens whose logits may be adjusted, in any order. Valid until `generated` or `begin_draw`."""
+        """The ids [A] of the tokens that have an adjustment, in any order. Valid until `generated` or `begin_draw`."""
         return self._tokens[: self._size]
 
     def others(self, ids: I32) -> I32:
-        """Return the tokens whose logits may be adjusted (see `tokens`) and that are not in `ids`."""
+        """Return the tokens that have an adjustment (see `tokens`) and are not in `ids`."""
         tokens, self._is_known[ids] = self.tokens, False
         others: I32 = tokens[self._is_known[tokens]]
         self._is_known[tokens] = True
@@ -279,7 +279,7 @@ class Adjustments:
         return logits + self.added(ids, logits)
 
     def begin_draw(self) -> None:
-        """Get from each rule what it adds in the next draw. Call this before each draw."""
+        """Update what the rules add to logits. Call this before each draw."""
         if not self._rules:
             return
         self._by_rules[self._ruled] = 0.0
@@ -342,7 +342,7 @@ class Adjustments:
         self._size += 1
 
     def _add(self, tokens: I32) -> None:
-        """Add `tokens`, which must be distinct, to the tokens whose logits may be adjusted."""
+        """Add `tokens`, which must be distinct, to the tokens that have an adjustment."""
         new = tokens[~self._is_known[tokens]]
         self._is_known[new] = True
         self._tokens = np.concatenate((self.tokens, new, np.empty(self._size + len(new) + _FIRST_ROOM, np.int32)))

@@ -24,7 +24,7 @@ from rnn_engine.types import I32
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The unranked tokens of an open pool, all of which are less likely than its ranked ones."""
+    """The unranked tokens of an open pool. They rank below all its other tokens."""
 
     rest: Rest
     count: int  # the most tokens that follow
@@ -139,7 +139,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """A chain step that keeps the fewest likeliest tokens whose probabilities sum up to more than `p`."""
+    """A chain step that keeps the likeliest tokens: as few as have together at least the probability `p`."""
 
     p: float
 
@@ -185,10 +185,10 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """A chain step for typical sampling: it keeps tokens, nearest surprise to the entropy first, up to a mass above
-    `p`.
+    """A chain step for typical sampling: it keeps the tokens whose surprise is nearest to the entropy.
 
-    Keeps at most `most` tokens, unless that is None. From Meister et al., "Locally Typical Sampling" (2023).
+    It keeps as few as have together more than the probability `p`, and at most `most` tokens, unless that is None. From
+    Meister et al., "Locally Typical Sampling" (2023).
     """
 
     p: float
@@ -495,7 +495,10 @@ class Chain:
 
 
 class LateAdjustments:
-    """A chain step that applies penalties after other steps, as the client's order of steps demands."""
+    """A chain step that applies penalties after other steps, as the client's order of steps demands.
+
+    Steps before it see the logits without these penalties.
+    """
 
     def __init__(self, adjustments: Adjustments) -> None:
         self.adjustments = adjustments

@@ -58,7 +58,9 @@ class Sampler(Protocol):
         ...
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Update the sampler's state after a draw. `index` is that of the drawn token in `ranking`."""
+        """Update the sampler's state. Called once after each draw, with the ranking that settled it and the token's
+        index in it.
+        """
         ...
 
 
@@ -317,6 +319,8 @@ class SamplingParams:
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
         """Return a copy in which the texts of `logit_bias` and `bad_words` are replaced by their tokens.
+
+        Raises InvalidRequestError if a bias is out of range or `bad_words` is a single text.
 
         Raises InvalidRequestError for a bias out of range.
         """

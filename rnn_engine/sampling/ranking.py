@@ -103,7 +103,7 @@ _NOTHING.flags.writeable = False
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
-    """The S ranked tokens of a row, likeliest first. All other tokens of the row, its rest, are less likely."""
+    """The S ranked tokens of a row, likeliest first. All other tokens of the row, its rest, rank below them."""
 
     ids: I32  # [S]
     raw: F64  # [S] the model's logits

@@ -139,7 +139,7 @@ def _checked(logsumexp: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """What making a sampler requires to know of its sequence: its prompt, stop tokens and vocabulary."""
+    """The facts about one sequence on which its sampler depends: prompt, earlier tokens, stop tokens and vocabulary."""
 
     earlier: Sequence[int] = ()  # tokens of earlier replies, oldest first, which count as seen
     prompt: Sequence[int] = ()

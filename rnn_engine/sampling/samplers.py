@@ -64,7 +64,7 @@ class Greedy:
 
 
 class Nucleus:
-    """The sampler for top-k and top-p: it keeps the `top_k` likeliest tokens, then those of the mass `top_p`.
+    """The sampler for top-k and top-p: it keeps the `top_k` likeliest tokens, and of these a mass of about `top_p`.
 
     A `top_k` of 0 keeps all. A token is kept if the tokens before it have at most `top_p` of the whole mass.
 

@@ -67,7 +67,7 @@ def _count_unread(
 
 @dataclass(slots=True, eq=False)
 class RankedRows:
-    """N rows of ranked tokens. A row's first tokens have a certain rank; the others, its rest, are less likely."""
+    """N rows of ranked tokens. A row's first tokens have a certain rank; the others, its rest, rank below them."""
 
     order: Places | None  # [N, K] the candidates, likeliest first; None if they are in that order already
     scaled: F64  # [N, K] their adjusted logits less the first one; minus infinity if the rank is not certain
@@ -80,7 +80,7 @@ class RankedRows:
 
 
 def rank_candidates(candidates: Candidates) -> RankedRows:
-    """Rank the candidates of rows whose logits are not adjusted."""
+    """Rank the candidates of rows without adjustments."""
     logits = candidates.logits
     top = logits[:, 0]
     scaled = logits - top[:, np.newaxis]

@@ -1,9 +1,9 @@
 """Which of three ways can draw a sequence's tokens: the host one by one, the host for a whole step, or the device.
 
-The host one by one (`SequenceSampler.draw`) draws with all parameters, and is what the others are held to: for a seed
-all three give the same tokens. `WHO_DRAWS` lists what the others can do. Two more things are a request's: the device
-draws for none with a grammar, a thinking budget or a mix of states, and with as many log-probabilities as its runner
-returns; the host draws for a whole step with all of them.
+The host one by one (`SequenceSampler.draw`) supports all parameters. For a seed all three draw the same tokens.
+`WHO_DRAWS` lists what the other two support. They also depend on the request: the device draws for none with a grammar,
+a thinking budget or a mix of states, and only as many log-probabilities as its runner returns. The host draws for a
+whole step with all of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, DRAW_TEM
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """For some parameters, which ways to draw support them: two functions that return True if theirs does.
+    """The conditions under which the two faster ways to draw support some parameters, as functions that return True if
+    so.
 
     `together` is for `JointDraws` on the host, `device` for a device.
     """
