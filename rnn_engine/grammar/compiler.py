@@ -179,9 +179,7 @@ class GrammarCompiler:
     def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
         """Return the cache entry to evict next, never `done`; None if there is none.
 
-        It is the least recently used entry of the owner whose entries use the most.
-
-        It is the least recently used entry of the owner that keeps the most.
+        The owner that uses the most of the cache loses its least recently used entry.
         """
         shares: defaultdict[str, float] = defaultdict(float)
         for entry in self._kept.values():

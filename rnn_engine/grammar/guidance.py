@@ -237,7 +237,7 @@ def tagged_text(
     ending: str = "",
     otherwise: Mapping[str, object] | bool | None = None,
 ) -> Grammar:
-    """Return the grammar of free text that contains `tags`, such as tool calls.
+    r"""Return the grammar of free text that contains `tags`, such as tool calls.
 
     The text is free until `trigger`, with which each tag begins. Then one of the tags follows to its end, then free
     text again, and so on.
