@@ -61,7 +61,7 @@ class StreamVariant:
 
 @dataclass(frozen=True, slots=True)
 class TiledVariant:
-    """A variant of matmul_tiled.wgsl.
+    """A variant of the kernel matmul_tiled.wgsl, which computes the output in tiles.
 
     A workgroup computes a tile of `rows` by `tokens`, and each of its threads `each_rows` by `each_tokens` of it.
     """
