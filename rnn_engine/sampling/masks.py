@@ -105,7 +105,8 @@ class SequenceMask:
     def __init__(
         self, source: TokenMask, vocab_size: int, ends: Collection[int] = (), *, may_force: bool = True
     ) -> None:
-        """Follow `source`. The tokens `ends`, which end a text, are allowed whenever token 0 is.
+        """Constrain a sequence by `source`, which is at its start. Any of `ends`, which end a text, is allowed if token
+        0 is.
 
         If `may_force` is False, all tokens are drawn.
         """

@@ -132,8 +132,9 @@ _UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life; `
 
 
 def parse_ai00(value: object) -> Ai00Sampler:
-    """Parse the client's `sampler` object, which has a `type` and its settings. Raises InvalidRequestError with the
-    field.
+    """Parse the client's `sampler` object, which has a `type` and its settings.
+
+    Raises InvalidRequestError, which names the wrong field.
     """
     if not isinstance(value, dict):
         raise InvalidRequestError("sampler", value, 'null or an object as {"type": "Nucleus", "top_p": 0.5}')

@@ -187,7 +187,7 @@ def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
 
 
 def _leading(params: SamplingParams) -> Sequence[str]:
-    """Return the adjusting steps at the start of the order that can be combined in one `Adjustments`.
+    """Return the adjusting steps (penalties, DRY) with which the order starts and that one `Adjustments` can combine.
 
     Two can be only if they have the order of `ORDER`.
 

@@ -56,7 +56,9 @@ class Candidates:
 def _count_unread(
     rows: Sequence[RunRows], readout: Readout, numbers: Places, logsumexp: F64, lowest: F64
 ) -> tuple[F64, F64]:
-    """Return the fields `allowed_logsumexp` and `unread` of `Candidates`. `lowest` [N] are each row's lowest logits."""
+    """Return the fields `allowed_logsumexp` and `unread` of `Candidates`. `lowest` [N] is each row's last candidate's
+    logit.
+    """
     most = float(rows[0].vocab_size - readout.ids.shape[1])
     is_masked = np.array([each.allowed is not None for each in rows])
     if not is_masked.any():
