@@ -72,7 +72,7 @@ class WrittenFile(TypedDict):
 
 
 class ListRequest(RequestBody):
-    """A folder to list."""
+    """A request to list the files of a folder."""
 
     path: str = Field(default=".", min_length=1, description="The folder of models, or one in it.")
     is_sha: bool = Field(default=False, description="Tell the SHA-256 of each file, which are read whole for it.")
@@ -175,7 +175,7 @@ class SaveConfigRequest(LoadConfigRequest):
 
 
 class UnzipRequest(RequestBody):
-    """An archive to unpack."""
+    """A request to unpack an archive."""
 
     aliases: ClassVar = {"zip_path": "path", "target_dir": "output"}
 
