@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 
 def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
-    """Check `batch` before a step. Raises InvalidRequestError for the first run that is invalid or total that is too
-    high.
+    """Check `batch` before a step. Raises InvalidRequestError if a run is invalid, or if the runs have too many tokens
+    or rows.
 
     The draws are left to `check_draws`, the contents of masks to `make_masks`.
     """

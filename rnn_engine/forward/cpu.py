@@ -202,6 +202,9 @@ class CpuRunner:
 
 
 def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
-    """Return the index [R] among the step's tokens of each row. A run's rows are its last `rows` tokens."""
+    """Return, for each of the R rows, the index of its token among the step's tokens.
+
+    A run's rows belong to its last `rows` tokens.
+    """
     ends = np.cumsum([len(run.tokens) for run in batch])
     return np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])

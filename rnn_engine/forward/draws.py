@@ -44,7 +44,7 @@ def count_draws(batch: Batch) -> int:
 
 
 def count_told(batch: Batch) -> int:
-    """Return the number of 4-byte words that the draws of `batch` report beside their tokens, at most.
+    """Return the most 4-byte words that the draws of `batch` can report beside their tokens.
 
     These words are log-probabilities and the ids of the likeliest tokens.
     """
@@ -161,7 +161,7 @@ class Following:
 
 
 class DeviceDraws:
-    """Sampling on the device: uploads what the draws of a step need, and lists the copies that return their results."""
+    """The draws of a step on the device: uploads what they need, and lists the copies that return their results."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._draws = buffers.draws

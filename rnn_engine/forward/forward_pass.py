@@ -221,7 +221,7 @@ LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
 
 
 class ForwardPass:
-    """A model loaded onto a device, and the plans, that is lists of dispatches, of its steps."""
+    """A model loaded onto a device. Its methods return the plan of a step: the list of its kernel dispatches."""
 
     def __init__(
         self,

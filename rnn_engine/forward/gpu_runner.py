@@ -36,11 +36,12 @@ from rnn_engine.types import (
 
 
 class OpenRuns:
-    """Tracks the runs in flight whose number of drawn tokens is unknown, to correct which shift side each slot uses
-    next.
+    """The runs in flight for which the device has yet to report how many tokens it drew.
 
-    A run with a draw counts as complete until the device reports how far it came.
-    So a run that follows it can be submitted at once. On the device it does nothing if the run before is not complete.
+    A run with a draw counts as complete until the device reports how many tokens it has drawn. So a run that follows it
+    can be submitted at once. On the device it does nothing if the run before is not complete. Each drawn token swaps
+    the side of the slot's state from which the next step reads the token shifts. After the report, `close` corrects
+    these sides.
     """
 
     def __init__(self, states: SlotStates) -> None:
@@ -70,7 +71,7 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """Correct the sides of the slots by the number of tokens that the oldest step in flight has really drawn.
+        """Correct the sides of the slots by how many tokens the oldest step in flight has really drawn.
 
         `drawn` has one item for each run of `batch`; it is empty if the step failed.
         """
@@ -361,7 +362,7 @@ class GpuRunner:
         self._open.close(step.ticket, step.batch, step.drawn)
 
     def _finish_open(self, slots: Iterable[int]) -> None:
-        """Wait for all steps in flight if one of them has an open run in any of `slots`."""
+        """Wait for all steps in flight if any of `slots` has an open run."""
         if self._open.any_in(slots):
             while self._unfinished:
                 self._finish(self._unfinished.popleft())

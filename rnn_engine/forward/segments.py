@@ -161,7 +161,7 @@ def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Segme
 
 
 def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:
-    """Yield the segments of each part. The rows of a part take at most `max_blocks` quantised or float blocks."""
+    """Yield the segments of each part. The rows of a part take at most `max_blocks` blocks of their weight format."""
     part: list[Segment] = []
     first_row = blocks = 0
     for matrix in matrices:

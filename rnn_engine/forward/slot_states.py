@@ -133,10 +133,10 @@ class SlotStates:
         self._sides[target] = self._sides[source]
 
     def start_read(self, slot: int) -> SlotRead:
-        """Start a download of the state of `slot`, as it is after all steps submitted before.
+        """Start to download the state that `slot` has after all steps submitted so far.
 
         Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
-        Raises DeviceError if the device refuses.
+        Raises DeviceError if the device rejects it.
         """
         staging = self._take_staging()
         copies = [

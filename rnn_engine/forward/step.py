@@ -47,7 +47,7 @@ class StepSize:
     has_masks: bool = False  # some row has a mask of its own
     has_given: bool = False  # some run brings embeddings
     has_draws: bool = False  # the device draws from some row
-    has_following: bool = False  # some run goes on from the token that its slot has drawn last
+    has_following: bool = False  # some run continues from the token that its slot has drawn last
 
 
 @dataclass(frozen=True, slots=True)

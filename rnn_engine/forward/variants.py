@@ -20,7 +20,7 @@ _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
-    """A variant of matmul.wgsl, which explains the constants. It reads each weight once for every `tokens` tokens."""
+    """A variant of matmul.wgsl, which explains the constants. It reads every weight once for up to `tokens` tokens."""
 
     tokens: int
     groups: int = 1
@@ -61,7 +61,7 @@ class StreamVariant:
 
 @dataclass(frozen=True, slots=True)
 class TiledVariant:
-    """A variant of matmul_tiled.wgsl.
+    """A variant of the kernel matmul_tiled.wgsl, which computes the output in tiles.
 
     A workgroup computes a tile of `rows` by `tokens`, and each of its threads `each_rows` by `each_tokens` of it.
     """

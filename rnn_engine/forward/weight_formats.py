@@ -158,7 +158,9 @@ class WeightFormat(Protocol):
         ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
-        """Return the weights [R, C] as the device computes with them, from the `arrays` that `pack` returned."""
+        """Undo `pack`: return the weights [R, C] of its `arrays` as the device computes with them, after any
+        rounding.
+        """
         ...
 
 

@@ -58,7 +58,7 @@ class Kernels:
     ) -> Kernel:
         """Return the kernel of the shader `name`.wgsl with these constants and includes. The first call compiles it.
 
-        Raises DeviceError if the device refuses it. The message has the WGSL file and line.
+        Raises DeviceError if the device rejects it. The message has the WGSL file and line.
         """
         key = (name, tuple(constants.items()), tuple((includes or {}).items()))
         with self._lock:

@@ -99,7 +99,7 @@ class Recorder:
     def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
         """Submit `plan` and then `copies` to the device, without waiting. Return the submission's index for `wait`.
 
-        Submissions run in order, each after the uploads before it. Raises DeviceError if the device refuses.
+        Submissions run in order, each after the uploads before it. Raises DeviceError if the device rejects it.
         """
         with device_errors("a step can't be submitted"):
             encoder = self._device.create_command_encoder()

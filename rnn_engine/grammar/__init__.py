@@ -1,4 +1,4 @@
-"""Grammars that an answer has to follow, and the tokens that they allow."""
+"""Grammars that constrain an answer's text, such as JSON schemas, and their compilation to token masks."""
 
 from rnn_engine.grammar.compiled import start_after
 from rnn_engine.grammar.compiler import GrammarCompiler

@@ -1,4 +1,4 @@
-"""Compile a grammar of any kind for one vocabulary, and run the grammars of kbnf."""
+"""Compiled grammars: compilation of any kind of grammar for a vocabulary, and the token masks of kbnf's grammars."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rnn_engine.types import mask_words, unpack_masks
 
 
 class KbnfMask:
-    """A `rnn_engine.sampling.TokenMask` that follows a grammar of kbnf."""
+    """A `rnn_engine.sampling.TokenMask` of one text, for a grammar that the library kbnf runs."""
 
     def __init__(self, engine: kbnf.Engine, vocab_size: int) -> None:
-        """Take over `engine`: the caller must not use it any more."""
+        """Take ownership of `engine`: the caller must not use it any more."""
         self._engine = engine
         self._mask = np.zeros(mask_words(vocab_size), np.uint32)
 
@@ -52,10 +52,10 @@ class KbnfMask:
 
 
 class KbnfGrammar:
-    """A compiled grammar of kbnf. May be used on several threads."""
+    """A grammar compiled by the library kbnf. May be used on several threads."""
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Compile `grammar`. Raises GrammarError if it is wrong. No other thread runs meanwhile."""
+        """Compile `grammar`. Raises GrammarError if it is invalid. Blocks all other Python threads meanwhile."""
         self._size = vocabulary.size
         try:
             self._engine = kbnf.Engine(grammar.text, vocabulary.for_kbnf)
@@ -63,12 +63,14 @@ class KbnfGrammar:
             raise GrammarError(_with_place(grammar.text, str(error))) from error
 
     def start(self) -> KbnfMask:
-        """Return the mask of a new text."""
+        """Return the token mask of a new text, before its first token."""
         return KbnfMask(deepcopy(self._engine), self._size)
 
 
 def _with_place(text: str, message: str) -> str:
-    """Return kbnf's `message` with a line and column in place of the whole unread rest of `text`."""
+    """Replace the unread rest of `text`, which kbnf's `message` repeats, by its line and column. Return the new
+    message.
+    """
     unread = re.search(r'errors: \[\("((?:[^"\\]|\\.)*)"', message)
     if unread is None:
         return message
@@ -85,12 +87,14 @@ START_SECONDS: Final = 2.0  # of processor time that following the beginning of 
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Compile `grammar` for any number of texts. Raises GrammarError if it is wrong."""
+    """Compile `grammar` for `vocabulary`. Raises GrammarError if it is invalid. Any number of texts may use the
+    result.
+    """
     return (KbnfGrammar if grammar.kind == "kbnf" else GuidanceGrammar)(grammar, vocabulary)
 
 
 def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
-    """Raise GrammarError if the grammar allows no first token, or can't be followed to the second one."""
+    """Check that a text can follow the grammar up to its second token. Raises GrammarError if it can't."""
     text = grammar.start()
     try:
         allowed = np.flatnonzero(unpack_masks(text.next(), vocab_size))
@@ -104,7 +108,7 @@ def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
 
 
 def start_after(grammar: CompiledGrammar, tokens: Sequence[int]) -> GuidanceMask | KbnfMask:
-    """Return the mask of a text that begins with `tokens`, at the place after them.
+    """Return the token mask of a text that begins with `tokens`, advanced past them.
 
     Raises StepError if the grammar allows no such beginning, if the text ends with it, or if following it takes too
     long.

@@ -1,4 +1,4 @@
-"""Compile grammars on other threads, once for all requests that share one, and keep them.
+"""A compiler of grammars that works on threads of its own, with a cache that all requests share.
 
 There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first lane moves on
 to the second. So another grammar waits for a fraction of a second at most, plus the start of a process.
@@ -42,12 +42,15 @@ class _CompiledEntry:
 
     @property
     def owner(self) -> str:
-        """The part of `scope` before the first slash."""
+        """The part of `scope` before the first slash: the client that the entry counts for."""
         return self.scope.partition("/")[0]
 
 
 class _Lane:
-    """A thread, and a process in which it tries grammars for at most `seconds` of processor time each."""
+    """A thread that compiles grammars one after another, with a process in which it tries each of them first.
+
+    A trial may take at most `seconds` of processor time.
+    """
 
     def __init__(self, number: int, seconds: float) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"grammars {number}")
@@ -55,20 +58,22 @@ class _Lane:
         self._trials: Trials | None = None
 
     def trials(self, vocabulary: Vocabulary) -> Trials:
-        """Return the lane's `Trials`, made at the first call. Only for the lane's thread, and always one vocabulary."""
+        """Return the lane's `Trials`, made at the first call. Call this only on the lane's thread, with the same
+        vocabulary.
+        """
         if self._trials is None:
             self._trials = Trials(vocabulary, self._seconds)
         return self._trials
 
     def close(self) -> None:
-        """Cancel the waiting grammars, and block until the one in progress is done."""
+        """Cancel the waiting grammars, and block until the current one is done."""
         self.thread.shutdown(cancel_futures=True)
         if self._trials is not None:
             self._trials.close()
 
 
 class GrammarCompiler:
-    """The compiled grammars of one vocabulary. May be used on several threads."""
+    """Compiles grammars for one vocabulary in the background, and caches them. May be used on several threads."""
 
     def __init__(
         self,
@@ -76,7 +81,7 @@ class GrammarCompiler:
         seconds: float = 2.0,
         note_seconds: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`seconds` of processor time is the most that one grammar may take.
+        """Compile grammars of at most `seconds` of processor time each.
 
         `make_vocabulary` is called on another thread when a vocabulary is first needed.
         `note_seconds` is called with the seconds that each grammar took, on any thread, but on one at a time.
@@ -90,7 +95,7 @@ class GrammarCompiler:
         self._kept_bytes = 0
 
     def compile(self, grammar: Grammar, scope: str = "") -> Future[CompiledGrammar]:
-        """Compile `grammar` on another thread, unless it is kept for `scope`. Does not block.
+        """Return a future of the compiled `grammar`. It is compiled on another thread unless it is cached for `scope`.
 
         `scope` is `owner` or `owner/part`.
         The future raises GrammarError if the grammar is wrong or takes too much. It raises UnavailableError if trying
@@ -117,7 +122,7 @@ class GrammarCompiler:
         return self._make_vocabulary()
 
     def _run(self, entry: _CompiledEntry, lanes: Sequence[_Lane]) -> None:
-        """Compile a grammar in the first of `lanes`, or pass it on to the next lane if it takes too long.
+        """Compile a grammar in the first of `lanes`, or move it to the next lane if it takes too long.
 
         Runs on the thread of the first of `lanes`.
         """
@@ -152,7 +157,9 @@ class GrammarCompiler:
         return compile_grammar(grammar, self._vocabulary)
 
     def _keep(self, done: _CompiledEntry, *, is_lasting: bool) -> None:
-        """Count the memory of `done`, and drop other entries if all together take too much.
+        """Count the memory of the cache entry `done`, and evict other entries while the cache exceeds its limits.
+
+        If not `is_lasting`, remove `done` instead.
 
         If not `is_lasting`, drop `done` instead.
         """
@@ -170,9 +177,9 @@ class GrammarCompiler:
                 self._kept_bytes -= victim.memory_bytes
 
     def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
-        """Return the entry to drop next, never `done`; None if there is none.
+        """Return the cache entry to evict next, never `done`; None if there is none.
 
-        It is the least recently used entry of the owner that keeps the most.
+        The owner that uses the most of the cache loses its least recently used entry.
         """
         shares: defaultdict[str, float] = defaultdict(float)
         for entry in self._kept.values():

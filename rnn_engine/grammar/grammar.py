@@ -1,4 +1,4 @@
-"""The form that a client demands of a text: a JSON schema, a regular expression or a grammar."""
+"""Grammars as clients send them: a JSON schema, a regular expression, a choice or a formal grammar."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice"
 
 
 class GrammarError(Exception):
-    """A grammar is wrong, or takes more time or memory than allowed. The message gives the place and the reason."""
+    """A grammar is invalid, or takes more time or memory than allowed. The message has the place of the error and the
+    reason.
+    """
 
 
 class SlowGrammarError(GrammarError):
-    """A grammar takes more time than allowed."""
+    """A grammar takes more time to compile than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The set of texts that an answer may be. Equal grammars are compiled once.
+    """A grammar that an answer must follow, not yet compiled. Equal grammars are compiled once.
 
     | kind | `text` |
     |---|---|
@@ -45,7 +47,10 @@ class Grammar:
     is_written: bool = dataclasses.field(default=True, compare=False)  # the client sent `text` itself
 
     def refused(self, reason: str) -> InvalidGrammarError:
-        """Return the error for a grammar that can't be used. If the client sent the text, it has the error's place."""
+        """Return the error that reports this grammar as unusable because of `reason`.
+
+        If the client wrote the text, the error has the position of the fault.
+        """
         position = error_position(self.kind, self.text, reason) if self.is_written else None
         return InvalidGrammarError(
             self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}", position
@@ -53,7 +58,8 @@ class Grammar:
 
 
 def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
-    """Return the grammar of the JSON texts that `schema` allows. `name` is the request's field with the schema.
+    """Return the grammar of the JSON texts that `schema` allows. `name` is the request's field that contains the
+    schema.
 
     Keywords that a grammar can't enforce are refused, or ignored if `strict` is False.
     """
@@ -66,10 +72,14 @@ def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema",
 
 
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
-    """Return the grammar of the texts in `choices`. `name` is the request's field with the choices."""
+    """Return the grammar that allows each text of `choices`. `name` is the request's field that contains the
+    choices.
+    """
     return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name, is_written=False)
 
 
 def written_grammar(text: str, name: str = "grammar") -> Grammar:
-    """Return the grammar in `text`, which is llama.cpp's or Lark's. `name` is the request's field with the text."""
+    """Return the grammar `text`, in the syntax of llama.cpp or Lark, which is detected. `name` is the request's
+    field.
+    """
     return Grammar("lark" if is_lark_syntax(text) else "gbnf", text, name)

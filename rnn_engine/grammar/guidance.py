@@ -1,4 +1,4 @@
-"""Grammars that llguidance runs: all kinds except kbnf."""
+"""Grammars that the library llguidance runs, that is all kinds except kbnf, and the token masks of their texts."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def load_schema(text: str) -> Schema:
 
 
 def _number(text: str) -> float | int:
-    """Return a number with a point or an exponent, as an int if it is whole, since llguidance demands that."""
+    """Parse a JSON number with a point or an exponent. Whole numbers become int, since llguidance requires that."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) <= _MOST_INTEGER else value
 
 
 def with_spacing(schema: Schema) -> Schema:
-    """Return `schema` with options for llguidance: JSON on one line, with the spacing of Python's `json.dumps`.
+    """Return `schema` with options for llguidance that make it generate JSON on one line, spaced as by `json.dumps`.
 
     Options that the schema itself has under `x-guidance` take precedence.
     """
@@ -109,7 +109,7 @@ def _parts(schema: object, *, with_data: bool = True) -> Iterator[tuple[str, obj
 
 
 def _escaped(key: str) -> str:
-    """Return a key with the escapes of JSON pointers."""
+    """Escape `key` for a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -122,10 +122,10 @@ _LIMITS: Final = LLParserLimits(
 
 
 class GuidanceMask:
-    """A `rnn_engine.sampling.TokenMask` that follows a grammar of llguidance."""
+    """A `rnn_engine.sampling.TokenMask` of one text, for a grammar that the library llguidance runs."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        """Take over `matcher`: the caller must not use it any more."""
+        """Take ownership of `matcher`: the caller must not use it any more."""
         self._matcher = matcher
         self._mask = np.empty(mask_words(vocab_size), np.uint32)
         self._place = self._mask.ctypes.data, self._mask.nbytes  # kept, since reading it takes as long as a mask
@@ -157,17 +157,17 @@ class GuidanceMask:
 
 
 class GuidanceGrammar:
-    """A compiled grammar of llguidance. May be used on several threads."""
+    """A grammar compiled by the library llguidance. May be used on several threads."""
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Compile `grammar`. Raises GrammarError if it is wrong. Other threads run meanwhile."""
+        """Compile `grammar`. Raises GrammarError if it is invalid. Other threads can run meanwhile."""
         self._size = vocabulary.size
         self._matcher = _compile(_source(grammar), vocabulary)
         if error := self._matcher.get_error():
             raise GrammarError(_message(grammar, error, vocabulary))
 
     def start(self) -> GuidanceMask:
-        """Return the mask of a new text."""
+        """Return the token mask of a new text, before its first token."""
         return GuidanceMask(self._matcher.deep_copy(), self._size)
 
 
@@ -176,7 +176,7 @@ def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:
 
 
 def _source(grammar: Grammar) -> str:
-    """Return `grammar` in the form that llguidance compiles."""
+    """Return the source of `grammar` in the form that llguidance compiles."""
     match grammar.kind:
         case "json_schema":
             return _json_source(load_schema(grammar.text))
@@ -208,7 +208,7 @@ def _load_choices(text: str) -> list[str]:
 
 
 def _translate(text: str) -> str:
-    """Return a grammar of llama.cpp in Lark."""
+    """Translate a grammar of llama.cpp to Lark."""
     try:
         return gbnf_to_lark(text)
     except RecursionError:
@@ -232,7 +232,7 @@ _TEXT = r"/(.|\n)*/"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A part of a text: `begin`, then a JSON text that follows `schema`, then `end`."""
+    """A tagged part of a text, such as a tool call: `begin`, then JSON that follows `schema`, then `end`."""
 
     begin: str
     schema: Mapping[str, object] | bool  # True allows any JSON text
@@ -288,7 +288,7 @@ def tagged_text(
 
 
 def _body(tag: Tag, trigger: str) -> str:
-    """Return the body of the rule for a tag: what follows the trigger."""
+    """Return the grammar rule for the part of a tag that follows the trigger."""
     json_text = f"%json {_spaced(tag.schema)}"
     return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), json_text, _quoted(tag.end))))
 

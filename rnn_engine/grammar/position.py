@@ -1,4 +1,4 @@
-"""Find the place of an error in a grammar's text from the messages of the libraries."""
+"""The position of an error in a grammar's text, as found from the error messages of the grammar libraries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _LITERALS: Final = {
 
 
 class TextPosition(NamedTuple):
-    """A place in a text. `column` counts characters."""
+    """A position in a text. `column` counts characters."""
 
     line: int  # from 1
     column: int  # from 1
 
 
 def error_position(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return the place of the error that `message` reports in `text`, a grammar of `kind`.
+    """Return the position in the grammar `text` of the error that a library reported as `message`. `kind` is the
+    grammar's.
 
     Return None if the message does not give it.
     """
@@ -47,7 +48,7 @@ def error_position(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | None:
-    """Return the line and column that `message` names, limited to places in `text`.
+    """Return the line and column that `message` mentions, limited to positions in `text`; None if there are none.
 
     The message counts columns in bytes if `in_bytes`, else in characters.
     """
@@ -63,7 +64,7 @@ def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | 
 
 
 def _in_regex(text: str, message: str) -> TextPosition | None:
-    """Return the place of the caret that `message` shows under the expression.
+    """Return the position of the caret that `message` shows below the regular expression.
 
     The message shows line breaks and slashes escaped.
     """
@@ -89,7 +90,9 @@ def _in_json(text: str, message: str) -> TextPosition | None:
 
 
 def json_offset(text: str, keys: list[str]) -> int | None:
-    """Return the offset of a value in the JSON `text`, or None if there is no such value.
+    """Return the offset of a value in the JSON `text`; None if there is no such value.
+
+    `keys` are the path to it: the keys of objects, and the indices of lists as text.
 
     `keys` lead to it: keys of objects, and indices in lists as text.
     """
@@ -103,7 +106,9 @@ def json_offset(text: str, keys: list[str]) -> int | None:
 
 
 def _member(text: str, offset: int, wanted: str) -> int:
-    """Return the offset of the value of `wanted` in the object or list at `offset`. Raises KeyError if it has none."""
+    """Return the offset of the member `wanted` of the object or list that starts at `offset`. Raises KeyError without
+    one.
+    """
     decoder, is_object, number = json.JSONDecoder(), text[offset] == "{", 0
     offset = _space(text, offset + 1)
     while text[offset] not in "]}":
@@ -128,7 +133,7 @@ def _space(text: str, offset: int) -> int:
 
 
 def _in_gbnf(text: str, message: str) -> TextPosition | None:
-    """Return the place that `message` shows by its line and by parts of the text before and after it."""
+    """Return the position that `message` gives as a line and the text before and after it."""
     if (found := _GBNF_CONTEXT.search(message)) is None:
         return None
     line, before, after = int(found[1]), ast.literal_eval(found[2]), ast.literal_eval(found[3])
@@ -137,7 +142,7 @@ def _in_gbnf(text: str, message: str) -> TextPosition | None:
 
 
 def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return the place of the first mention of the rule that is missing according to `message`."""
+    """Return the position of the first use of the rule that `message` reports as undefined."""
     if (found := _MISSING_RULE.search(message)) is None:
         return None
     bare = _LITERALS[kind].sub(lambda literal: re.sub(r"[^\n]", " ", literal[0]), text)
@@ -147,5 +152,5 @@ def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _at(text: str, offset: int) -> TextPosition:
-    """Return the line and column of the character at `offset`."""
+    """Return the position of the character at `offset` in `text`."""
     return TextPosition(text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))

@@ -1,4 +1,4 @@
-"""Try a grammar in another process before it is compiled in this one.
+"""Trial compilations of grammars in another process, to protect this one from grammars that crash or take too long.
 
 The grammar libraries overflow the stack on some grammars and work for minutes on others. Neither can be stopped inside
 a process. A grammar that ends the other process is refused.
@@ -36,12 +36,12 @@ _LOOK_SECONDS: Final = 0.05  # between two checks of the processor time that a g
 
 
 class TrialError(Exception):
-    """A grammar could not be tried, for a temporary reason that lies outside the grammar."""
+    """A grammar could not be tried, for a temporary reason that does not depend on the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of trying a grammar."""
+    """The result of a trial: the error, or the time and memory that the grammar takes."""
 
     error: str | None  # None if it can be compiled
     seconds: float = 0.0  # of processor time
@@ -49,16 +49,16 @@ class Verdict:
 
 
 class Trials:
-    """Tries grammars one after another, in a process that the first one starts. Not thread-safe."""
+    """Tries grammars one after another in a child process, which the first trial starts. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
-        """`seconds` of processor time is the most that one grammar may take."""
+        """Try grammars for `vocabulary`. Each may take at most `seconds` of processor time."""
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, grammar: Grammar) -> Verdict:
-        """Compile `grammar` in the other process.
+        """Try `grammar`: compile it in the child process. Return the verdict if it can be used.
 
         Raises GrammarError if it is wrong or takes too much memory, and SlowGrammarError if it takes too much time.
         Raises TrialError or OSError if it could not be tried.
@@ -76,7 +76,7 @@ class Trials:
         return verdict
 
     def close(self) -> None:
-        """End the process, if there is one. The next grammar starts another. May be called on any thread."""
+        """Kill the child process, if there is one. The next trial starts another. May be called on any thread."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -119,10 +119,13 @@ class Trials:
 
 
 class _Watch:
-    """Ends a process that takes too long. Use it as a context manager around a block that waits for the process."""
+    """A context manager that kills a process if it takes too long. It encloses code that waits for the process."""
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, takes_too_much: Callable[[], bool]) -> None:
-        """`seconds` are by the clock. `takes_too_much` is called at intervals, on another thread."""
+        """Kill `process` after `seconds` by the clock, or when `takes_too_much` returns True.
+
+        `takes_too_much` is called at intervals, on another thread.
+        """
         self.is_over = False  # `takes_too_much` has returned True
         self.is_late = False  # `seconds` have passed
         self._process = process
@@ -148,7 +151,7 @@ class _Watch:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the seconds of processor time that a process has taken; 0 if it has ended."""
+    """Return the seconds of processor time that the process `pid` has used; 0 if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -167,7 +170,7 @@ def _exchange(process: subprocess.Popen[bytes], question: object) -> bytes:
 
 
 def main() -> None:
-    """Try the grammars from standard input until it ends, and print a line for each."""
+    """Run the child process: try each grammar from standard input, and print a line with its verdict."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that output of a library does not mix with the answers
     _limit_memory()

@@ -1,4 +1,4 @@
-"""A model's vocabulary in the forms that the grammar libraries take."""
+"""A model's vocabulary in the forms that the grammar libraries require."""
 
 from __future__ import annotations
 
@@ -37,16 +37,22 @@ class _Tokenizer(Protocol):
 
 
 class Vocabulary:
-    """The bytes of every token. Token 0 ends a text, whatever its bytes. Other tokens without bytes never occur."""
+    """The bytes of each token of a vocabulary. Token 0 ends a text, whatever its bytes.
+
+    Grammars never allow other tokens without bytes.
+    """
 
     def __init__(self, pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]] | None = None) -> None:
-        """`encode` returns the usual tokens of a text. None takes the longest matching piece again and again."""
+        """Make a vocabulary in which token i has the bytes `pieces[i]`.
+
+        `encode` tokenizes a text. By default, it takes the longest matching piece again and again.
+        """
         self.pieces = (b"", *pieces[1:])
         self.encode = encode or _LongestPieces(self.pieces)
 
     @classmethod
     def of(cls, tokenizer: _Tokenizer, size: int) -> Self:
-        """Return the vocabulary of a model with `size` tokens. The first of these are the tokens of `tokenizer`."""
+        """Return the vocabulary of a model with `size` tokens, whose bytes and encoding are those of `tokenizer`."""
         return cls([tokenizer.decode_bytes(token) for token in range(size)], tokenizer.encode)
 
     @property
@@ -55,29 +61,31 @@ class Vocabulary:
 
     @property
     def has_text(self) -> bool:
-        """True if any token stands for text."""
+        """True if any token has bytes, so that grammars can be compiled."""
         return any(self.pieces)
 
     def prepare(self, kind: GrammarKind) -> None:
-        """Make the form that grammars of this kind need, so that compiling the first one is as quick as any other."""
+        """Make the library's form of the vocabulary for grammars of `kind`, so that the first one compiles as fast as
+        others.
+        """
         _ = self.for_kbnf if kind == "kbnf" else self.for_guidance
 
     @cached_property
     def for_guidance(self) -> LLTokenizer:
-        """The vocabulary for llguidance. Making it takes some tenths of a second."""
+        """The vocabulary in llguidance's form. The first access takes some tenths of a second."""
         slices = [*WORD_SLICES, *LLTokenizer.general_slices()]
         return LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(self)), slices=slices)
 
     @cached_property
     def for_kbnf(self) -> kbnf.Vocabulary:
-        """The vocabulary for kbnf. Making it takes some tenths of a second."""
+        """The vocabulary in kbnf's form. The first access takes some tenths of a second."""
         pieces = {token: piece for token, piece in enumerate(self.pieces) if piece}
         tokens = {token: kbnf.Token(piece) for token, piece in pieces.items()}
         return kbnf.Vocabulary(tokens, {token: repr(piece) for token, piece in pieces.items()})
 
 
 class _GuidanceTokenizer:
-    """A tokenizer with the members that llguidance needs."""
+    """A tokenizer with the attributes that llguidance requires."""
 
     eos_token_id = END
     bos_token_id = None

@@ -172,9 +172,7 @@ def search_ranges(blocks: F32, scales: Halves) -> Halves:
 
 
 def divide(blocks: F32, scales: F32) -> F32:
-    """Divide each block of `blocks` [..., B] by its scale of `scales` [...]. Where a scale is 0, the quotients are
-    0.
-    """
+    """Divide each block of `blocks` [..., B] by its scale of `scales` [...]. If a scale is 0, the quotients are 0."""
     return blocks * _inverse(scales)[..., np.newaxis]
 
 

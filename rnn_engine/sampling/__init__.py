@@ -1,4 +1,7 @@
-"""Draw tokens from rows of logits, exactly, and from a step's few candidates if they suffice."""
+"""Sampling: draw tokens from rows of logits. The few candidates that a step returns are used if they suffice.
+
+A draw from candidates yields the same token as one from the whole row.
+"""
 
 from rnn_engine.sampling.masks import AllowedTokens, Mask, SequenceMask, TokenMask, stack_masks
 from rnn_engine.sampling.params import Sampler, SamplingParams

@@ -1,4 +1,4 @@
-"""Adjust single tokens' logits before a draw: add the client's bias, take off the penalties for repeating.
+"""Changes to single tokens' logits before a draw: the client's bias, penalties for repetition, and rules.
 
 The order is:
 
@@ -22,7 +22,7 @@ from rnn_engine.types import I32, DrawBiases, DrawPenalties
 
 
 class RecentTokens:
-    """The last `size` tokens of a sequence, and how often each occurs. A size of -1 means all tokens."""
+    """The last `size` tokens of a sequence, with a count of how often each occurs. A size of -1 means all tokens."""
 
     def __init__(self, size: int, tokens: Sequence[int]) -> None:
         self.size = size
@@ -31,7 +31,8 @@ class RecentTokens:
         self.counts = Counter(kept)
 
     def places(self, vocab_size: int) -> NDArray[np.uint32]:
-        """Return [V] the place, from 1 on, at which each token was seen last; 0 if it was not.
+        """Return an array [V] with the place, from 1 on, of each token's last occurrence; 0 for tokens that do not
+        occur.
 
         If the size is -1, places are not kept: every token that occurs has place 1.
         """
@@ -44,7 +45,9 @@ class RecentTokens:
         return places
 
     def append(self, token: int) -> int | None:
-        """Add a token. Return the token that no longer occurs because of it, or None."""
+        """Append a token. If the oldest token drops out of the last `size` and no longer occurs, return it, else
+        None.
+        """
         self.counts[token] += 1
         if self._queue is None:
             return None
@@ -71,19 +74,19 @@ _LEAST_SCALE = 1e-100  # once the scale is below it, it is multiplied into the p
 
 
 class TokenRule(Protocol):
-    """A rule that adds something to a few tokens' logits, which may change from draw to draw."""
+    """A rule that adds a number to the logits of a few tokens. It may add to other tokens in each draw."""
 
     def next(self) -> Mapping[int, float]:
-        """Return, by token, what is added to its logit in the next draw."""
+        """Return the numbers to add to logits in the next draw, by token id."""
         ...
 
     def generated(self, token: int) -> None:
-        """Count `token` as generated."""
+        """Update the rule after `token` was generated."""
         ...
 
 
 class Adjustments:
-    """The changes to the logits of the tokens that have a bias, have been seen, or have a rule.
+    """The adjustments of one sequence: what is added to the logits of tokens by bias, penalties and rules.
 
     The penalties are ai00's: `presence` when a token is first seen, and `frequency` each time. Every token that is
     generated later multiplies all penalties by `decay`.
@@ -131,7 +134,9 @@ class Adjustments:
         self._begin(bias, earlier if self.penalises_sights else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
-        """Take in the biased, earlier and prompt tokens at once, since a million one by one would stall every step."""
+        """Record the biased, earlier and prompt tokens in one pass, since a million one by one would stall every
+        step.
+        """
         if bias:
             biased = np.fromiter(bias, np.int32, len(bias))
             self._bias[biased] = np.maximum(np.fromiter(bias.values(), np.float64, len(bias)), NEVER)
@@ -153,26 +158,29 @@ class Adjustments:
 
     @property
     def may_change(self) -> bool:
-        """True if something is added to some logit, now or later."""
+        """True if any logit is adjusted, now or later in the sequence."""
         return self._size > 0 or self.penalises_sights or self._recent is not None or len(self._rules) > 0
 
     @property
     def has_rules(self) -> bool:
-        """Return True if rules, such as DRY or bad words, may add to logits."""
+        """True if there are rules, such as DRY or bad words, which may adjust logits."""
         return len(self._rules) > 0
 
     @property
     def penalises_repeats(self) -> bool:
-        """Return True if `repeat_penalty` has an effect."""
+        """True if `repeat_penalty` has an effect."""
         return self._recent is not None
 
     @property
     def penalises(self) -> bool:
-        """True if tokens that have been generated are penalised."""
+        """True if tokens that were generated get a penalty."""
         return self.penalises_sights or self._recent is not None
 
     def for_device(self) -> DrawPenalties:
-        """Return the penalties for a device, which goes on from the tokens so far, if `draws_on_device` allows them."""
+        """Return the penalties in the form that a device needs to continue from the tokens so far.
+
+        Call this only if `draws_on_device` returns True.
+        """
         earlier = None
         if self._seen:
             seen = np.fromiter(self._seen, np.int32, len(self._seen))
@@ -186,7 +194,10 @@ class Adjustments:
         return replace(penalties, repeat=self.repeat_penalty, window=window, seen=seen_last)
 
     def biases_for_device(self) -> DrawBiases | None:
-        """Return the biases for a device, or None if there are none. `draws_on_device` must allow them."""
+        """Return the biases in the form that a device needs, or None if there are none.
+
+        Call this only if `draws_on_device` returns True.
+        """
         tokens = np.flatnonzero(self._bias).astype(np.int32)
         if len(tokens) == 0:
             return None
@@ -194,16 +205,17 @@ class Adjustments:
 
     @property
     def scale(self) -> float:
-        """The factor by which the penalties are greater than the numbers in the row of `keep_in`."""
+        """The factor by which the numbers in the row of `keep_in` are multiplied to get the penalties."""
         return self._scale
 
     @property
     def total(self) -> float:
-        """The sum of all numbers in that row."""
+        """The sum of the numbers in the row of `keep_in`."""
         return self._total
 
     def keep_in(self, row: F64) -> None:
-        """Keep the penalties in `row` [V], which must hold zeros, from now on.
+        """Move the presence and frequency penalties to `row` [V], which must hold zeros, and store them there from now
+        on.
 
         `clear`, or a call with another row, sets it to zeros again.
         """
@@ -212,23 +224,25 @@ class Adjustments:
         self._penalty = row
 
     def clear(self) -> None:
-        """Set all penalties to zero. Called when nothing more is drawn."""
+        """Set all presence and frequency penalties to zero. Called when no more tokens are drawn."""
         self._penalty[self.tokens] = 0.0
 
     @property
     def tokens(self) -> I32:
-        """[A] the tokens whose logits may be changed, in any order. Valid until `generated` or `begin_draw`."""
+        """The ids [A] of the tokens that have an adjustment, in any order. Valid until `generated` or `begin_draw`."""
         return self._tokens[: self._size]
 
     def others(self, ids: I32) -> I32:
-        """Return those of `tokens` that are not among `ids`."""
+        """Return the tokens that have an adjustment (see `tokens`) and are not in `ids`."""
         tokens, self._is_known[ids] = self.tokens, False
         others: I32 = tokens[self._is_known[tokens]]
         self._is_known[tokens] = True
         return others
 
     def added(self, tokens: I32, logits: F64) -> F64:
-        """Return what is added to the logits of `tokens`; `logits` are these logits under the model."""
+        """Return what the adjustments add to the logits of `tokens`. `logits` are these tokens' logits from the
+        model.
+        """
         if self._recent is None:
             return self._plain(tokens)
         biased = logits + self._bias[tokens] if len(self._bias) else logits
@@ -239,7 +253,9 @@ class Adjustments:
         return added
 
     def bound_added(self, tokens: I32, highest: float) -> F64:
-        """Return values, and a 0, that bound what is added to `tokens`. Their logits are at most `highest`.
+        """Return bounds of what the adjustments add to the logits of `tokens`, which are at most `highest` before.
+
+        The array ends with a 0, for tokens that are not adjusted.
 
         If the positive values are added to the logit `highest`, they raise the tokens' mass at least as much as the
         adjustments do. The negative values lower it at least as much.
@@ -259,11 +275,11 @@ class Adjustments:
         return np.concatenate((plain[~recent], gains[recent], losses, (0.0,)))
 
     def adjusted(self, ids: I32, logits: F64) -> F64:
-        """Return `logits` of the tokens `ids` with what is added to them."""
+        """Return the adjusted logits of the tokens `ids`. `logits` are their logits from the model."""
         return logits + self.added(ids, logits)
 
     def begin_draw(self) -> None:
-        """Ask the rules what they add in the next draw. Call this before each draw."""
+        """Update what the rules add to logits. Call this before each draw."""
         if not self._rules:
             return
         self._by_rules[self._ruled] = 0.0
@@ -275,7 +291,7 @@ class Adjustments:
                 self._by_rules[token] = max(self._by_rules[token] + value, NEVER)
 
     def generated(self, token: int) -> None:
-        """Decay every penalty by one token, then count `token` as seen."""
+        """Record that `token` was generated: decay all penalties by one token, then add the penalty of `token`."""
         if self.penalises_sights:
             self._scale *= self.decay
             if self._scale < _LEAST_SCALE:
@@ -303,12 +319,12 @@ class Adjustments:
         self._scale = 1.0
 
     def _plain(self, tokens: I32) -> F64:
-        """Return what is added to `tokens`, except by `repeat_penalty`."""
+        """Return what bias, rules and penalties other than `repeat_penalty` add to the logits of `tokens`."""
         less = self._less(tokens)
         return self._bias[tokens] - less if len(self._bias) else -less
 
     def _less(self, tokens: I32) -> F64:
-        """Return what penalties and rules take off `tokens`."""
+        """Return what rules and penalties other than `repeat_penalty` subtract from the logits of `tokens`."""
         less: F64 = self._penalty[tokens] * self._scale if self.penalises_sights else np.zeros(len(tokens))
         return less - self._by_rules[tokens] if self._rules else less
 
@@ -326,7 +342,7 @@ class Adjustments:
         self._size += 1
 
     def _add(self, tokens: I32) -> None:
-        """Add `tokens`, which must differ, to `tokens` of this object."""
+        """Add `tokens`, which must be distinct, to the tokens that have an adjustment."""
         new = tokens[~self._is_known[tokens]]
         self._is_known[new] = True
         self._tokens = np.concatenate((self.tokens, new, np.empty(self._size + len(new) + _FIRST_ROOM, np.int32)))

@@ -1,4 +1,4 @@
-"""Sampling by a chain of steps, in llama-server's order unless the client names another."""
+"""A sampler that applies a chain of steps, such as top-k and temperature. The default order is llama-server's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rnn_engine.types import I32
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The unranked tokens that follow the tokens of an open pool."""
+    """The unranked tokens of an open pool. They rank below all its other tokens."""
 
     rest: Rest
     count: int  # the most tokens that follow
@@ -32,13 +32,16 @@ class Tail:
 
     @property
     def ceiling(self) -> float:
-        """An upper bound of their logits, after temperature."""
+        """An upper bound of the tail's logits, divided by the temperature."""
         return self.rest.ceiling / self.temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The n tokens that the steps have kept: at least one, likeliest first. An open pool has all of its ranking."""
+    """The n tokens that the steps so far have kept: at least one, likeliest first.
+
+    A closed pool has all of them. An open pool has the whole ranking, and its `tail` stands for unranked tokens.
+    """
 
     ranking: Ranking
     places: Places  # [n] in the ranking
@@ -47,7 +50,7 @@ class Pool:
 
     @staticmethod
     def of(ranking: Ranking) -> Pool:
-        """Return a pool of all tokens of `ranking`, which must have at least one."""
+        """Return a pool of all tokens of `ranking`, which must have at least one. It is open if tokens are unranked."""
         tail = None if ranking.rest is None else Tail(ranking.rest, ranking.rest.count)
         return Pool(ranking, np.arange(len(ranking.ids)), ranking.logits, tail)
 
@@ -56,7 +59,7 @@ class Pool:
         return self.ranking.ids[self.places]
 
     def part(self, which: slice | Places) -> Pool:
-        """Return a closed pool of the tokens `which`."""
+        """Return a closed pool of the tokens at the indices `which`."""
         return Pool(self.ranking, self.places[which], self.logits[which], None)
 
     def first(self, count: int) -> Pool:
@@ -64,12 +67,12 @@ class Pool:
         return self.part(slice(count))
 
     def masses(self) -> F64:
-        """Return [n] the cumulated probabilities, in units of the first token's."""
+        """Return the cumulative probabilities [n] of the tokens, as multiples of the first token's probability."""
         masses: F64 = np.exp(self.logits - self.logits[0]).cumsum()
         return masses
 
     def bound_total(self, masses: F64) -> Bounds:
-        """Bound the mass of all tokens, the following ones included, in units of the first token's.
+        """Return bounds of the mass of the whole pool, tail included, as multiples of the first token's probability.
 
         `masses` is what `masses` of this pool returned.
         """
@@ -100,10 +103,12 @@ _LEAST_TEMPERATURE = 1e-15  # separates any two different logits, and divides ea
 
 
 class ChainStep(Protocol):
-    """One step of a chain."""
+    """One step of a chain: it removes tokens from a pool, or changes their logits."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
-        """Return the part of `pool` that the step keeps, at least one token.
+        """Return the pool that remains of `pool` after this step. It has at least one token.
+
+        `uniforms` are the random numbers of the draw.
 
         Return None if the result depends on tokens that are not in the pool.
         """
@@ -111,16 +116,16 @@ class ChainStep(Protocol):
 
 
 class Selection(ChainStep, Protocol):
-    """A step that looks at all tokens and keeps some of them, and needs no order among them."""
+    """A chain step that chooses from all tokens of a row and does not need them ranked."""
 
     def kept(self, logits: F64) -> Places:
-        """Return the places in `logits` [n] of the tokens that are kept, ascending. There is at least one."""
+        """Return the indices into `logits` [n] of the tokens that the step keeps, ascending. There is at least one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keeps the `k` likeliest tokens."""
+    """A chain step that keeps the `k` likeliest tokens."""
 
     k: int
 
@@ -134,7 +139,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """Keeps the likeliest tokens until together they have the probability `p`."""
+    """A chain step that keeps the likeliest tokens: as few as have together at least the probability `p`."""
 
     p: float
 
@@ -148,7 +153,7 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class MinP:
-    """Keeps the tokens that have at least `p` times the probability of the likeliest token."""
+    """A chain step that keeps the tokens with at least `p` times the probability of the likeliest token."""
 
     p: float
 
@@ -161,7 +166,10 @@ class MinP:
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma:
-    """Keeps the tokens whose logit is within `n` standard deviations, taken over all logits, of the greatest."""
+    """A chain step that keeps the tokens whose logit is at most `n` standard deviations below the greatest.
+
+    The standard deviation is that of all logits.
+    """
 
     n: float
 
@@ -177,9 +185,10 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """Keeps the tokens whose surprise is nearest to the entropy, until they have more than the probability `p`.
+    """A chain step for typical sampling: it keeps the tokens whose surprise is nearest to the entropy.
 
-    Keeps at most `most` tokens, unless that is None. From Meister et al., "Locally Typical Sampling" (2023).
+    It keeps as few as have together more than the probability `p`, and at most `most` tokens, unless that is None. From
+    Meister et al., "Locally Typical Sampling" (2023).
     """
 
     p: float
@@ -212,7 +221,7 @@ class TypicalP:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """With a chance of `probability`, removes likely tokens.
+    """A chain step that, with a chance of `probability`, removes all likely tokens but one.
 
     Among the tokens with a probability of at least `threshold`, only the least likely is kept.
     """
@@ -231,7 +240,7 @@ class Xtc:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Divides the logits by a temperature. A temperature of 0 keeps the likeliest token alone.
+    """A chain step that divides the logits by a temperature. A temperature of 0 keeps only the likeliest token.
 
     If `span` is greater than 0, the temperature follows the entropy of the pool, between `temperature` - `span` (at
     least 0) and `temperature` + `span`. Its place in that range is the entropy, as a share of the greatest possible
@@ -264,14 +273,14 @@ class Temperature:
 
 
 def _chances(pool: Pool) -> F64:
-    """Return [n] the probabilities of a closed pool."""
+    """Return the probabilities [n] of the tokens of a closed pool."""
     masses = np.exp(pool.logits - pool.logits[0])
     chances: F64 = masses / masses.cumsum()[-1]
     return chances
 
 
 def _entropy(chances: F64) -> float:
-    """Return the entropy in nats. A chance of 0 adds nothing to it."""
+    """Return the entropy, in nats, of the probabilities `chances`. A probability of 0 adds nothing to it."""
     possible = chances[chances > 0.0]
     return max(-float((possible * np.log(possible)).cumsum()[-1]), 0.0)
 
@@ -285,7 +294,10 @@ _ESTIMATED = 100  # the first version estimates from this many tokens how fast t
 
 
 class MirostatV1:
-    """Keeps the likeliest tokens: by Zipf's law, as many as should have the wanted surprise."""
+    """The last chain step of mirostat 1: it keeps the likeliest tokens, and adapts their number to the surprise so far.
+
+    Their number is what Zipf's law predicts for the limit of the surprise.
+    """
 
     def __init__(self, tau: float, eta: float, vocab_size: int) -> None:
         self._limit = _Limit(tau, eta)
@@ -316,7 +328,7 @@ class MirostatV1:
 
 
 class MirostatV2:
-    """Removes the tokens that are more surprising than the limit.
+    """The last chain step of mirostat 2: it removes the tokens whose surprise exceeds a limit, which each token moves.
 
     With `ai00` it keeps the first of these, too, and the limit is at most four times `tau`.
     """
@@ -339,7 +351,7 @@ class MirostatV2:
 
 
 class _Limit:
-    """The greatest surprise that a token may have, in bits."""
+    """Mirostat's limit of a token's surprise, in bits. It is adapted after each token."""
 
     def __init__(self, tau: float, eta: float, most: float = math.inf) -> None:
         self._tau = tau
@@ -348,7 +360,7 @@ class _Limit:
         self.surprise = 2.0 * tau
 
     def drawn(self, probability: float) -> None:
-        """Lower the limit by `eta` times how far a token's surprise exceeds `tau`; raise it if the surprise is less.
+        """Adapt the limit to the token that was drawn: change it by `eta` times `tau` minus the token's surprise.
 
         `probability` is that with which the token was drawn.
         """
@@ -380,7 +392,7 @@ _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 
 
 class Cuts(NamedTuple):
-    """The settings by which the likeliest tokens are kept.
+    """The settings top-k, top-p, min-p and temperature of a chain that has no other steps.
 
     A `top_k` of 0 and a `top_p` of 1 keep all. A `temperature` of 0 keeps the likeliest one alone.
     """
@@ -392,17 +404,19 @@ class Cuts(NamedTuple):
 
 
 class Moving(Protocol):
-    """A step that carries state from token to token. It is the last one of a chain."""
+    """The last step of a chain, if it has a state that each drawn token changes, such as mirostat."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None: ...
 
     def drawn(self, probability: float) -> None:
-        """Update the state with the probability with which the token was drawn."""
+        """Update the step's state after a draw. `probability` is that with which the token was drawn."""
         ...
 
 
 class Chain:
-    """A sampler that applies `steps`, then `last` if there is one, and draws from the pool that remains."""
+    """A sampler that applies `steps` and then `last`, if there is one, to a ranking, and draws from the remaining
+    tokens.
+    """
 
     num_uniforms = 2  # for the draw, and for XTC
 
@@ -417,7 +431,9 @@ class Chain:
 
     @property
     def cuts(self) -> Cuts | None:
-        """The settings of the steps, or None if these are others than top-k, top-p, min-p, temperature in that order.
+        """The settings of the chain's steps; None if they can't be expressed as `Cuts`.
+
+        They can be if the steps are top-k, top-p, min-p and temperature, in that order.
 
         Some or all of the four may be missing. None also stands for a dynamic temperature.
         """
@@ -479,7 +495,10 @@ class Chain:
 
 
 class LateAdjustments:
-    """Penalties that a client's list puts after other steps. The steps before do not see them."""
+    """A chain step that applies penalties after other steps, as the client's order of steps demands.
+
+    Steps before it see the logits without these penalties.
+    """
 
     def __init__(self, adjustments: Adjustments) -> None:
         self.adjustments = adjustments
@@ -494,7 +513,7 @@ class LateAdjustments:
 
 
 def parse_order(value: object) -> tuple[str, ...]:
-    """Return the names in `ORDER` that `value` stands for: a list of names, or a string of letters.
+    """Parse the client's order of steps: a list of names or a string of letters. Return the steps' names in `ORDER`.
 
     Raises InvalidRequestError, which lists the allowed names.
     """
@@ -513,7 +532,7 @@ def _allowed() -> str:
 
 
 def _needs_all(steps: Sequence[ChainStep]) -> bool:
-    """Return True if a step needs all tokens, and no step before it removes any."""
+    """Return True if a step needs all tokens of the row, and no earlier step removes any."""
     for step in steps:
         if isinstance(step, TopNSigma | TypicalP) or (isinstance(step, Temperature) and step.span > 0.0):
             return True

@@ -1,4 +1,4 @@
-"""Masks that allow some tokens of a vocabulary, and a mask that keeps a model's thoughts within a budget."""
+"""Token masks: which tokens of a vocabulary a draw may choose, in particular for grammars and thinking budgets."""
 
 from __future__ import annotations
 
@@ -28,48 +28,47 @@ MOST_SECONDS_EACH: Final = 0.5  # of processor time that one mask may take
 
 
 class TokenMask(Protocol):
-    """Decides which tokens may come next in one sequence, as a grammar does.
+    """The protocol of an object that decides which tokens may come next in one sequence, such as a grammar.
 
     `next` may be called on another thread than the other methods, but never two methods at a time.
     """
 
     @property
     def ended(self) -> bool:
-        """True if the text ends here, with reason `stop`. False before the first token."""
+        """True if the text ends at this position, with finish reason `stop`. False before the first token."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that come next whatever the model says, perhaps none.
+        """Return the tokens that must come next, without being drawn. May be empty.
 
-        They are not drawn, and all go through the model together. `accept` is called with each.
-        This is called before `next`, and `next` only if there is no forced token.
-        A mix of states does not call it, so `next` must lead to the same tokens.
+        They all go through the model together. `accept` is called with each. This is called before `next`, and `next`
+        only if there is no forced token. A mix of states does not call it, so `next` must lead to the same tokens.
         """
         ...
 
     def next(self) -> Mask | None:
-        """Return the tokens that may come next, at least one; None allows all.
+        """Return the mask of the tokens that may come next, at least one; None allows all.
 
         The array must not change before `accept` is called. If a call raises, only its own request ends.
         """
         ...
 
     def accept(self, token: int) -> None:
-        """Go on to the place after `token`, which is forced or is one of the tokens that `next` allowed."""
+        """Advance past `token`, which is forced or is one of the tokens that `next` allowed."""
         ...
 
     def copy(self) -> TokenMask:
-        """Return an independent copy at the same place."""
+        """Return an independent copy at the same position."""
         ...
 
 
 class AllowedTokens:
-    """The tokens that a mask allows. Its type and shape have been checked."""
+    """The tokens that a mask allows, after a check of the mask's type and shape."""
 
     __slots__ = ("_count", "_vocab_size", "mask")
 
     def __init__(self, mask: Mask, vocab_size: int) -> None:
-        """Raise StepError for a mask of another type or shape, and for one that allows no token."""
+        """Check `mask`. Raises StepError if it has another type or shape than `Mask`, or allows no token."""
         expected = (mask_words(vocab_size),)
         if mask.dtype != np.uint32 or mask.shape != expected:
             raise StepError(
@@ -96,7 +95,7 @@ class AllowedTokens:
 
 
 class SequenceMask:
-    """The forced or allowed next tokens of one sequence.
+    """The constraints on the next token of one sequence: tokens that are forced, or a mask of those that are allowed.
 
     `forced` are tokens that come next, one after another, without being drawn.
     `current` holds the tokens that a drawn one may be, and is None if all are allowed.
@@ -106,7 +105,8 @@ class SequenceMask:
     def __init__(
         self, source: TokenMask, vocab_size: int, ends: Collection[int] = (), *, may_force: bool = True
     ) -> None:
-        """`ends` are tokens that end a text. They are allowed wherever token 0 is.
+        """Constrain a sequence by `source`, which is at its start. Any of `ends`, which end a text, is allowed if token
+        0 is.
 
         If `may_force` is False, all tokens are drawn.
         """
@@ -125,12 +125,12 @@ class SequenceMask:
 
     @property
     def ended(self) -> bool:
-        """True if no token follows the last one."""
+        """True if the text has ended, so that no token may follow."""
         return self._source.ended
 
     @property
     def current(self) -> AllowedTokens | None:
-        """The tokens that may be drawn next, or None if all may. Makes the mask unless it is known.
+        """The tokens that may be drawn next; None if all may. Makes the mask if it is not known yet.
 
         Raises MaskError, at every read, if the mask does not fit the vocabulary, allows no token or has taken too long.
         """
@@ -140,7 +140,7 @@ class SequenceMask:
         return self._current
 
     def accept(self, token: int) -> None:
-        """Go on to the place after `token`. `current` is None from then until `advance`."""
+        """Advance past `token`. `current` is None until `advance` is called."""
         if token not in self._added:
             begun = time.thread_time()
             with _own_error():
@@ -149,7 +149,7 @@ class SequenceMask:
         self._current, self.is_known = None, True
 
     def advance(self) -> None:
-        """Update `forced` for the place after the last token, and forget the current mask."""
+        """Get the forced tokens after the last token, and discard the mask of the position before."""
         self._added = frozenset()
         self.is_known = self.is_late = False
         if self._may_force:
@@ -157,7 +157,7 @@ class SequenceMask:
                 self.forced = self._source.forced()
 
     def find_out(self) -> None:
-        """Make the mask of the next token, unless it is known."""
+        """Make the mask of the next token, unless it is known. An error is stored for `current` to raise."""
         if self.is_known:
             return
         begun, begun_thread = time.perf_counter(), time.thread_time()
@@ -172,7 +172,7 @@ class SequenceMask:
         self.is_known = True
 
     def _count_seconds(self, begun: float) -> None:
-        """Count the processor time since `begun`. Raises MaskError if it, or the sum so far, is too long."""
+        """Add the processor time since `begun` to that of the text. Raises MaskError if either exceeds its limit."""
         seconds = time.thread_time() - begun
         self._seconds += seconds
         if seconds > MOST_SECONDS_EACH or self._seconds > MOST_SECONDS:
@@ -183,7 +183,7 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return `mask` with all tokens that end a text added, if it allows token 0."""
+        """Return `mask` with the tokens that end a text added, if it allows token 0."""
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
@@ -195,13 +195,13 @@ class SequenceMask:
         return extended
 
     def fork(self) -> SequenceMask:
-        """Return an independent copy at the same place."""
+        """Return an independent copy at the same position."""
         ahead = copy(self)
         ahead._source = self._source.copy()
         return ahead
 
     def follow(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
-        """Return the beginning of `draft` that may come next, and the masks of its tokens and of the one after them.
+        """Return the longest allowed beginning of `draft`, and the masks of its tokens and of the token after it.
 
         A token that ends the text is left out.
         A mask is None if the token is forced or all are allowed. Both lists are empty if `current` would raise.
@@ -227,7 +227,7 @@ class SequenceMask:
         return self.current.mask.copy()
 
     def _go_on(self, token: int) -> bool:
-        """Accept `token` and update what is forced after it. Return False if it is not allowed or ends the text."""
+        """Accept `token` and get the tokens forced after it. Return False if it is not allowed, or ends the text."""
         if self.forced:
             is_allowed, self.forced = token == self.forced[0], self.forced[1:]
         else:
@@ -242,7 +242,8 @@ class SequenceMask:
         return True
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
-        """Return masks [rows, ceil(V / 32)]: the last is the current one, the others allow all tokens.
+        """Return masks [rows, ceil(V / 32)] for `num_rows` rows: the current mask for the last, all tokens for the
+        others.
 
         Return None if there is no current mask. If `current` would raise, this does not; it returns None.
         """
@@ -254,7 +255,7 @@ class SequenceMask:
 
 @contextmanager
 def _own_error() -> Iterator[None]:
-    """Raise MaskError from whatever the block raises, so that the failure counts as the mask's own."""
+    """Return a context manager that converts any exception to MaskError, so that it is reported as the mask's own."""
     try:
         yield
     except MaskError:
@@ -264,7 +265,9 @@ def _own_error() -> Iterator[None]:
 
 
 def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
-    """Return the masks of rows as [rows, ceil(V / 32)]. None allows all tokens; at least one must not be None."""
+    """Stack the masks of rows to an array [rows, ceil(V / 32)]. None allows all tokens; at least one must not be
+    None.
+    """
     if len(masks) == 1 and masks[0] is not None:
         return masks[0][np.newaxis]
     known = next(mask for mask in masks if mask is not None)
@@ -273,12 +276,12 @@ def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
 
 
 def allowed_tokens(mask: Mask, vocab_size: int) -> I32:
-    """Return the ids that `mask` allows, ascending."""
+    """Return the ids of the tokens that `mask` allows, ascending."""
     return np.flatnonzero(unpack_masks(mask, vocab_size)).astype(np.int32)
 
 
 def count_allowed(mask: Mask, vocab_size: int) -> int:
-    """Return how many tokens `mask` allows."""
+    """Return the number of tokens that `mask` allows."""
     counts = np.bitwise_count(mask.view(np.uint64) if len(mask) % 2 == 0 else mask)
     count = int(np.add.reduce(counts.astype(np.float32)))  # exact up to 2^24, and quicker than a sum of bytes
     stray = int(mask[-1]) >> (vocab_size % 32) if vocab_size % 32 else 0
@@ -286,14 +289,16 @@ def count_allowed(mask: Mask, vocab_size: int) -> int:
 
 
 def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
-    """Return for each of `tokens` whether `mask` allows it."""
+    """Return a boolean array: True for each of `tokens` that `mask` allows."""
     allowed: NDArray[np.bool_] = (mask[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1
     return allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The thoughts with which a text begins. The answer comes after them, and may have to follow a grammar."""
+    """How the thinking part, with which a text begins, is closed. The answer, which may have a grammar, comes after
+    it.
+    """
 
     end: bytes  # the text that closes them
     closing: Sequence[int]  # the tokens of `end`
@@ -301,7 +306,10 @@ class Thinking:
 
 
 class ThinkingMask:
-    """A `TokenMask` that allows all tokens until the thoughts end, and then those that the answer's mask allows."""
+    """A `TokenMask` that closes the thinking part of a text once its token budget is spent.
+
+    It allows all tokens before that. In the answer after it, it allows what the answer's own mask allows.
+    """
 
     def __init__(
         self,
@@ -311,7 +319,7 @@ class ThinkingMask:
         answer: Callable[[], TokenMask] | None,
         ends: Collection[int] = (0,),
     ) -> None:
-        """`answer` makes the mask of the text after the thoughts; None allows all tokens there.
+        """Start with the thinking part. `answer` makes the mask of the text after it; None allows all tokens there.
 
         If `answer` is given, none of `ends` is allowed among the thoughts, so that the text can't end there.
         """
@@ -361,7 +369,7 @@ class ThinkingMask:
         return other
 
     def _due(self) -> int | None:
-        """Return the token that has to come next because the budget is spent, or None."""
+        """Return the next token that closes the thinking part, if its budget is spent, else None."""
         budget = self._thinking.budget
         if self._closing is None and budget is not None and self._num_tokens >= budget:
             self._closing = list(self._thinking.closing)

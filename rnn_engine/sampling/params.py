@@ -1,4 +1,4 @@
-"""The sampling parameters of a request, declared once for Python, HTTP and the command line."""
+"""The sampling parameters of a request, declared once for the Python API, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from rnn_engine.sampling.rows import SequenceContext
 
 
 class Sampler(Protocol):
-    """A way to choose a token. Every sequence has a sampler of its own, so it may carry state from token to token.
+    """The protocol of a sampler, which chooses the tokens of one sequence.
+
+    Every sequence has a sampler of its own, so it may carry state from token to token.
 
     `SequenceSampler` takes care of random numbers, penalties, bias, log-probabilities and reading more of a row.
     A sampler sees a ranking whose logits are adjusted already.
@@ -24,12 +26,12 @@ class Sampler(Protocol):
 
     @property
     def num_uniforms(self) -> int:
-        """The number of random numbers that every draw takes."""
+        """The number of random numbers that each draw uses."""
         ...
 
     @property
     def whole_row(self) -> bool:
-        """True if every draw needs all tokens of the row.
+        """True if each draw needs the logits of all tokens.
 
         If False, a draw is first tried on the few tokens that a step reads back.
         """
@@ -37,7 +39,8 @@ class Sampler(Protocol):
 
     @property
     def selection(self) -> Callable[[F64], Places] | None:
-        """A function from the adjusted logits [n] of a whole row to the places of all tokens that a draw may choose.
+        """A function that chooses, from the adjusted logits [n] of a whole row, the indices of all tokens that may be
+        drawn.
 
         The other tokens need not be ranked then: a ranking with `is_selection` has the selected ones alone.
         None if there is no such function.
@@ -45,7 +48,7 @@ class Sampler(Protocol):
         ...
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
-        """Return the index into `ranking` of the chosen token, or None if that depends on unranked tokens.
+        """Choose a token. Return its index in `ranking`, or None if the choice depends on unranked tokens.
 
         `uniforms` are numbers from [0, 1).
         After None the draw is tried again with the same numbers and more of the row. A ranking without a rest must
@@ -55,7 +58,9 @@ class Sampler(Protocol):
         ...
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Update the sampler's state. Called once after each draw, with the ranking and the index that settled it."""
+        """Update the sampler's state. Called once after each draw, with the ranking that settled it and the token's
+        index in it.
+        """
         ...
 
 
@@ -66,7 +71,7 @@ PENALTY_DECAY = 0.99654026
 
 @dataclass(frozen=True, slots=True)
 class Ai00Nucleus:
-    """Nucleus sampling: the likeliest tokens, with ai00's penalties."""
+    """The settings of ai00's nucleus sampling, which draws from the likeliest tokens."""
 
     TYPE: ClassVar = "Nucleus"
 
@@ -80,7 +85,7 @@ class Ai00Nucleus:
 
 @dataclass(frozen=True, slots=True)
 class Ai00Typical:
-    """Typical sampling: the tokens whose surprise is nearest to the entropy, with ai00's penalties."""
+    """The settings of ai00's typical sampling, which draws from the tokens whose surprise is nearest to the entropy."""
 
     TYPE: ClassVar = "Typical"
 
@@ -94,7 +99,7 @@ class Ai00Typical:
 
 @dataclass(frozen=True, slots=True)
 class Ai00Mirostat:
-    """The second version of mirostat, without penalties."""
+    """The settings of ai00's mirostat (its version 2), which has no penalties."""
 
     TYPE: ClassVar = "Mirostat"
 
@@ -127,7 +132,10 @@ _UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life; `
 
 
 def parse_ai00(value: object) -> Ai00Sampler:
-    """Return the sampler that an object with `type` describes. Raises InvalidRequestError, which names the field."""
+    """Parse the client's `sampler` object, which has a `type` and its settings.
+
+    Raises InvalidRequestError, which names the wrong field.
+    """
     if not isinstance(value, dict):
         raise InvalidRequestError("sampler", value, 'null or an object such as {"type": "Nucleus", "top_p": 0.5}')
     kind = next((kind for kind in _KINDS if value.get("type") == kind.TYPE), None)
@@ -149,7 +157,7 @@ def parse_ai00(value: object) -> Ai00Sampler:
 
 
 def check_ai00(sampler: Ai00Sampler) -> None:
-    """Raise InvalidRequestError for the first number that is not allowed."""
+    """Raise InvalidRequestError if a setting of `sampler` is out of range."""
     for each in fields(sampler):
         check_range(f"sampler.{each.name}", getattr(sampler, each.name), *_RANGES[each.name])
 
@@ -176,7 +184,7 @@ SamplerChoice: TypeAlias = Ai00Sampler | None
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The range of a field's value, both ends included, and a sentence for clients.
+    """The allowed range of a field's value, both ends included, and a help sentence for clients.
 
     For a mapping it is the range of each value.
     """
@@ -188,7 +196,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is drawn from a row of logits.
+    """The sampling parameters: how each token is drawn from a row of logits.
 
     The default is ai00's nucleus, with these steps:
 
@@ -306,7 +314,7 @@ class SamplingParams:
 
     @property
     def uses_chain(self) -> bool:
-        """True if llama-server's steps draw instead of ai00's nucleus."""
+        """True if a chain of llama-server's steps draws the tokens instead of ai00's nucleus."""
         return (
             self.samplers is not None
             or self.mirostat > 0
@@ -319,17 +327,17 @@ class SamplingParams:
 
     @property
     def takes_likeliest_away(self) -> bool:
-        """True if XTC has an effect."""
+        """True if XTC may remove likely tokens."""
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property
     def penalises_occurrence(self) -> bool:
-        """True if tokens that have occurred, in earlier replies too, have a penalty."""
+        """True if there is a presence or frequency penalty. It also applies to tokens of earlier replies."""
         amounts = self if self.sampler is None else self.sampler
         return amounts.presence_penalty != 0.0 or amounts.frequency_penalty != 0.0
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        """Raise InvalidRequestError if a field's value is not allowed. Texts must be tokens already; see `resolved`."""
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
         if self.sampler is not None and self.uses_chain:
@@ -338,7 +346,12 @@ class SamplingParams:
             )
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
-        """Return a copy with token ids in place of texts, as `check` requires. Raises InvalidRequestError."""
+        """Return a copy in which the texts of `logit_bias` and `bad_words` are replaced by their tokens.
+
+        Raises InvalidRequestError if a bias is out of range or `bad_words` is a single text.
+
+        Raises InvalidRequestError for a bias out of range.
+        """
         _refuse_one_text("bad_words", self.bad_words)
         if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
             return self
@@ -353,7 +366,7 @@ class SamplingParams:
         return replace(self, logit_bias=bias, bad_words=words)
 
     def make_sampler(self, context: SequenceContext) -> Sampler | None:  # noqa: ARG002
-        """Return the sampler of one sequence, in a subclass that has one of its own.
+        """Return a sampler for one sequence. Subclasses that define a sampler of their own override this.
 
         None means that the fields determine the sampler.
         """
@@ -361,7 +374,7 @@ class SamplingParams:
 
 
 def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
-    """Raise InvalidRequestError if `texts` is a single text: each of its letters would be taken for a text."""
+    """Raise InvalidRequestError if `texts` is one string instead of a list, whose letters would be taken for texts."""
     if isinstance(texts, str):
         raise InvalidRequestError(name, texts, "a list of texts")
 
@@ -371,7 +384,7 @@ def _bounded_bias(value: float) -> float:
 
 
 def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:
-    """Return the tokens of a word and those of the word after a space.
+    """Return the token sequences of a bad word: of the word itself, and of the word after a space.
 
     The latter are left out if their number differs, or if they begin with the same token.
     """
@@ -383,7 +396,7 @@ def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[i
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One field of `SamplingParams`."""
+    """The declaration of one field of `SamplingParams`: its name, type, default and allowed values."""
 
     name: str
     type: Any  # float, int, or one of the aliases above
@@ -391,7 +404,7 @@ class Parameter:
     allowed: Allowed
 
     def check(self, value: Any, vocab_size: int) -> None:  # noqa: ANN401
-        """Raise InvalidRequestError if `value` is not allowed."""
+        """Raise InvalidRequestError if `value` is not allowed for this field."""
         low, high = self.allowed.low, self.allowed.high
         if self.type == TokenBias:
             for token, number in value.items():

@@ -1,4 +1,4 @@
-"""Rank a row's tokens as far as that is certain, and bound the mass of the tokens outside the ranking.
+"""The ranking of a row's tokens, as far as the candidates determine it, and bounds of the mass of all other tokens.
 
 A row's candidates are its K greatest logits, so the logit of any other token is at most that of the lowest candidate.
 Bias and penalties then move tokens. The ranking is certain for the candidates that stay above every logit that a token
@@ -30,7 +30,7 @@ LOGSUMEXP_ERROR = (1e-5, 1e-6)
 
 
 def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
-    """Bound the mass of all unranked tokens, in units of the first token's: exp(logit - logits[0]).
+    """Return bounds of the mass of all unranked tokens, as a multiple of the first token's: exp(logit - logits[0]).
 
     `ranked_mass` is the mass of the ranked tokens. There must be at least one.
     """
@@ -50,7 +50,7 @@ def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
 
 
 def _bound_unread(ranking: Ranking, rest: Rest, ranked_mass: float) -> Bounds:
-    """Bound the mass of the unread tokens before they are adjusted."""
+    """Return bounds of the mass that the unread tokens have without adjustments."""
     row, top = rest.row, ranking.logits.item(0)
     limit = (row.num_allowed - len(rest.known)) * math.exp(row.logits.item(-1) - top)  # of at most 1 each
     if row.allowed_logsumexp - top >= 700.0:  # exp overflows if the top candidates were pushed very far down
@@ -62,7 +62,7 @@ def _bound_unread(ranking: Ranking, rest: Rest, ranked_mass: float) -> Bounds:
 
 
 def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -> Bounds:
-    """Bound the sum of the (1 / temperature)-th powers of `count` numbers whose sum is `mass`.
+    """Return bounds of the sum of the (1 / temperature)-th powers of `count` numbers whose sum is within `mass`.
 
     Each number is at most exp(ceiling).
     Take n numbers of sum m, each at most x. If a >= 1, their a-th powers sum up to at least n (m/n)^a and at most
@@ -75,7 +75,7 @@ def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -
 
 
 def widen(bounds: Bounds) -> Bounds:
-    """Return `bounds` widened by the rounding error of sums."""
+    """Widen `bounds` by the rounding error of sums."""
     return bounds[0] * (1.0 - ROUNDING), bounds[1] * (1.0 + ROUNDING)
 
 
@@ -87,7 +87,9 @@ def _power_of_even(mass: float, count: int, temperature: float) -> float:
 
 
 def _power_of_uneven(mass: float, ceiling: float, temperature: float) -> float:
-    """Return the same sum for numbers of which each is either exp(ceiling) or 0."""
+    """Return the sum of the (1 / temperature)-th powers of numbers that are exp(ceiling) or 0 and whose sum is
+    `mass`.
+    """
     if mass == 0.0:
         return 0.0
     return math.exp(math.log(mass) + ceiling / temperature - ceiling)
@@ -101,7 +103,7 @@ _NOTHING.flags.writeable = False
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
-    """The S tokens with a certain rank in a row, likeliest first. The rest, if any, all come after them."""
+    """The S ranked tokens of a row, likeliest first. All other tokens of the row, its rest, rank below them."""
 
     ids: I32  # [S]
     raw: F64  # [S] the model's logits
@@ -112,7 +114,7 @@ class Ranking:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Rest:
-    """What is known of the unranked tokens, for samplers that can work with bounds."""
+    """Bounds and counts of a row's unranked tokens, for samplers that can draw without their exact logits."""
 
     row: LogitRow
     count: int  # how many there are
@@ -123,7 +125,7 @@ class Rest:
 
 
 def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ranking:
-    """Rank the candidates of a row as far as no unread token can come between them. The ranking may be empty.
+    """Rank the candidates of a row down to the first place that an unread token may have. The ranking may be empty.
 
     `full` [V] is the whole row if it has been read. All adjusted tokens count as read then.
     """
@@ -152,7 +154,7 @@ def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ra
 def rank_all(
     full: F32, mask: Mask | None, adjustments: Adjustments, selection: Callable[[F64], Places] | None = None
 ) -> Ranking:
-    """Rank all tokens of a whole row [V] that `mask` allows and `selection` keeps; None keeps all."""
+    """Rank the tokens of a whole row [V] that `mask` allows and `selection` keeps. None allows or keeps all."""
     logits = full.astype(np.float64)
     tokens = adjustments.tokens
     logits[tokens] += adjustments.added(tokens, logits[tokens])
@@ -168,7 +170,9 @@ def rank_all(
 
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
-    """Return ids, logits and adjustments of the N tokens that were read, and the adjustments of unread ones.
+    """Return the ids, logits and adjustments of the N tokens whose logits are known, and the adjustments of all others.
+
+    If the adjustment of an unread token depends on its logit, bounds replace it.
 
     An adjustment of an unread token is replaced by bounds if it depends on the token's logit.
     """
@@ -185,7 +189,8 @@ def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I3
 
 
 def top_logprobs(row: LogitRow, count: int) -> tuple[tuple[int, float], ...]:
-    """Return the `count` likeliest tokens as (id, natural-log probability), likeliest first, equal ones by id.
+    """Return the `count` likeliest tokens as (id, natural-log probability), likeliest first, equal ones by ascending
+    id.
 
     Of a masked row, return the likeliest of the allowed tokens, with their probabilities in the whole row.
     """

@@ -1,4 +1,4 @@
-"""One row of logits as a step reads it back, and the mix of several states' rows into one."""
+"""Rows of logits as a step returns them, with their top candidates; and the mix of several states' rows into one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rnn_engine.types import F32, I32, Readout
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class LogitRow:
-    """K candidates of a row: the greatest logits among the tokens that `mask` allows.
+    """One row of a step's logits: its K candidates, that is the greatest logits among those that `mask` allows.
+
+    The candidates come with the row's log-sum-exp, and `read_full` returns the whole row.
 
     `read_full` returns the model's own logits, unchanged by a mask. It may be called as long as `Readout.full_row`.
     `of` and `of_full` raise StepError if a log-sum-exp is infinite or undefined.
@@ -35,7 +37,7 @@ class LogitRow:
 
     @staticmethod
     def of(readout: Readout, row: int, vocab_size: int, allowed: AllowedTokens | None = None) -> LogitRow:
-        """Return row number `row` of a step's read-out; `allowed` are the tokens that its run allowed for it."""
+        """Return row number `row` of a read-out. `allowed` are the tokens that the row's mask allowed; None is all."""
         ids, logits = readout.ids[row], readout.logits[row]
         logsumexp = allowed_logsumexp = _checked(readout.logsumexp.item(row))
         num_allowed = vocab_size
@@ -56,7 +58,7 @@ class LogitRow:
 
     @staticmethod
     def of_full(full: F32, count: int, mask: Mask | None = None) -> LogitRow:
-        """Return a whole row [V] with at least `count` candidates, or with all tokens that `mask` allows if fewer."""
+        """Make a row from all its logits [V], with at least `count` candidates, or all that `mask` allows if fewer."""
         logsumexp = allowed_logsumexp = _logsumexp(full)
         num_allowed = len(full)
         if mask is not None:
@@ -67,13 +69,13 @@ class LogitRow:
         return row.widened(full, count)
 
     def scattered(self) -> F32:
-        """Return [V] the candidates' logits by token id; 0 for all other tokens."""
+        """Return an array [V] of the candidates' logits by token id, with 0 for all other tokens."""
         full: F32 = np.zeros(self.vocab_size, np.float32)
         full[self.ids] = self.logits
         return full
 
     def widened(self, full: F32, count: int) -> LogitRow:
-        """Return this row with at least `count` candidates, or with all allowed tokens if fewer.
+        """Return a copy of this row with at least `count` candidates, or all allowed tokens if fewer.
 
         `full` is what `read_full` returned.
         """
@@ -94,7 +96,7 @@ RowSource: TypeAlias = Callable[[], LogitRow]
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class RunRows:
-    """The rows that one run has in a step's read-out. Valid as long as `Readout.full_row`."""
+    """The rows of one token run in a step's read-out. Valid as long as `Readout.full_row`."""
 
     readout: Readout
     first: int  # number of the first row in the read-out
@@ -106,7 +108,7 @@ class RunRows:
         return self.count
 
     def row(self, index: int, allowed: AllowedTokens | None = None) -> LogitRow:
-        """Return row number `index` of the run. `allowed` are the tokens that the step allowed in it.
+        """Return row number `index` of the run. `allowed` are the tokens that the row's mask allowed; None is all.
 
         Raises StepError as `LogitRow.of` does.
         """
@@ -117,7 +119,7 @@ class RunRows:
         return self.row(self.count - 1, self.allowed)
 
     def target_logit(self, index: int) -> float:
-        """Return the logit of row number `index` at its target."""
+        """Return the logit of the target token of row number `index` of the run."""
         return self.readout.target_logits.item(self.first + index)
 
 
@@ -129,7 +131,7 @@ def _logsumexp(logits: F32) -> float:
 
 
 def _checked(logsumexp: float) -> float:
-    """Return `logsumexp`. Raises StepError if it is not finite, since the row then holds no probabilities."""
+    """Return `logsumexp` if it is finite, else raise StepError, since the row then holds no probabilities."""
     if not math.isfinite(logsumexp):
         raise StepError(f"the model's logits have a log-sum-exp of {logsumexp}; expected a finite number")
     return logsumexp
@@ -137,7 +139,7 @@ def _checked(logsumexp: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """What a sampler has to know of one sequence: its beginning and its vocabulary."""
+    """The facts about one sequence on which its sampler depends: prompt, earlier tokens, stop tokens and vocabulary."""
 
     earlier: Sequence[int] = ()  # tokens of earlier replies, oldest first, which count as seen
     prompt: Sequence[int] = ()
@@ -164,7 +166,7 @@ MAX_WEIGHT = 100.0
 
 
 def check_weights(weights: Sequence[float], kind: MixKind) -> None:
-    """Raise InvalidRequestError if a weight is out of range, or all are 0."""
+    """Check the weights of a mix. Raises InvalidRequestError if one is out of range or all are 0."""
     for number, weight in enumerate(weights):
         check_range(f"state.{number}.weight", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
     if not any(weights):
@@ -172,7 +174,7 @@ def check_weights(weights: Sequence[float], kind: MixKind) -> None:
 
 
 def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
-    """Return logits [V] of the mixed distribution.
+    """Mix the rows [V] of several states by `weights`. Return the logits [V] of the mixed distribution.
 
     A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
     """
@@ -188,7 +190,7 @@ def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> 
 
 
 def _logsumexp_of_mix(values: F64) -> F64:
-    """Return the log of the sums of exp over the first axis."""
+    """Return the log-sum-exp of `values` over the first axis."""
     greatest = values.max(axis=0)
     total: F64 = greatest + np.log(np.exp(values - greatest).sum(axis=0))
     return total

@@ -1,4 +1,4 @@
-"""Rules that penalise or forbid single tokens: DRY, bad words, and tokens that may not come yet.
+"""Rules that penalise or forbid tokens: DRY against repetitions, bad words, and stop tokens that may not come yet.
 
 DRY penalises a token that would continue a repetition of n >= `allowed_length` tokens. Its logit loses
 `multiplier` * `base`^(n - `allowed_length`). The mathematics are llama.cpp's.
@@ -22,7 +22,7 @@ _LARGEST_LOG = 88.7228391  # of a penalty before `multiplier`
 
 
 class Dry:
-    """The DRY rule of a sequence that begins with `tokens`.
+    """The DRY rule of one sequence, which penalises tokens that would continue a repetition. It starts from `tokens`.
 
     It looks at the last `last_n` tokens; -1 means `MOST_TOKENS`.
     """
@@ -50,7 +50,7 @@ class Dry:
             self.generated(token)
 
     def next(self) -> Mapping[int, float]:
-        """Return the penalties of the tokens that would continue a repetition, as negative numbers."""
+        """Return, by token, the penalties of the tokens that would continue a repetition, as negative numbers."""
         first = max(self._size - self._window, 0)
         count = self._size - first
         limit = min(self._breaks.tokens_since, count)
@@ -86,7 +86,7 @@ class Dry:
 
 
 class _Breaks:
-    """Counts the tokens after the last breaker of a sequence."""
+    """Counts the tokens since the last breaker in a sequence, that is a text across which DRY finds no repetition."""
 
     def __init__(self, breakers: Sequence[str], token_bytes: Callable[[int], bytes]) -> None:
         self._breakers = tuple(breaker.encode() for breaker in breakers)
@@ -97,7 +97,7 @@ class _Breaks:
         self.tokens_since = 0
 
     def holds(self, token: int) -> bool:
-        """Return True if the token alone holds a whole breaker."""
+        """Return True if the bytes of `token` contain a whole breaker."""
         if token not in self._holds:
             data = self._token_bytes(token)
             self._holds[token] = any(breaker in data for breaker in self._breakers)
@@ -118,7 +118,10 @@ class _Breaks:
 
 
 class BadWords:
-    """Forbids the last token of each of `words` if the generated text ends with the word's other tokens."""
+    """The rule that forbids bad words: it forbids the last token of a word if the text ends with the tokens before it.
+
+    `words` are token sequences. Only generated text counts.
+    """
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._single = {word[0]: NEVER for word in words if len(word) == 1}
@@ -139,7 +142,7 @@ class BadWords:
 
 
 class NotBefore:
-    """Forbids `tokens` until `count` tokens have been generated."""
+    """The rule that forbids `tokens`, such as stop tokens, until `count` tokens have been generated."""
 
     def __init__(self, tokens: Sequence[int], count: int) -> None:
         self._values = dict.fromkeys(tokens, NEVER)

@@ -1,4 +1,6 @@
-"""Greedy and nucleus sampling, and the functions that make a sampler and adjustments from `SamplingParams`."""
+"""The samplers for greedy and nucleus sampling, and functions that make any sampler and its adjustments from
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from rnn_engine.sampling.rules import BadWords, Dry, NotBefore
 
 
 class Greedy:
-    """Chooses the first token of the ranking; of equally likely tokens, the one with the lowest id.
+    """The sampler that always chooses the likeliest token; of equally likely ones, that with the lowest id.
+
+    To `JointDraws` it is a nucleus of one token.
 
     It is a nucleus of one token.
     """
@@ -47,7 +51,7 @@ class Greedy:
         return 0 if len(ranking.ids) else None
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Do nothing: this sampler carries no state."""
+        """Do nothing, because this sampler has no state."""
 
 
 # Top-k, top-p and temperature, on a ranking that may be certain in its first part only.
@@ -60,7 +64,9 @@ class Greedy:
 
 
 class Nucleus:
-    """Keeps the `top_k` likeliest tokens (0: all), then those before which at most `top_p` of the whole mass lies.
+    """The sampler for top-k and top-p: it keeps the `top_k` likeliest tokens, and of these a mass of about `top_p`.
+
+    A `top_k` of 0 keeps all. A token is kept if the tokens before it have at most `top_p` of the whole mass.
 
     It draws a kept token with a chance in proportion to p^(1 / temperature). `temperature` must be greater than 0.
     """
@@ -91,10 +97,10 @@ class Nucleus:
         return index
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Do nothing: this sampler carries no state."""
+        """Do nothing, because this sampler has no state."""
 
     def _bound_weight(self, ranking: Ranking, rest: Rest, mass: F64, weight: F64) -> Bounds:
-        """Bound the sum of p^(1/T) over the kept tokens."""
+        """Return bounds of the sum of p^(1 / temperature) over the kept tokens."""
         size, ranked = len(mass), mass.item(-1)
         outside = bound_rest(ranking, ranked)
         total = widen((ranked + outside[0], ranked + outside[1]))
@@ -107,12 +113,16 @@ class Nucleus:
         return least, most
 
     def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
-        """Return how many tokens are kept if the mass of all is `total`. More than S means a part of the rest too."""
+        """Return the number of kept tokens if the mass of all tokens is `total`. Above S, unranked tokens are kept
+        too.
+        """
         by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
         return min(by_mass, self.top_k or num_tokens, num_tokens)
 
     def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
-        """Bound the sum of p^(1/T) over the kept tokens of the rest. At least one may be kept."""
+        """Return bounds of the sum of p^(1 / temperature) over the unranked tokens that are kept. At least one may be
+        kept.
+        """
         size = len(ranking.ids)
         count = min(rest.count, (self.top_k or size + rest.count) - size)
         ceiling = rest.ceiling - ranking.logits.item(0)
@@ -123,7 +133,10 @@ class Nucleus:
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
-    """Return [S] the cumulated p^(1/T), in units of the first token's."""
+    """Return the cumulative sums [S] of p^(1 / temperature), as multiples of the first token's.
+
+    `scaled` [S] are logits relative to the first.
+    """
     with np.errstate(over="ignore"):  # a tiny temperature gives minus infinity, which is right
         weight: F64 = np.exp(scaled / temperature).cumsum()
     return weight
@@ -133,7 +146,7 @@ _ADJUSTING = ORDER[:2]  # the steps that change logits and remove no tokens
 
 
 def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
-    """Return the sampler that chooses the tokens of one sequence."""
+    """Return the sampler for one sequence that `params` describe."""
     if (own := params.make_sampler(context)) is not None:
         return own
     match params.sampler:
@@ -154,7 +167,7 @@ def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
 
 
 def make_adjustments(params: SamplingParams, context: SequenceContext) -> Adjustments:
-    """Return the adjustments that are added to the logits before the sampler sees them."""
+    """Return the adjustments for one sequence that `params` describe. They apply to logits before the sampler draws."""
     bias = {token: value for token, value in params.logit_bias.items() if isinstance(token, int)}
     rules: list[TokenRule] = []
     if params.bad_words:
@@ -174,7 +187,9 @@ def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
 
 
 def _leading(params: SamplingParams) -> Sequence[str]:
-    """Return the adjusting steps at the beginning of the order that one `Adjustments` can do together.
+    """Return the adjusting steps (penalties, DRY) with which the order starts and that one `Adjustments` can combine.
+
+    Two can be only if they have the order of `ORDER`.
 
     It can do so only in the order of `ORDER`.
     """
@@ -192,7 +207,7 @@ def _adjust(
     bias: Mapping[int, float],
     rules: Sequence[TokenRule],
 ) -> Adjustments:
-    """Return `bias`, `rules` and the adjusting steps `names` as one `Adjustments`."""
+    """Return one `Adjustments` that has `bias`, `rules` and the adjusting steps `names`."""
     if "dry" in names and _has_effect(params, "dry"):
         rules = (*rules, _dry(params, context))
     if "penalties" not in names:
@@ -224,7 +239,7 @@ def _dry(params: SamplingParams, context: SequenceContext) -> Dry:
 
 
 def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[ChainStep]:
-    """Yield the steps that have an effect, in their order."""
+    """Yield the chain steps that have an effect, in order, after those that `_leading` returns."""
     names = ORDER if params.samplers is None else params.samplers
     for name in names[len(_leading(params)) :]:
         if _has_effect(params, name):

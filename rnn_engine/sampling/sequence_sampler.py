@@ -1,4 +1,4 @@
-"""Draw the tokens of one sequence: random numbers, penalties, bias, and further reads of a row if a draw needs them.
+"""The object that draws the tokens of one sequence: it manages random numbers, penalties and bias.
 
 If the candidates do not settle a draw, the whole row is read and the draw is made again with the same random numbers.
 So the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
@@ -38,7 +38,7 @@ _HALF: Final = np.uint64(32)
 
 
 def philox(seeds: NDArray[np.uint64], counters: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return four random words [4, N], each below 2^32, for seeds [N] or [1] and counters [4, N]."""
+    """Return four random words [4, N], each below 2^32, by Philox from `seeds`, [N] or [1], and `counters` [4, N]."""
     keys = (np.stack((seeds & _WORD, seeds >> _HALF)) + _KEY_STEPS) & _WORD  # [_ROUNDS, 2, N]
     even, odd = counters[0::2].astype(np.uint64), counters[1::2].astype(np.uint64)
     for key in keys:
@@ -51,7 +51,9 @@ def philox(seeds: NDArray[np.uint64], counters: NDArray[np.uint32]) -> NDArray[n
 
 
 def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDArray[np.integer] | int = 0) -> F64:
-    """Return [N] random numbers of 53 bits from [0, 1), one for each place in a text.
+    """Return N random numbers from [0, 1), of 53 bits each, for tokens at the places `tokens` [N] in a text.
+
+    `seeds` is [N] or [1].
 
     `seeds` is [N] or [1], `tokens` are the places.
     `kinds` distinguishes the random numbers of one token if a draw takes several.
@@ -65,7 +67,7 @@ def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDAr
 
 
 def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> list[float]:
-    """Return the random numbers of `count` tokens from the place `first` on, `num_kinds` for each token.
+    """Return the random numbers of `count` successive tokens, from place `first` in the text on, `num_kinds` for each.
 
     They are in one flat list, since with a list for each token the garbage collector would walk through more objects.
     """
@@ -80,20 +82,20 @@ WIDER = (1024, 8192)  # tokens of a whole row to rank before ranking all, since 
 
 
 def random_seed() -> int:
-    """Return an unpredictable seed below 2^53, so that readers of JSON that keep numbers as doubles keep it exactly."""
+    """Return an unpredictable seed below 2^53, which JSON readers that store numbers as doubles keep exactly."""
     return secrets.randbits(53)
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Draw:
-    """A token, and its natural-log probability under the model, before penalties, bias and mask."""
+    """A drawn token and its natural-log probability in the model's distribution, before penalties, bias and mask."""
 
     token: int
     logprob: float
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence, in order."""
+    """Draws the tokens of one sequence, in order, or accounts for them if they are drawn elsewhere."""
 
     def __init__(
         self,
@@ -102,7 +104,9 @@ class SequenceSampler:
         context: SequenceContext = NO_CONTEXT,
         note_whole_row: Callable[[], None] = lambda: None,
     ) -> None:
-        """`note_whole_row` is called each time that a whole row is read."""
+        """Start a text with `params` and the random `seed`. `note_whole_row` is called each time that a whole row is
+        read.
+        """
         self._sampler = make_sampler(params, context)
         self.adjustments = make_adjustments(params, context)
         self._penalises = self.adjustments.penalises
@@ -123,24 +127,28 @@ class SequenceSampler:
         self._num_on_device = 0  # how many tokens of the text are counted in these
 
     def settle(self, token: int) -> None:
-        """Count `token`, which `JointDraws` has drawn, as generated."""
+        """Record that `JointDraws` has drawn `token`."""
         self.index += 1
         if self._penalises:
             self.adjustments.generated(token)
 
     def left_open(self, uniform: float) -> None:
-        """Keep the random number of the next draw, which `JointDraws` leaves to `draw`."""
+        """Store the random number `uniform` of the next draw, which `JointDraws` could not settle, for `draw` to
+        use.
+        """
         self._uniforms, self._first = [uniform], self.index
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
-        """Return True if a device can draw for this sequence, as `device_draw` describes.
+        """Return True if a device can draw the tokens of this sequence, by the `TokenDraw` of `device_draw`.
 
         `has_penalties` says whether it can apply penalties in the sequence's slot.
         """
         return self._fits_device and (has_penalties or not self._penalises)
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
-        """Return a draw of `count` tokens on a device. It ends early after a token that is set in `halts`.
+        """Return the request for a device to draw `count` tokens, or fewer if it draws a stop token.
+
+        `halts` is the mask of stop tokens.
 
         `ahead` is the number of tokens that the device draws before, in steps still in flight.
         """
@@ -156,24 +164,26 @@ class SequenceSampler:
         return draw
 
     def drew_on_device(self, tokens: Sequence[int]) -> None:
-        """Count `tokens`, which a device has drawn, as generated."""
+        """Record that a device has drawn `tokens`."""
         self.index += len(tokens)
         self._num_on_device += len(tokens)
         if self._penalises:
             self.uncounted.extend(tokens)
 
     def leave_device(self) -> None:
-        """Make the next `device_draw` bring the penalties along, since the slot that holds them is given away."""
+        """Make the next `device_draw` include the penalties again, because the sequence loses the slot that has
+        them.
+        """
         self._on_device = None
 
     def count_drawn(self) -> None:
-        """Count in `adjustments` the tokens that a device has drawn. Draws on the device do not need it."""
+        """Update `adjustments` for the tokens that a device has drawn. Needed only before draws on the host."""
         for token in self.uncounted:
             self.adjustments.generated(token)
         del self.uncounted[:]
 
     def draw(self, row: LogitRow) -> Draw:
-        """Draw a token from `row` and count it as generated."""
+        """Draw the next token from `row` and record it as generated."""
         self.count_drawn()
         self.adjustments.begin_draw()
         first = self._find_uniforms()
@@ -191,14 +201,14 @@ class SequenceSampler:
         return Draw(token, ranking.raw.item(index) - row.logsumexp)
 
     def given(self, token: int) -> None:
-        """Count `token`, which was not drawn, as generated."""
+        """Record `token` as generated, though it was not drawn, such as a forced token."""
         self.count_drawn()
         self.index += 1
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
 
     def _find_uniforms(self) -> int:
-        """Return the index in `_uniforms` at which the random numbers of the next draw begin."""
+        """Return the index in `_uniforms` of the next draw's random numbers, making more if they are used up."""
         count = self._sampler.num_uniforms
         place = (self.index - self._first) * count
         if place >= len(self._uniforms) and count > 0:
@@ -207,7 +217,9 @@ class SequenceSampler:
         return place
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
-        """Yield rankings of the candidates of `row`, then of more of its tokens, and last of all allowed tokens."""
+        """Yield rankings of `row` to try in turn: of its candidates, of more tokens, and at last of all allowed
+        tokens.
+        """
         complete, selection = len(row.ids) == row.num_allowed, self._sampler.selection
         if complete and selection is not None:
             yield rank_all(row.scattered(), row.mask, self.adjustments, selection)

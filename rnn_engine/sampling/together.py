@@ -1,4 +1,4 @@
-"""Draw the next tokens of many sequences at once, from the candidates of one step.
+"""Sampling for many sequences at once: vectorised draws from the candidates of one step.
 
 This is `Nucleus` in arrays over all rows, with the same bounds and the same results.
 A sequence draws by itself if the candidates of its row do not settle the draw, or if it has another sampler.
@@ -31,7 +31,10 @@ _FARTHEST = 700.0  # the most between the first logit and the log-sum-exp; exp o
 
 @dataclass(slots=True, eq=False)
 class Candidates:
-    """The candidates of N rows of a step. If a row's mask allows fewer than K tokens, the other logits are -inf."""
+    """The candidates of N rows of a step: the ids and logits of each row's K likeliest tokens.
+
+    If a row's mask allows fewer than K tokens, the other logits are -inf.
+    """
 
     ids: I32  # [N, K]
     logits: F64  # [N, K] the model's, greatest first
@@ -41,7 +44,7 @@ class Candidates:
 
     @staticmethod
     def of(rows: Sequence[RunRows]) -> Candidates:
-        """Return the candidates of the last row of each run. All runs are of one step."""
+        """Return the candidates of the last row of each token run. All runs must be of one step."""
         readout = rows[0].readout
         numbers = np.array([each.first + each.count - 1 for each in rows])
         logsumexp = readout.logsumexp[numbers].astype(np.float64)
@@ -53,7 +56,9 @@ class Candidates:
 def _count_unread(
     rows: Sequence[RunRows], readout: Readout, numbers: Places, logsumexp: F64, lowest: F64
 ) -> tuple[F64, F64]:
-    """Return `allowed_logsumexp` and `unread` of `Candidates`. `lowest` [N] are the logits of the last candidates."""
+    """Return the fields `allowed_logsumexp` and `unread` of `Candidates`. `lowest` [N] is each row's last candidate's
+    logit.
+    """
     most = float(rows[0].vocab_size - readout.ids.shape[1])
     is_masked = np.array([each.allowed is not None for each in rows])
     if not is_masked.any():
@@ -64,7 +69,7 @@ def _count_unread(
 
 @dataclass(slots=True, eq=False)
 class RankedRows:
-    """N rows, each with its first tokens ranked for certain. The rest of a row's tokens, if any, come after them."""
+    """N rows of ranked tokens. A row's first tokens have a certain rank; the others, its rest, rank below them."""
 
     order: Places | None  # [N, K] the candidates, likeliest first; None if they are in that order already
     scaled: F64  # [N, K] their adjusted logits less the first one; minus infinity if the rank is not certain
@@ -77,7 +82,7 @@ class RankedRows:
 
 
 def rank_candidates(candidates: Candidates) -> RankedRows:
-    """Rank candidates without adjustments."""
+    """Rank the candidates of rows without adjustments."""
     logits = candidates.logits
     top = logits[:, 0]
     scaled = logits - top[:, np.newaxis]
@@ -88,7 +93,7 @@ def rank_candidates(candidates: Candidates) -> RankedRows:
 
 
 def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> RankedRows:
-    """Rank candidates after taking off `penalties` [N, K].
+    """Rank the candidates of rows after subtracting `penalties` [N, K] from their logits.
 
     `others` [N] is an upper bound of the sum of all unread tokens' penalties. No penalty may be negative.
     A row is left unknown if it has equal logits afterwards, or if no rank is certain.
@@ -122,7 +127,8 @@ def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> Ranke
 
 
 def _bound_unread(candidates: Candidates, top: F64, known: F64, lowest: F64) -> tuple[F64, F64, Flags]:
-    """Return [N] the least and the most mass of unread tokens before adjustment, and whether the bounds hold.
+    """Return the least and the greatest mass [N] of unread tokens before adjustment, and flags [N]: the bounds are
+    valid.
 
     `known` is the mass of the candidates. `top` is the logit of the first token.
     `lowest` is the logit of the last candidate less `top`.
@@ -146,7 +152,7 @@ _NOWHERE = -_AHEAD  # before every text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nuclei:
-    """The settings with which N sequences draw, as arrays."""
+    """The sampling settings of N sequences, as arrays."""
 
     samplers: Sequence[SequenceSampler]
     slots: Places  # [N]
@@ -178,7 +184,7 @@ class _Nuclei:
 
 
 class JointDraws:
-    """Draws for the sequences of one scheduler. Not thread-safe."""
+    """Draws the next tokens of a scheduler's sequences together. Not thread-safe."""
 
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self._vocab_size = vocab_size
@@ -189,7 +195,7 @@ class JointDraws:
         self._nuclei = _Nuclei.of(())  # of the latest draw: usually the next step draws for the same sequences
 
     def join(self, slot: int, sampler: SequenceSampler) -> None:
-        """Register `sampler` for the sequence in `slot`, in place of the slot's sampler before."""
+        """Register `sampler` for the sequence in `slot`. It replaces the sampler that was registered there before."""
         if (before := self._penalising.pop(slot, None)) is not None:
             before.clear()
         sampler.slot = slot
@@ -199,7 +205,7 @@ class JointDraws:
             sampler.adjustments.keep_in(self._penalties[slot])
 
     def leave(self, sampler: SequenceSampler) -> None:
-        """Remove a sampler that has joined. It may join again."""
+        """Remove `sampler`, which must be registered. It may join again."""
         adjustments = self._penalising.pop(sampler.slot, None)
         if adjustments is not None:
             adjustments.keep_in(np.zeros(self._vocab_size))
@@ -207,7 +213,7 @@ class JointDraws:
         self._nuclei = _Nuclei.of(())  # it may join in another slot
 
     def draw(self, samplers: Sequence[SequenceSampler], rows: Sequence[RunRows]) -> list[Draw | None]:
-        """Draw a token for each of `samplers` from the last of its rows, and count it as generated.
+        """Draw a token for each of `samplers` from the last row of its run in `rows`, and record it as generated.
 
         The samplers must have joined, and the rows must be of one step.
         An item is None if the sequence has to draw by `SequenceSampler.draw`.
@@ -237,7 +243,7 @@ class JointDraws:
         return draws
 
     def _find_uniforms(self) -> F64:
-        """Return [N] the random number of each sequence's next draw."""
+        """Return the random number [N] for each sequence's next draw."""
         slots = self._nuclei.slots
         index = np.array([sampler.index for sampler in self._nuclei.samplers])
         used = index - self._first[slots]
@@ -251,7 +257,7 @@ class JointDraws:
         return found
 
     def _rank(self, candidates: Candidates) -> RankedRows:
-        """Rank the candidates of the sequences that draw."""
+        """Rank the candidates of the drawing sequences, after subtracting their penalties."""
         adjustments = self._nuclei.penalties
         if not adjustments:
             return rank_candidates(candidates)
@@ -268,7 +274,9 @@ class JointDraws:
         return rank_penalised(candidates, penalties, others)
 
     def _draw(self, rows: RankedRows, uniforms: F64) -> tuple[Places, Flags]:
-        """Return [N] the index of each row's token in its ranking, and [N] whether the draw is settled."""
+        """Return for each row the index [N] of the drawn token in its ranking, and a flag [N]: True if the draw is
+        certain.
+        """
         nuclei = self._nuclei
         mass = np.exp(rows.scaled).cumsum(axis=1)  # [N, K]; constant from the last certain token on
         weight = mass if nuclei.is_plain else np.exp(rows.scaled / nuclei.temperature[:, np.newaxis]).cumsum(axis=1)
@@ -287,7 +295,7 @@ class JointDraws:
         return index, rows.is_known & (weight[each, index] > uniforms * most)
 
     def _count_kept(self, rows: RankedRows, mass: F64, least_cut: F64, most_cut: F64) -> tuple[Places, Places]:
-        """Return [N] the least and the greatest number of kept tokens.
+        """Return the least and the greatest possible number [N] of kept tokens of each row.
 
         A number greater than that of the certain tokens means that some of the rest are kept too.
         """
@@ -300,7 +308,7 @@ class JointDraws:
         return fewest, np.minimum(np.where(mass[:, -1] > most_cut, first, rows.size) + 1, top_k)
 
     def _bound_kept_rest(self, rows: RankedRows, ranked: F64, least_cut: F64, most_cut: F64) -> tuple[F64, F64]:
-        """Return [N] the least and the greatest sum of p^(1/T) over the kept tokens of the rest.
+        """Return the least and the greatest sum [N] of p^(1 / temperature) over the kept tokens of each row's rest.
 
         It is meaningful for the rows that may keep some of these.
         """
@@ -312,7 +320,7 @@ class JointDraws:
 
 
 def _bound_powers(least: F64, most: F64, count: F64, ceiling: F64, temperature: F64) -> tuple[F64, F64]:
-    """Bound [N] sums of (1 / temperature)-th powers, as `bound_powers` of `ranking.py` does for one row."""
+    """Return bounds [N] of sums of (1 / temperature)-th powers, as `bound_powers` of `ranking.py` does for one row."""
     is_cold = temperature <= 1.0
     even = np.where(is_cold, least, most)
     uneven = np.where(is_cold, most, least)

@@ -1,9 +1,9 @@
-"""Who draws the tokens of a sequence: the host one by one, the host for a whole step, or the device.
+"""Which of three ways can draw a sequence's tokens: the host one by one, the host for a whole step, or the device.
 
-The host one by one (`SequenceSampler.draw`) draws with all parameters, and is what the others are held to: for a seed
-all three give the same tokens. `WHO_DRAWS` lists what the others can do. Two more things are a request's: the device
-draws for none with a grammar, a thinking budget or a mix of states, and with as many log-probabilities as its runner
-returns; the host draws for a whole step with all of them.
+The host one by one (`SequenceSampler.draw`) supports all parameters. For a seed all three draw the same tokens.
+`WHO_DRAWS` lists what the other two support. They also depend on the request: the device draws for none with a grammar,
+a thinking budget or a mix of states, and only as many log-probabilities as its runner returns. The host draws for a
+whole step with all of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, DRAW_TEM
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What `JointDraws` and a device can do with some parameters: functions that return True if they can draw."""
+    """The conditions under which the two faster ways to draw support some parameters, as functions that return True if
+    so.
+
+    `together` is for `JointDraws` on the host, `device` for a device.
+    """
 
     parameters: str
     together: Callable[[Sampler, Adjustments], bool]
@@ -67,17 +71,20 @@ WHO_DRAWS: tuple[Capability, ...] = (
 
 
 def draws_together(sampler: Sampler, added: Adjustments) -> bool:
-    """Return True if `JointDraws` can draw for a sequence."""
+    """Return True if `JointDraws` can draw with this sampler and these adjustments."""
     return all(capability.together(sampler, added) for capability in WHO_DRAWS)
 
 
 def draws_on_device(sampler: Sampler, added: Adjustments) -> bool:
-    """Return True if a device can draw for a sequence, one that has penalties if there are some."""
+    """Return True if a device can draw with this sampler and these adjustments.
+
+    If these penalise, the device must have room for the slot's penalties.
+    """
     return all(capability.device(sampler, added) for capability in WHO_DRAWS)
 
 
 def find_cuts(sampler: Sampler) -> Cuts | None:
-    """Return how a device keeps tokens as `sampler` does; None if it can't."""
+    """Return the settings by which a device draws the same tokens as `sampler`; None if it can't."""
     match sampler:
         case Greedy() | Nucleus():
             return Cuts(sampler.top_k, sampler.top_p, None, sampler.temperature)

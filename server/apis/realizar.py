@@ -27,7 +27,9 @@ from server.core.settings import SETTINGS, Limits
 
 
 class BatchCompletionRequest(CompletionRequest):
-    """Prompts to continue as one batch, in realizar's words. The fields of completions mean the same here."""
+    """A request to continue several prompts as one batch, with realizar's field names. The fields of completions mean
+    the same here.
+    """
 
     aliases: ClassVar = {**CompletionRequest.aliases, "prompts": "prompt"}
 
@@ -79,7 +81,7 @@ class GpuStatus(TypedDict):
 
 
 class BatchTokenizeRequest(RequestBody):
-    """Texts to tokenize."""
+    """A request to tokenize several texts."""
 
     ignored: ClassVar = frozenset({"model", "model_id"})
 

@@ -198,7 +198,7 @@ async def tell_left_out(request: web.Request, response: web.StreamResponse) -> N
 
 @asynccontextmanager
 async def received_file(request: web.Request) -> AsyncIterator[Path]:
-    """Write the body to a temporary file, which is removed after the block.
+    """Write the request's body to a temporary file; return a context manager that yields its path and removes it.
 
     Raises StorageError if the file can't be written, OverloadedError if requests hold too much memory, and an aiohttp
     exception if the body can't be read or is too large.
@@ -271,7 +271,7 @@ def _encode(value: object) -> str:
 
 
 def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
-    """Yield what `to_json` returns in pieces, so that other threads run between them.
+    """Yield the JSON of `value` in pieces, so that other threads run between them.
 
     Long lists are divided down to `depth` levels of objects and lists.
     """

@@ -80,10 +80,10 @@ def end_process() -> NoReturn:
 
 @contextmanager
 def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
-    """Yield the bound sockets, at least one; close them at the end, and remove the file of a Unix socket.
+    """Yield the bound sockets to serve, at least one.
 
-    They are the sockets that systemd passes, if any, else the Unix socket of the settings, else their host and port.
-    Raises OSError if an address can't be bound.
+    At the end they are closed, and the file of a Unix socket is removed. They are the sockets that systemd passes, if
+    any, else the Unix socket of the settings, else their host and port. Raises OSError if an address can't be bound.
     """
     if listeners := take_sockets():
         try:

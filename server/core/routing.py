@@ -70,7 +70,7 @@ class Route:
         return (*self._prefixed_paths, *self.also)
 
     def most_body_bytes(self, limit: int) -> int:
-        """Return the most bytes that a body may have on this route. `limit` is the server's limit for such bodies."""
+        """Return the most bytes that a body may have on this route; `limit` is the server's own limit for its kind."""
         most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
         return limit if most is None else min(most, limit)
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The format and the level of the log, and the time from which a request is slow."""
+    """The format and the level of the log, and the duration from which a request is logged as slow."""
 
     format: LogFormat = "text"
     level: LogLevel = "info"

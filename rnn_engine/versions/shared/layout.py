@@ -44,7 +44,7 @@ class RwkvShape(ModelShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsShape(RwkvShape):
-    """The sizes of a model whose state has one matrix per head, and its group norm epsilon.
+    """The sizes and the group norm epsilon of a model whose state has one matrix per head.
 
     Besides the matrices, the state of a layer has the token shifts of time mix and channel mix.
     """
@@ -78,8 +78,8 @@ class HeadsShape(RwkvShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """Return a copy of the shape with this epsilon. An epsilon that differs from the default only by rounding
-        becomes it.
+        """Return a copy of the shape with this epsilon. One that differs from the default only by rounding counts as
+        the default.
         """
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)

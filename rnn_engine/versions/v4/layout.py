@@ -51,7 +51,7 @@ class ShapeV4(RwkvShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
-    """Return the shape of a model whose tensors have the dimensions `sizes`, such as D and F."""
+    """Return the shape of a model with the tensor dimensions `sizes`, such as D and F."""
     return ShapeV4(num_layers=num_layers, width=sizes["D"], ffn_width=sizes["F"], vocab_size=sizes["V"])
 
 

@@ -43,7 +43,7 @@ class ShapeV5(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
-    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
     other.
     """
     width, num_heads = sizes["D"], sizes["H"]

@@ -31,7 +31,7 @@ class ShapeV6(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
-    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
     other.
     """
     check_heads("blocks.0.att.time_faaaa", sizes["H"], sizes["N"], sizes["D"])

@@ -35,7 +35,7 @@ class ShapeV7(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
-    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
     other.
     """
     width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]

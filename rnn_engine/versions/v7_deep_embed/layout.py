@@ -26,7 +26,7 @@ class ShapeV7DeepEmbed(ShapeV7):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
-    """Return the shape of a model whose tensors have the dimensions `sizes`. Raises ModelError if they contradict each
+    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
     other.
     """
     plain = v7.make_shape(num_layers, sizes)

@@ -71,7 +71,7 @@ class WrittenFile(TypedDict):
 
 
 class ListRequest(RequestBody):
-    """A folder to list."""
+    """A request to list the files of a folder."""
 
     path: str = Field(default=".", min_length=1, description="The folder of models, or a folder in it.")
     is_sha: bool = Field(
@@ -180,7 +180,7 @@ class SaveConfigRequest(LoadConfigRequest):
 
 
 class UnzipRequest(RequestBody):
-    """An archive to unpack."""
+    """A request to unpack an archive."""
 
     aliases: ClassVar = {"zip_path": "path", "target_dir": "output"}
 

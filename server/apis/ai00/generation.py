@@ -31,7 +31,7 @@ _FREQUENCY = "Subtracted for each time a token has occurred, unless `sampler` se
 
 
 class Ai00CompletionRequest(CompletionRequest):
-    """A text or tokens to continue. The fields of completions mean the same here; some have ai00's defaults."""
+    """A request to continue a text or tokens. Fields of completions mean the same here; some have ai00's defaults."""
 
     keeps_null: ClassVar = frozenset({"stop"})
 
@@ -46,7 +46,7 @@ class Ai00CompletionRequest(CompletionRequest):
 
 
 class Ai00ChatRequest(ChatRequest):
-    """A conversation to continue. The fields of chats mean the same here; the penalties have ai00's defaults."""
+    """A request to continue a conversation. Fields of chats mean the same here; the penalties have ai00's defaults."""
 
     presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
     frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)

@@ -60,7 +60,7 @@ class LoraRef(RequestBody):
 
 
 class StateFileRef(RequestBody):
-    """A file with a state."""
+    """A file with a state to load as a named state."""
 
     path: str = Field(min_length=1, description="The path of a file in the folder of models.")
     name: str | None = Field(
@@ -149,7 +149,7 @@ class ReloadRequest(RequestBody):
 
 
 class UnloadRequest(RequestBody):
-    """A model to unload."""
+    """A request to unload a model."""
 
     model: str | None = Field(default=None, description="The name of the model; null is the default model.")
 

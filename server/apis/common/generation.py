@@ -282,7 +282,7 @@ class GenerationBody(GrammarBody):
 
     @property
     def tells_times(self) -> bool:
-        """Whether each event of the stream has the times."""
+        """True if each event of the stream has the times, not only the last one."""
         return False
 
     def most_tokens(self, limits: Limits) -> int:

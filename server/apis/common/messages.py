@@ -77,7 +77,7 @@ class CalledFunction(RequestBody):
 
 
 class ToolCallBody(RequestBody):
-    """A call that the assistant made."""
+    """A tool call that the assistant made in an earlier message."""
 
     ignored: ClassVar = frozenset({"index"})
 
@@ -296,12 +296,12 @@ class ToolFields(RequestBody):
 
     @property
     def offered(self) -> Sequence[Tool]:
-        """All tools, from `tools` or from `functions`."""
+        """All tools that the model may call, from `tools` or from the older `functions`."""
         return [body.function.tool for body in self.tools] + [body.tool for body in self.functions]
 
     @property
     def choice(self) -> ToolChoice:
-        """Which tools may or must be called."""
+        """The choice of tools: which of them may be called, and if one must be."""
         return self.tool_choice or ToolChoice("auto" if self.offered else "none")
 
 

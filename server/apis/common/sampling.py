@@ -249,12 +249,12 @@ class SamplingBody(_SamplingFields):
 
     @property
     def bias_characters(self) -> int:
-        """How many characters the texts of `logit_bias` have; they are turned into tokens later."""
+        """The number of characters in the texts of `logit_bias`, which are turned into tokens later."""
         return sum(len(key) for key in self._params.logit_bias if isinstance(key, str))
 
     @property
     def penalises_occurrence(self) -> bool:
-        """Whether there is a penalty for tokens that have occurred; occurrences in earlier replies count, too."""
+        """True if the request has a penalty for tokens that occurred before, those in earlier replies included."""
         return self._params.penalises_occurrence
 
     @property

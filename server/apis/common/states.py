@@ -1,4 +1,4 @@
-"""The states in requests: fields that name states to start from, mix or save, and functions that find or save them."""
+"""The states that requests start from, mix or save: their request fields, and functions that find and save them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSc
 
 
 class ChoosesRequest(ModelBody):
-    """Continuations of a text to rank by how likely they are."""
+    """A request to rank continuations of a text by how likely they are."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -76,7 +76,7 @@ class ChoosesRequest(ModelBody):
 
 
 class ChoicesRequest(ChoosesRequest):
-    """Continuations of a text to score."""
+    """A request to score continuations of a text."""
 
     probability_of: Figure = Field(
         default="total", description="The figure whose softmax over the choices is `probability`."

@@ -19,7 +19,7 @@ from states.frozen import NO_INITIAL_STATE
 
 
 class CompareStatesRequest(ModelNameBody):
-    """Two states to compare, each in any form that the `state` of a request may have."""
+    """A request to compare two states, each given in any form that the `state` of a request may have."""
 
     state: State = Field(
         default=None,

@@ -48,7 +48,7 @@ Priority: TypeAlias = Annotated[
 
 
 class CreateStateRequest(NewStateBody, StateRefBody):
-    """A prompt to run, and the name for the state after it."""
+    """A request to run a prompt and name the state after it."""
 
     prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
     priority: Priority = 0
@@ -59,13 +59,13 @@ class CreateStateRequest(NewStateBody, StateRefBody):
 
 
 class ForkStateRequest(RetentionBody):
-    """Names to copy a state to. Either all copies are made or none."""
+    """A request to copy a state to other names. Either all copies are made or none."""
 
     names: Annotated[list[str], FailFast()] = Field(min_length=1, max_length=1024, description="Names that are free.")
 
 
 class TakeStateRequest(RetentionBody):
-    """A move to another owner, another name, or both."""
+    """A request to move a state to another owner, another name, or both."""
 
     name: str | None = Field(default=None, description="The new name. Null: the present one.")
 

@@ -30,7 +30,9 @@ from server.core.streams import encode_event
 
 
 class LlamaCompletionRequest(CompletionRequest):
-    """A text or tokens to continue, in llama-server's words. Fields that OpenAI has as well mean the same."""
+    """A request to continue a text or tokens, with llama-server's field names. Fields that OpenAI has as well mean the
+    same.
+    """
 
     ignored: ClassVar = CompletionRequest.ignored | {
         "backend_sampling",

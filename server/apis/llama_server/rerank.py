@@ -27,7 +27,7 @@ from server.core.settings import SETTINGS, Limits
 
 
 class LlamaEmbeddingRequest(EmbeddingsRequest):
-    """Texts to embed, in llama-server's words. The other fields are those of /v1/embeddings."""
+    """A request for vectors of texts, with llama-server's field names. The other fields are those of /v1/embeddings."""
 
     aliases: ClassVar = {**EmbeddingsRequest.aliases, "content": "input"}
 

@@ -162,7 +162,7 @@ class OllamaMessage(RequestBody):
 
     @property
     def message(self) -> Message:
-        """The message in OpenAI's words."""
+        """The message in OpenAI's form."""
         return Message.model_construct(
             role=self.role,
             content=self.content,
@@ -179,7 +179,7 @@ def _call(call: OllamaCall) -> ToolCallBody:
 
 
 class OllamaChatRequest(OllamaGeneration):
-    """A conversation to continue."""
+    """A request to continue a conversation, with Ollama's field names."""
 
     messages: Annotated[list[OllamaMessage], FailFast()] = Field(
         default=[], description="The conversation so far. Without messages, the model is only loaded."
@@ -192,7 +192,7 @@ class OllamaChatRequest(OllamaGeneration):
 
 
 class OllamaGenerateRequest(OllamaGeneration):
-    """A text to answer, or with `raw` to continue."""
+    """A request to answer a text, or with `raw` to continue it."""
 
     prompt: str = Field(default="", description="The user's message. Without it, the model is only loaded.")
     system: str = Field(default="", description="Instructions for the model.")
@@ -220,7 +220,7 @@ class OllamaGenerateRequest(OllamaGeneration):
 
 
 class ShowRequest(RequestBody):
-    """The model to describe."""
+    """A request for the details of a model."""
 
     ignored: ClassVar = frozenset({"verbose"})
     aliases: ClassVar = {"name": "model"}
@@ -229,7 +229,7 @@ class ShowRequest(RequestBody):
 
 
 class EmbedRequest(EmbeddingsRequest):
-    """Texts to embed. No text is cut, so `truncate` has no effect, nor have `options`."""
+    """A request for vectors of texts. No text is cut, so `truncate` has no effect, nor have `options`."""
 
     ignored: ClassVar = EmbeddingsRequest.ignored | {"keep_alive", "options", "truncate"}
 
@@ -238,7 +238,7 @@ class EmbedRequest(EmbeddingsRequest):
 
 
 class OlderEmbedRequest(EmbedRequest):
-    """One text to embed."""
+    """A request for the vector of one text."""
 
     aliases: ClassVar = {**EmbedRequest.aliases, "prompt": "input"}
 
@@ -350,6 +350,6 @@ class OllamaModelFacts(TypedDict):
 
 
 class OllamaVersion(TypedDict):
-    """The version of Ollama's API that this server follows."""
+    """The version of Ollama's API that this server implements."""
 
     version: str

@@ -69,7 +69,7 @@ LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"
 
 
 class EmbeddingsRequest(ModelBody):
-    """Texts to embed."""
+    """A request for vectors of texts."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 

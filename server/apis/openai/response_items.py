@@ -231,7 +231,7 @@ METADATA_BOUNDS = f"At most {_MOST_PAIRS} pairs, names of {_MOST_NAME} character
 
 
 class CreateConversationRequest(RequestBody):
-    """A conversation to keep."""
+    """A conversation to store on the server."""
 
     items: Items = Field(default=[], description=f"The first items. {_ITEMS}")
     metadata: Metadata = Field(default={}, description=f"Returned with the conversation unchanged. {METADATA_BOUNDS}")

@@ -55,7 +55,7 @@ class ResponseTool(RequestBody):
 
     @property
     def body(self) -> ToolBody:
-        """The tool in the form that chats have."""
+        """The tool in the form of chat completions."""
         function = FunctionBody.model_construct(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
@@ -105,7 +105,7 @@ class ReasoningBody(RequestBody):
 
 
 class ResponsesRequest(ProgressBody):
-    """A conversation to continue. It has OpenAI's own fields and those of this server."""
+    """A request to continue a conversation. It has OpenAI's own fields and those of this server."""
 
     ignored: ClassVar = (ProgressBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
     neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "moderation": (), "prompt": ()}

@@ -30,7 +30,7 @@ from server.core.settings import Limits
 
 
 class CompletionRequest(ProgressBody):
-    """A text or tokens to continue."""
+    """A request to continue a text, or tokens."""
 
     ignored: ClassVar = ProgressBody.ignored | {"add_special_tokens", "request_id"}
 
@@ -172,7 +172,7 @@ def _one_or_more(value: object) -> object:
 
 
 class ChatRequest(ProgressBody, ToolFields):
-    """A conversation to continue."""
+    """A request to continue a conversation."""
 
     ignored: ClassVar = ProgressBody.ignored | {
         "cache_prompt",
@@ -310,7 +310,7 @@ class ChatRequest(ProgressBody, ToolFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on with the last message."""
+        """True if the answer continues the last message instead of starting a new one."""
         if self.continue_final_message is not None:
             return self.continue_final_message
         return self._ends_with_assistant and not self.add_generation_prompt
@@ -386,7 +386,7 @@ class ChatChoice(TypedDict):
 
 
 class Verbose(TypedDict):
-    """The text that the model read. `verbose` adds it to an answer."""
+    """What `verbose` adds to an answer: `prompt` is the text that the model read."""
 
     prompt: str
 
@@ -395,7 +395,7 @@ _VerboseField = TypedDict("_VerboseField", {"__verbose": NotRequired[Verbose]}) 
 
 
 class ChatCompletion(_VerboseField):
-    """The answer."""
+    """The answer to a conversation."""
 
     id: str
     object: Literal["chat.completion"]
@@ -452,7 +452,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatCompletionChunk(TypedDict):
-    """One event of a stream."""
+    """One event of a chat's stream."""
 
     id: str
     object: Literal["chat.completion.chunk"]
