@@ -14,8 +14,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import BEGINNING, GenerateRequest
-from server.apis.common.answering import answer_whole
-from server.apis.common.dialect import ChoiceOutcome
+from server.apis.common.answering import ChoiceOutcome, answer_whole
 from server.apis.common.generation import check_prompts
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.schemas import CompletionRequest

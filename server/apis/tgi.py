@@ -14,8 +14,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
-from server.apis.common.answering import answer_in
-from server.apis.common.dialect import ChoiceOutcome
+from server.apis.common.answering import ChoiceOutcome, answer_in
 from server.apis.common.generation import text_of
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.dialect import LEAST_LOGPROB

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template.answer import AnswerForm
 from rnn_engine.requests import GenerateRequest, TextDelta
-from server.apis.common.dialect import ChoiceFormatter
+from server.apis.common.answering import ChoiceFormatter
 from server.apis.openai.chat import ChatFormatter
 from server.apis.openai.completions import CompletionFormatter
 from server.apis.openai.dialect import ChunkEncoder, ResponseEnvelope

@@ -16,7 +16,7 @@ from rnn_engine.operations.embedding import Layers, run_states
 from rnn_engine.operations.onnx_embedder import Embedder
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import BEGINNING
-from server.apis.common.dialect import usage_of
+from server.apis.common.answering import usage_of
 from server.apis.common.generation import JOINED_SCHEMA, AnyPrompt, check_prompts, parse_joined
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.embeddings import (

@@ -24,8 +24,7 @@ from server.apis.anthropic.schemas import (
     StopReason,
     TokenCount,
 )
-from server.apis.common.answering import answer_in
-from server.apis.common.dialect import ChoiceOutcome
+from server.apis.common.answering import ChoiceOutcome, answer_in
 from server.apis.openai.chat import prepare_chat
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, read_body

@@ -13,7 +13,7 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import MAX_DRAFT, MAX_PRIORITY, GenerateRequest
-from server.apis.common.grammar import GrammarBody
+from server.apis.common.sampling import GrammarBody
 from server.apis.common.states import SaveAs
 from server.auth.admission import PRINCIPAL
 from server.core.bodies import work

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
-from server.apis.common.dialect import usage_of
+from server.apis.common.answering import usage_of
 from server.apis.common.generation import STRINGS, Prompt, check_prompts, text_of
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.dialect import token_text

@@ -15,7 +15,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import F32
-from server.apis.common.dialect import usage_of
+from server.apis.common.answering import usage_of
 from server.apis.common.generation import Input, check_prompts, tokens_of
 from server.apis.common.states import (
     NewStateBody,

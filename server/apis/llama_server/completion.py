@@ -14,8 +14,7 @@ from typing_extensions import TypedDict
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PARAMETERS
-from server.apis.common.answering import answer_in
-from server.apis.common.dialect import AnswerClock, ChoiceOutcome
+from server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
 from server.apis.common.generation import note_slot, text_of
 from server.apis.common.states import StateEntry
 from server.apis.openai.completions import prepare_completions

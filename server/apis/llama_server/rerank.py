@@ -15,7 +15,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import Embedding
 from rnn_engine.operations.scoring import Continuation, score_after
-from server.apis.common.dialect import usage_of
+from server.apis.common.answering import usage_of
 from server.apis.common.generation import check_prompts
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.embeddings import EmbeddingsRequest, find_vectors

@@ -16,8 +16,7 @@ from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
-from server.apis.common.answering import answer_in
-from server.apis.common.dialect import ChoiceOutcome
+from server.apis.common.answering import ChoiceOutcome, answer_in
 from server.apis.ollama.schemas import (
     Embedded,
     EmbedRequest,

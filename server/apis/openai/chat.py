@@ -18,7 +18,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat, tool_grammar
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
-from server.apis.common.dialect import ChoiceOutcome
+from server.apis.common.answering import ChoiceOutcome
 from server.apis.common.generation import note_slot, text_of
 from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from server.apis.openai.dialect import ContentTokens, answer, chat_logprobs

@@ -10,7 +10,7 @@ from aiohttp import web
 from rnn_engine.errors import check_range, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
-from server.apis.common.dialect import ChoiceOutcome
+from server.apis.common.answering import ChoiceOutcome
 from server.apis.common.generation import AnyPrompt, text_of, tokens_of
 from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from server.apis.openai.dialect import CompletionTokens, answer

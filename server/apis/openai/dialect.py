@@ -25,8 +25,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from server.apis.common.answering import answer_in
-from server.apis.common.dialect import AnswerClock, Choice, ChoiceFormatter, ChoiceOutcome
+from server.apis.common.answering import AnswerClock, Choice, ChoiceFormatter, ChoiceOutcome, answer_in
 from server.apis.common.generation import GenerationBody
 from server.apis.common.states import ResolvedState
 from server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob

@@ -18,7 +18,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import Embedding, EmbeddingSettings, Layers, Pooling, embed, find_centre
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.types import F32
-from server.apis.common.dialect import usage_of
+from server.apis.common.answering import usage_of
 from server.apis.common.generation import PROMPTS_SCHEMA, AnyPrompt, Prompts, check_prompts, parse_prompts, tokens_of
 from server.apis.common.messages import TEXT_PART, parse_content
 from server.apis.common.states import ModelBody, resolve_initial_state

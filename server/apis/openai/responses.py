@@ -17,8 +17,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import ToolChoice
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import SamplingParams
-from server.apis.common.answering import answer_in
-from server.apis.common.dialect import AnswerClock, ChoiceOutcome
+from server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
 from server.apis.openai.chat import prepare_chat, tell_input_tokens
 from server.apis.openai.dialect import ContentTokens, chat_logprobs
 from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, RESPONSES, item_page
