@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from rnn_engine.chat_template import ChatMessage, Role
-from rnn_engine.demo import model_path
-from tools.demo_model.openings.__main__ import ask_engine, converse, report
+from server.core.settings import ServerSettings
+from tests.support.demo_server import demo_server
+from tools.demo_model.evaluate import Server
+from tools.demo_model.openings.__main__ import ask_all, converse, report
 from tools.demo_model.openings.rubric import Opening, load_openings
 
 OPENINGS = load_openings()
@@ -57,9 +56,10 @@ FIRST_IMPRESSIONS = (
 )
 
 
-async def test_the_model_that_ships_makes_a_good_first_impression() -> None:
+def test_the_model_that_ships_makes_a_good_first_impression() -> None:
     openings = [opening for opening in OPENINGS if opening.turns in FIRST_IMPRESSIONS]
-    answers = await ask_engine(model_path(), openings, device="cpu")
+    with demo_server(ServerSettings()) as url:
+        answers = ask_all(openings, Server(url).chat)
     faults = {opening.turns: opening.fault(turns[-1]) for opening, turns in zip(openings, answers, strict=True)}
     assert len(faults) == len(FIRST_IMPRESSIONS)
     assert not any(faults.values()), faults
@@ -68,9 +68,9 @@ async def test_the_model_that_ships_makes_a_good_first_impression() -> None:
 def test_a_conversation_holds_the_model_to_its_own_answers() -> None:
     heard = []
 
-    def respond(messages: Sequence[ChatMessage]) -> str:
-        assert [message.role for message in messages] == [Role.USER, Role.ASSISTANT, Role.USER][: len(messages)]
-        heard.append([message.content for message in messages])
+    def respond(messages: list[dict[str, str]]) -> str:
+        assert [message["role"] for message in messages] == ["user", "assistant", "user"][: len(messages)]
+        heard.append([message["content"] for message in messages])
         return f"answer {len(messages)}"
 
     opening = Opening("follow_up", ("one", "two"), ("answer",))

@@ -6,12 +6,12 @@ The weights are fast to make and of the right magnitude. The output of such a mo
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
+from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7, list_tensors
 
 HEAD_SIZE = 64
 VOCAB_SIZE = 65536
@@ -65,25 +65,12 @@ class RandomModel:
         return None
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        width, ffn, vocab = self.shape.width, self.shape.ffn_width, self.shape.vocab_size
-        shapes: dict[str, tuple[int, ...]] = {"emb.weight": (vocab, width), "head.weight": (vocab, width)}
-        norms = ["blocks.0.ln0", "ln_out"]
-        for layer in range(self.shape.num_layers):
-            block = f"blocks.{layer}"
-            norms += [f"{block}.ln1", f"{block}.ln2", f"{block}.att.ln_x"]
-            vectors = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "w0", "a0", "v0", "k_k", "k_a"]
-            shapes |= {f"{block}.att.{name}": (width,) for name in vectors}
-            shapes[f"{block}.ffn.x_k"] = (width,)
-            shapes[f"{block}.att.r_k"] = (self.shape.num_heads, self.shape.head_size)
-            for name in ("receptance", "key", "value", "output"):
-                shapes[f"{block}.att.{name}.weight"] = (width, width)
-            for name in "wavg":
-                rank = getattr(self.shape.ranks, name)
-                shapes[f"{block}.att.{name}1"] = (width, rank)
-                shapes[f"{block}.att.{name}2"] = (rank, width)
-            shapes[f"{block}.ffn.key.weight"] = (ffn, width)
-            shapes[f"{block}.ffn.value.weight"] = (width, ffn)
-        return shapes | {f"{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")}
+        shape = self.shape
+        sizes = {"D": shape.width, "V": shape.vocab_size, "F": shape.ffn_width}
+        sizes |= {"H": shape.num_heads, "N": shape.head_size}
+        sizes |= {f"R_{name}": rank for name, rank in asdict(shape.ranks).items()}
+        specs = list_tensors(shape.num_layers)
+        return {spec.name: tuple(sizes[dim] for dim in spec.dims) for spec in specs if spec.required}
 
 
 def _draw(shape: tuple[int, ...], magnitude: float, seed: int) -> NDArray[np.float16]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import httpx
 
-from rnn_engine.chat_template import ChatMessage
 from tools.demo_model.corpus.dialogue import Dialogue
 from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, PIRATE_PREFIX, PIRATE_SUFFIX, SKILLS, held_out
 
@@ -54,13 +53,10 @@ class Server:
 
     def answer(self, dialogue: Dialogue) -> str:
         """Return the answer to the last question of `dialogue`."""
-        return self._chat(dialogue.messages())
+        return self.chat(dialogue.messages())
 
-    def respond(self, messages: Sequence[ChatMessage]) -> str:
+    def chat(self, messages: list[dict[str, str]]) -> str:
         """Return the next message of a conversation."""
-        return self._chat([{"role": message.role.value, "content": message.content} for message in messages])
-
-    def _chat(self, messages: list[dict[str, str]]) -> str:
         reply = self._post("/v1/chat/completions", {"messages": messages, "max_tokens": MAX_TOKENS, **GREEDY})
         return str(reply["choices"][0]["message"]["content"]).strip()
 

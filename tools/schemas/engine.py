@@ -10,7 +10,6 @@ import asyncio
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
 
 import click
 from jsonschema import Draft202012Validator
@@ -21,21 +20,14 @@ from rnn_engine.grammar import json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
+from tests.support.clients import Heard
+from tests.support.engines import listen
 from tests.support.models import random_model, tiny_shape
 from tests.support.random_schemas import Schema, random_schema
 
 _SLOTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one request."""
-
-    text: str
-    reason: str
-    pieces: int  # how many text events it had
 
 
 @click.command()
@@ -66,9 +58,9 @@ async def answer_all(model: str, device: str, seeds: range, most: int) -> Counte
     async def work() -> None:
         for seed in waiting:
             schema = random_schema(seed)
-            answer = await _answer(engine, schema, seed, most)
-            counts[check(schema, answer)] += 1
-            counts["streamed in several pieces"] += answer.pieces > 1
+            heard = await listen(engine, _ask(engine, schema, seed, most))
+            counts[check(schema, heard)] += 1
+            counts["streamed in several pieces"] += sum(isinstance(event, TextDelta) for event in heard.events) > 1
 
     async with engine, asyncio.TaskGroup() as group:
         for _ in range(_SLOTS):
@@ -76,27 +68,21 @@ async def answer_all(model: str, device: str, seeds: range, most: int) -> Counte
     return counts
 
 
-def check(schema: Schema, answer: Answer) -> str:
+def check(schema: Schema, heard: Heard) -> str:
     """Return `valid` or `cut`. Raises if the answer does not follow `schema`, or ends for another reason."""
-    if answer.reason == "length":
+    reason = heard.finished.reason
+    if reason == "length":
         return "cut"
-    if answer.reason != "stop":
-        raise AssertionError(f"an answer that ended with {answer.reason}")
-    Draft202012Validator(schema).validate(json.loads(answer.text))
+    if reason != "stop":
+        raise AssertionError(f"an answer that ended with {reason}")
+    Draft202012Validator(schema).validate(json.loads(heard.text))
     return "valid"
 
 
-async def _answer(engine: Engine, schema: Schema, seed: int, most: int) -> Answer:
+def _ask(engine: Engine, schema: Schema, seed: int, most: int) -> GenerateRequest:
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=seed)
     prompt = engine.tokenize(f"User: {json.dumps(schema)}\n\nAssistant:")
-    request = GenerateRequest(prompt, max_tokens=most, sampling=sampling, grammar=json_grammar(schema))
-    texts, reason = [], ""
-    async for event in engine.generate(request):
-        if isinstance(event, TextDelta):
-            texts.append(event.text)
-        elif isinstance(event, Finished):
-            reason = event.reason
-    return Answer("".join(texts), reason, len(texts))
+    return GenerateRequest(prompt, max_tokens=most, sampling=sampling, grammar=json_grammar(schema))
 
 
 def _random_engine(device: str) -> Engine:

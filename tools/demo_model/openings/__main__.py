@@ -10,65 +10,34 @@ answers too. The row "held out" leaves out very short openings, since the traini
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.operations.chat_prompt import make_chat_prompt
-from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
-from tools.demo_model.evaluate import CLIENTS, MAX_TOKENS, Server
+from tools.demo_model.evaluate import CLIENTS, Server
 from tools.demo_model.openings.rubric import Opening, load_openings
+from tools.live_server.process import ServerProcess
 
-MAX_CHARACTERS = 2**20
-
-Respond: TypeAlias = Callable[[Sequence[ChatMessage]], str]
+Respond: TypeAlias = Callable[[list[dict[str, str]]], str]
+"""Takes the messages of a conversation and returns the next one."""
 
 
 def converse(opening: Opening, respond: Respond) -> list[str]:
     """Return the answers to the turns of an opening."""
-    messages: list[ChatMessage] = []
+    messages: list[dict[str, str]] = []
     for turn in opening.turns:
-        messages.append(ChatMessage(Role.USER, turn))
-        messages.append(ChatMessage(Role.ASSISTANT, respond(messages)))
-    return [message.content for message in messages[1::2]]
+        messages.append({"role": "user", "content": turn})
+        messages.append({"role": "assistant", "content": respond(messages)})
+    return [message["content"] for message in messages[1::2]]
 
 
-async def _generate(engine: Engine, messages: Sequence[ChatMessage]) -> str:
-    prompt = make_chat_prompt(engine, engine.info.chat_template, Conversation(messages), MAX_CHARACTERS)
-    request = GenerateRequest(
-        prompt=prompt.tokens,
-        max_tokens=MAX_TOKENS,
-        stop=[text.encode() for text in prompt.stop],
-        sampling=SamplingParams(temperature=0.0),
-    )
-    text = ""
-    async with aclosing(engine.generate(request, wait_for_room=True)) as events:
-        async for event in events:
-            if isinstance(event, TextDelta):
-                text += event.text
-    return text.strip()
-
-
-async def ask_engine(model: Path, openings: Sequence[Opening], *, device: str = "auto") -> list[list[str]]:
-    """Return, for each opening, the answers of a model file to its turns."""
-    async with await Engine.load(model, LoadSettings(device), num_slots=CLIENTS, cache=None) as engine:
-        loop = asyncio.get_running_loop()
-
-        def respond(messages: Sequence[ChatMessage]) -> str:
-            return asyncio.run_coroutine_threadsafe(_generate(engine, list(messages)), loop).result()
-
-        return await asyncio.to_thread(_ask_all, openings, respond)
-
-
-def _ask_all(openings: Sequence[Opening], respond: Respond) -> list[list[str]]:
+def ask_all(openings: Sequence[Opening], respond: Respond) -> list[list[str]]:
+    """Return the answers to each opening, of which several are asked at once."""
     with ThreadPoolExecutor(CLIENTS) as pool:
         return list(pool.map(partial(converse, respond=respond), openings))
 
@@ -97,14 +66,15 @@ def _row(name: str, sensible: Sequence[bool]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=model_path(), help="a model file")
-    parser.add_argument("--url", help="a server's root URL: ask this server and not the model file")
+    parser.add_argument("--url", help="a server's root, which is asked instead")
     parser.add_argument("--all", action="store_true", help="print the sensible answers too")
     options = parser.parse_args()
     openings = load_openings()
-    if options.url is None:
-        answers = asyncio.run(ask_engine(options.model, openings))
-    else:
-        answers = _ask_all(openings, Server(options.url).respond)
+    with ExitStack() as stack:
+        if (url := options.url) is None:
+            log = Path(stack.enter_context(TemporaryDirectory())) / "log"
+            url = stack.enter_context(ServerProcess(log, (f"demo={options.model}",))).url
+        answers = ask_all(openings, Server(url).chat)
     print(report(openings, answers, everything=options.all))
 
 
