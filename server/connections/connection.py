@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 def encode_refusal(failure: Failure) -> bytes:
     """Return the bytes of a whole HTTP answer, for clients whose request is not read."""
-    body = to_json(failure.body).encode()
+    body = to_json(failure.body)
     head = {
         "Content-Type": "application/json; charset=utf-8",
         "Content-Length": str(len(body)),

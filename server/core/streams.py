@@ -18,8 +18,8 @@ DONE = b"data: [DONE]\n\n"
 
 def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
     """Return one event that holds `body` as JSON, with a name if it is given."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {to_json(body)}\n\n".encode()
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return b"%bdata: %b\n\n" % (head, to_json(body))
 
 
 EVENT_STREAM = f"{EVENTS}; charset=utf-8"
