@@ -1,4 +1,8 @@
-"""Accept connections, bound their number, and go on if the system has no room for more."""
+"""Accept connections, bound their number, and go on if the system has no room for more.
+
+asyncio's own servers, which aiohttp takes, do not do here: they tell a client's address only after its TLS handshake,
+and of a handshake that fails nothing at all, so that the connections in use could not be counted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One connection of a client: aiohttp's handler of requests, with bounds on how long the client may take."""
+"""One connection of a client: aiohttp's handler of requests, with bounds on how long the client may take.
+
+aiohttp itself bounds only the pause between two requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values that are kept in memory from one request to the next, counted in bytes."""
+"""Values that are kept in memory from one request to the next, counted in bytes.
+
+cachetools does not do here: a cache of its has one bound, on the number of values or on their bytes, and not both.
+"""
 
 from __future__ import annotations
 

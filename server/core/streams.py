@@ -1,4 +1,7 @@
-"""Server-sent events, and streams that report the current status again and again."""
+"""Server-sent events, and streams that report the current status again and again.
+
+aiohttp-sse does not do here: it starts a task of pings for every stream, and has no streams other than of events.
+"""
 
 from __future__ import annotations
 

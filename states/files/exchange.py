@@ -1,4 +1,7 @@
-"""Reading a model's states from files and writing them: files of the operator, of a folder, of an upload or request."""
+"""Reading a model's states from files and writing them: files of the operator, of a folder, of an upload or request.
+
+filelock is not used for the lock of a folder: it is a package of 1.4 MB, and the lock is one call of the system.
+"""
 
 from __future__ import annotations
 
