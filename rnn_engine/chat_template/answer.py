@@ -1,4 +1,7 @@
-"""Divide a model's answer into thoughts, content and tool calls while it arrives."""
+"""Divide a model's answer into thoughts, content and tool calls while it arrives.
+
+The `json` module does not do for finding the end of a call: it would read the call from its beginning for every piece.
+"""
 
 from __future__ import annotations
 

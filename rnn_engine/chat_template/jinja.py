@@ -1,4 +1,8 @@
-"""Jinja templates, as Hugging Face's folders and GGUF files contain them, in a sandbox with bounds."""
+"""Jinja templates, as Hugging Face's folders and GGUF files contain them, in a sandbox with bounds.
+
+jinja2's own sandbox bounds neither steps nor sizes. minijinja, which counts steps, does not do here: templates of one
+line overflow its stack, which ends the process, or make it walk for ever through a list that was doubled often.
+"""
 
 from __future__ import annotations
 

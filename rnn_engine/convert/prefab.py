@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-import cbor2
 import numpy as np
+from cbor2 import CBOREncoder
 from numpy.typing import NDArray
 
 from rnn_engine.convert.writers import F16, ConversionSource, check_ai00, model_info
@@ -154,29 +154,28 @@ _DECAYS: Final[Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 }
 
 
+_BYTES, _LIST, _MAP = 2, 4, 5  # CBOR's major types
+
+
 def _write(file: IO[bytes], item: Any) -> None:  # noqa: ANN401
     """Write an item, arrays one at a time."""
+    encoder = CBOREncoder(file)
     match item:
         case dict():
-            _write_head(file, 5, len(item))
+            encoder.encode_length(_MAP, len(item))
             for key, value in item.items():
-                file.write(cbor2.dumps(key))
+                encoder.encode(key)
                 _write(file, value)
         case list():
-            _write_head(file, 4, len(item))
+            encoder.encode_length(_LIST, len(item))
             for value in item:
                 _write(file, value)
         case _Array():
-            sizes = [*reversed(item.shape), 1, 1, 1, 1][:4]
-            _write_head(file, 5, 2)
-            file.write(cbor2.dumps("shape") + cbor2.dumps(sizes) + cbor2.dumps("data"))
+            encoder.encode_length(_MAP, 2)
+            for part in ("shape", [*reversed(item.shape), 1, 1, 1, 1][:4], "data"):
+                encoder.encode(part)
             array = np.ascontiguousarray(item.read(), item.dtype)
-            _write_head(file, 2, array.nbytes)
+            encoder.encode_length(_BYTES, array.nbytes)
             file.write(array.reshape(-1).view(np.uint8).data)
         case _:
-            file.write(cbor2.dumps(item))
-
-
-def _write_head(file: IO[bytes], major: int, length: int) -> None:
-    """Write the head of a byte string (2), a list (4) or a map (5). cbor2 writes heads only with whole items."""
-    file.write(bytes([major << 5 | 27]) + length.to_bytes(8, "big") if length > 23 else bytes([major << 5 | length]))
+            encoder.encode(item)

@@ -1,4 +1,8 @@
-"""Fetch files of models from the hub, continuing earlier attempts, and check what was received."""
+"""Fetch files of models from the hub, continuing earlier attempts, and check what was received.
+
+huggingface_hub's hf_hub_download does not do here: it takes a file of the right size for the right one without
+comparing its checksum, and deletes what it has got of a file if the connection breaks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -22,7 +26,6 @@ from rnn_engine.hub.local import Wanted, model_path, models_folder
 
 _HUB: Final = "https://huggingface.co"
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's SHA-1, or SHA-256
-_PIECE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +179,4 @@ def _digest(path: Path, file: RemoteFile) -> str:
     else:
         digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as opened:
-        for piece in _pieces(opened):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(_PIECE_BYTES):
-        yield piece
+        return hashlib.file_digest(opened, lambda: digest).hexdigest()

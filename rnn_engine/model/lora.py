@@ -1,7 +1,7 @@
 """LoRAs: small files that change a model's weights, merged tensor by tensor while the model is loaded.
 
 A low-rank pair adds to a matrix W [out, in]: W += alpha / R * B A, with A [R, in] and B [out, R]. A plain tensor
-replaces the model's own, or is added to it.
+replaces the model's own, or is added to it. PEFT does not do here: it needs torch, and a whole model in memory.
 """
 
 from __future__ import annotations

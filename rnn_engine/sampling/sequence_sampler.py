@@ -2,6 +2,8 @@
 
 If the candidates do not settle a draw, the whole row is read and the draw is made again with the same random numbers.
 So the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
+
+numpy's Philox does not do here: it multiplies words of 64 bits, which WGSL can't, and has one generator for each seed.
 """
 
 from __future__ import annotations

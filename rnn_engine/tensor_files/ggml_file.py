@@ -1,4 +1,8 @@
-"""The types of ggml, in which llama.cpp and rwkv.cpp store tensors, and rwkv.cpp's .bin files."""
+"""The types of ggml, in which llama.cpp and rwkv.cpp store tensors, and rwkv.cpp's .bin files.
+
+The gguf package decodes blocks to numbers; it has no function that keeps them as blocks in another order of bytes, and
+no package reads rwkv.cpp's files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Read and write .gguf, the files of llama.cpp: a header, and then the tensors, each at a multiple of the alignment."""
+"""Read and write .gguf, the files of llama.cpp: a header, and then the tensors, each at a multiple of the alignment.
+
+The gguf package writes the files, but its reader does not do here: it maps the file, and a mapped file that is
+truncated ends the process; it takes two seconds for World's vocabulary, and sets no bounds on a header.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 
-# Read the header of a GGUF file: its metadata and the list of its tensors.
-#
-# The gguf package maps the file to read it. This project maps no files, so the header is read here, with bounds on its
-# size.
+# Read the header of a GGUF file: its metadata and the list of its tensors, with bounds on its size.
 
 HEADER_LIMIT: Final = 100_000_000  # bytes
 _MOST_ENTRIES: Final = 1 << 16  # of the metadata, and of the tensors

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,99 +28,8 @@ from rnn_engine.quantised import (
 )
 from rnn_engine.quantised.blocks import F32
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.cbor import ByteString, read_items
 from rnn_engine.tensor_files.source import TensorInfo
-
-# Read the structure of a CBOR file without its byte strings, unlike the cbor2 package, which reads all of them.
-
-_MOST_ITEMS: Final = 1 << 18
-_MOST_DEPTH: Final = 16
-_MOST_TEXT: Final = 1 << 12  # bytes
-_SIMPLE: Final = {20: False, 21: True, 22: None, 23: None}
-_UNSIGNED, _BYTES, _TEXT, _ARRAY, _MAP, _OTHER = 0, 2, 3, 4, 5, 7  # major types
-
-
-@dataclass(frozen=True, slots=True)
-class ByteString:
-    """The position of a byte string in a file."""
-
-    start: int
-    size: int
-
-
-def read_items(file: BinaryFile) -> Any:  # noqa: ANN401
-    """Return the file's one item: numbers, texts, None, lists, dicts and `ByteString`s.
-
-    Raises ModelError if it is damaged.
-    """
-    reader = _CborReader(file)
-    item = reader.read(0)
-    if reader.position != file.stamp.size:
-        reader.refuse(f"its content ends at byte {reader.position} of {file.stamp.size}")
-    return item
-
-
-class _CborReader:
-    def __init__(self, file: BinaryFile) -> None:
-        self._file = file
-        self._num_items = 0
-        self.position = 0
-
-    def read(self, depth: int) -> Any:  # noqa: ANN401
-        self._num_items += 1
-        if self._num_items > _MOST_ITEMS or depth > _MOST_DEPTH:
-            self.refuse(f"it has more than {_MOST_ITEMS} items, or they are nested more than {_MOST_DEPTH} levels deep")
-        kind, value = self._read_head()
-        match kind:
-            case 0:
-                return value
-            case 2:
-                return self._skip(value)
-            case 3:
-                span = self._skip(value) if value <= _MOST_TEXT else self.refuse(f"it has a text of {value} bytes")
-                return self._file.read(span.start, span.size).tobytes().decode(errors="replace")
-            case 4:
-                return [self.read(depth + 1) for _ in range(self._count(value))]
-            case 5:
-                return dict(self._read_entry(depth + 1) for _ in range(self._count(value)))
-        return value
-
-    def refuse(self, what: str) -> NoReturn:
-        raise ModelError(f"{self._file.path}: damaged or truncated CBOR file: {what}")
-
-    def _read_entry(self, depth: int) -> tuple[str | int, Any]:
-        key = self.read(depth)
-        if not isinstance(key, str | int):
-            self.refuse("a key is neither a text nor a number")
-        return key, self.read(depth)
-
-    def _read_head(self) -> tuple[int, Any]:
-        """Return an item's major type and its number; for type 7, the value that it stands for."""
-        first = int(self._take(1)[0])
-        kind, short = first >> 5, first & 31
-        if kind == _OTHER and short in _SIMPLE:
-            return kind, _SIMPLE[short]
-        if kind not in (_UNSIGNED, _BYTES, _TEXT, _ARRAY, _MAP) or short > 27:
-            self.refuse(f"byte {self.position - 1} begins an item of a kind that no model has")
-        if short < 24:
-            return kind, short
-        return kind, int.from_bytes(self._take(1 << (short - 24)), "big")
-
-    def _take(self, size: int) -> bytes:
-        span = self._skip(size)
-        return self._file.read(span.start, size).tobytes()
-
-    def _skip(self, size: int) -> ByteString:
-        span = ByteString(self.position, size)
-        if span.start + size > self._file.stamp.size:
-            self.refuse(f"{size} bytes from byte {span.start} on reach beyond its {self._file.stamp.size} bytes")
-        self.position += size
-        return span
-
-    def _count(self, value: int) -> int:
-        if value > self._file.stamp.size - self.position:
-            self.refuse(f"a list at byte {self.position} has {value} items, more than bytes follow")
-        return value
-
 
 PREFAB_START: Final = b"\xa5\x67context"
 MATRICES: Final = {"w_r": "receptance", "w_k": "key", "w_v": "value", "w_g": "gate", "w_o": "output"}
@@ -364,7 +273,7 @@ def _either(value: dict[str, Any], first: str, second: str) -> Any:  # noqa: ANN
 
 def _choice(value: object, names: tuple[str, ...]) -> str:
     """Return the name of an enumeration's variant, which a file gives by its name or its number."""
-    if isinstance(value, int):
+    if isinstance(value, int) and value >= 0:
         return names[value]
     if value not in names:
         raise ValueError(f"{value!r} is not one of {', '.join(names)}")

@@ -1,7 +1,8 @@
 """Read and write torch's .pth files without torch.
 
 torch stores them uncompressed. A compressed storage is inflated each time that a tensor in it is read, up to the end of
-that tensor.
+that tensor. The `pickle` module does not do for writing: it would have to import torch to name the function that
+rebuilds a tensor.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ def _read_refs(path: Path, archive: ZipArchive, entry: str) -> dict[str, TensorR
     size = archive.size(entry)
     if size > _PICKLE_LIMIT:
         raise ModelError(f"{path} has a pickle of {size} bytes; expected at most {_PICKLE_LIMIT}")
+    data = archive.read_whole(entry)
     try:
-        return read_tensor_refs(archive.read_whole(entry))
+        return read_tensor_refs(data)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
 
@@ -132,9 +134,6 @@ def _reach(ref: TensorRef) -> int:
 
 
 # Write .pth files as torch does, without torch: a zip with a pickle that describes the tensors, and their storages.
-#
-# `pickle` would have to import torch to name the function that rebuilds a tensor, so the pickle's operations are
-# written here.
 
 _FOLDER: Final = "archive"
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the zip's first day, so that equal models make equal files

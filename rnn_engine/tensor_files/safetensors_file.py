@@ -1,9 +1,9 @@
 """Read and write .safetensors (and ai00's .st), also with quantised matrices.
 
-The safetensors package can't be used here. It maps a file to read it, and a mapped file that is truncated ends the
-process. It reads no metadata from bytes, and writes only tensors that are all in memory at once. So the header is read
-and checked here, as strictly as there: every tensor has the length that its shape and type give, and the tensors fill
-the file without gaps.
+The safetensors package does not do here: it gives no metadata of a file in memory, waits for ever if the path is a
+pipe, does not notice that a file was overwritten while it is read, and writes only tensors that are all in memory at
+once. The header is checked as strictly as there: every tensor has the length that its shape and type give, and the
+tensors fill the file without gaps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Accept connections, bound their number, and recover if the system has no room for more."""
+"""Accept connections, bound their number, and recover if the system has no room for more.
+
+asyncio's own servers, which aiohttp uses, do not serve here: they report a client's address only after its TLS
+handshake, and nothing of a handshake that fails, so the open connections could not be counted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One connection of a client: aiohttp's request handler, with limits on how long the client may take."""
+"""One connection of a client: aiohttp's request handler, with limits on how long the client may take.
+
+aiohttp itself limits only the pause between two requests.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def encode_refusal(failure: Failure) -> bytes:
     """Encode a whole HTTP answer for `failure`, for clients whose request is not read."""
-    body = to_json(failure.body).encode()
+    body = to_json(failure.body)
     head = {
         "Content-Type": "application/json; charset=utf-8",
         "Content-Length": str(len(body)),

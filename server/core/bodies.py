@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -10,12 +11,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from functools import partial
-from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 from urllib.parse import quote
 
+import pydantic_core
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
@@ -261,39 +262,37 @@ def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:
     return web.HTTPRequestEntityTooLarge(most, most, text=f"{found}; expected at most {most}")
 
 
-def to_json(body: object) -> str:
+def to_json(body: object) -> bytes:
     """Return `body` as compact JSON. Raises ValueError for numbers that JSON does not have: NaN and infinities."""
-    return _encode(body)
+    encoded = pydantic_core.to_json(body)
+    if b"NaN" in encoded or b"Infinity" in encoded:  # in a text, or as the value of a number
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return encoded
 
 
-def _encode(value: object) -> str:
-    return dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
-    """Yield the JSON of `value` in pieces, so that other threads run between them.
+def _encode_pieces(value: object, depth: int = 5) -> Iterator[bytes]:
+    """Yield the JSON that `to_json` returns in pieces, so that other threads run between them.
 
     Long lists are divided down to `depth` levels of objects and lists.
     """
     if isinstance(value, Mapping) and depth:
-        yield "{"
+        yield b"{"
         for number, (name, part) in enumerate(value.items()):
-            yield f"{',' if number else ''}{dumps(name)}:"
+            yield b"%b%b:" % (b"," if number else b"", to_json(name))
             yield from _encode_pieces(part, depth - 1)
-        yield "}"
+        yield b"}"
+    elif isinstance(value, list) and depth and value and isinstance(value[0], Mapping | list):
+        for number, item in enumerate(value):
+            yield b"," if number else b"["
+            yield from _encode_pieces(item, depth - 1)
+        yield b"]"
     elif isinstance(value, list) and len(value) > _PIECE_ITEMS:
         for start in range(0, len(value), _PIECE_ITEMS):
-            yield "," if start else "["
-            yield _encode(value[start : start + _PIECE_ITEMS])[1:-1]
-        yield "]"
-    elif isinstance(value, list) and depth:
-        yield "["
-        for number, item in enumerate(value):
-            yield "," if number else ""
-            yield from _encode_pieces(item, depth - 1)
-        yield "]"
+            yield b"," if start else b"["
+            yield to_json(value[start : start + _PIECE_ITEMS])[1:-1]
+        yield b"]"
     else:
-        yield _encode(value)
+        yield to_json(value)
 
 
 async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
@@ -303,15 +302,14 @@ async def long_json_response(request: web.Request, size: int, make: Callable[[],
     """
 
     def encode() -> bytes:
-        pieces = _encode_pieces(make()) if size > SHORT_WORK else (to_json(make()),)
-        return "".join(pieces).encode()
+        return b"".join(_encode_pieces(make())) if size > SHORT_WORK else to_json(make())
 
     return encoded_response(await work(request, size, encode))
 
 
-def encoded_response(body: bytes) -> web.Response:
+def encoded_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a response with `body`, which is encoded JSON."""
-    return web.Response(body=body, content_type="application/json", charset="utf-8")
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json", charset="utf-8")
 
 
 def json_response(
@@ -320,7 +318,7 @@ def json_response(
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     """Return a response with `body` encoded as JSON."""
-    return web.json_response(body, status=status, headers=headers, dumps=to_json)
+    return encoded_response(to_json(body), status, headers)
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:

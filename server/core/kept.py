@@ -1,4 +1,7 @@
-"""Bounded in-memory stores for values that outlive a request."""
+"""Bounded in-memory stores for values that outlive a request.
+
+cachetools does not serve here: its caches have one bound, on the number of values or on their bytes, and not both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Server-sent events, and streams that report a status at regular intervals."""
+"""Server-sent events, and streams that report a status at regular intervals.
+
+aiohttp-sse does not serve here: it starts a task of pings for every stream, and has only streams of events.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ DONE = b"data: [DONE]\n\n"
 
 def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
     """Encode one server-sent event that has `body` as JSON, and the event name `name` if given."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {to_json(body)}\n\n".encode()
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return b"%bdata: %b\n\n" % (head, to_json(body))
 
 
 EVENT_STREAM = f"{EVENTS}; charset=utf-8"

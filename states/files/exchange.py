@@ -1,4 +1,7 @@
-"""Read and write one model's state files, and restrict the files that a request may name to one folder."""
+"""Read and write one model's state files, and restrict the files that a request may name to one folder.
+
+filelock is not used for the lock of a folder: it is a package of 1.4 MB, and the lock is one call of the system.
+"""
 
 from __future__ import annotations
 

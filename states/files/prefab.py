@@ -10,24 +10,23 @@ default, data: {shape, data}}.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.binary_file import ByteSource
+from rnn_engine.tensor_files.cbor import ByteString, read_items
 from rnn_engine.tensor_files.source import show
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 from states.frozen import check_array
 
-_STRINGS: Final = (2, 3)  # kinds of CBOR values: bytes and text
-_ARRAY: Final = 4
-_MAP: Final = 5
-_TAG: Final = 6
-_MOST_VALUES: Final = 256
+_MOST_ITEMS: Final = 256  # of a file; a state has 17
+_KINDS: Final[Mapping[type, str]] = {ByteString: "bytes"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,31 +91,19 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
     return np.concatenate(rows, axis=1).astype(np.float32, copy=False).reshape(-1)
 
 
-def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
-    """Parse the bytes of a prefab CBOR file. Raises StateError if they are damaged or do not fit the model.
-
-    Error messages begin with `source`.
-    """
-    if not _is_plain_cbor(data):
-        raise StateError(
-            f"{source}: not readable CBOR: the file is truncated, or holds values that a state does not have"
-        )
-    try:
-        content = cbor2.loads(data)
-    except Exception as error:  # the library also lets the exceptions of its value decoders through
-        raise StateError(f"{source}: not readable CBOR: {error}") from error
-    fields = _map_with(content, {"name": str, "id": bytes, "default": bool, "data": dict}, source)
-    tensor = _map_with(fields["data"], {"shape": list, "data": bytes}, f"{source}: data")
-    dims, raw, key = tensor["shape"], tensor["data"], fields["id"]
-    assert isinstance(dims, list)
-    assert isinstance(raw, bytes)
-    assert isinstance(key, bytes)
-    if len(key) != 16:
-        raise StateError(f"{source}: id has {len(key)} bytes; a UUID has 16")
-    if len(raw) % 4 != 0:
-        raise StateError(f"{source}: data has {len(raw)} bytes; expected a multiple of 4, for f32 values")
-    state = state_from_rows(np.frombuffer(raw, "<f4"), dims, shape, source)
-    return Prefab(str(fields["name"]), uuid.UUID(bytes=key), fields["default"] is True, state)
+def decode_prefab(file: ByteSource, shape: ModelShape, source: str) -> Prefab:
+    """Read a CBOR state file. Raises ModelError if it is damaged, and StateError if it does not fit the model."""
+    content = read_items(file, _MOST_ITEMS)
+    fields = _map_with(content, {"name": str, "id": ByteString, "default": bool, "data": dict}, source)
+    tensor = _map_with(fields["data"], {"shape": list, "data": ByteString}, f"{source}: data")
+    key, raw = fields["id"], tensor["data"]
+    if key.size != 16:
+        raise StateError(f"{source}: id has {key.size} bytes; a UUID has 16")
+    if raw.size % 4 != 0:
+        raise StateError(f"{source}: data has {raw.size} bytes, which are no whole f32 values")
+    values = file.read(raw.start, raw.size).view("<f4")
+    state = state_from_rows(values, tensor["shape"], shape, source)
+    return Prefab(fields["name"], uuid.UUID(bytes=file.read(key.start, key.size).tobytes()), fields["default"], state)
 
 
 def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
@@ -126,33 +113,14 @@ def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
     return cbor2.dumps({"name": prefab.name, "id": prefab.id.bytes, "default": prefab.default, "data": tensor})
 
 
-def _is_plain_cbor(data: bytes) -> bool:
-    """Return True if `data` is one CBOR value of at most `_MOST_VALUES` parts, without tags or indefinite lengths.
-
-    Decoding such CBOR takes little memory, even if it is hostile.
-    """
-    position, awaited, seen = 0, 1, 0
-    while awaited > 0:
-        if position >= len(data) or seen == _MOST_VALUES or awaited > _MOST_VALUES:
-            return False
-        kind, size = divmod(data[position], 32)
-        more = {24: 1, 25: 2, 26: 4, 27: 8}.get(size, 0)
-        if size >= 28 or kind == _TAG:  # of indefinite length, or a tag, which makes a value of another type
-            return False
-        argument = int.from_bytes(data[position + 1 : position + 1 + more], "big") if more else size
-        position += 1 + more + (argument if kind in _STRINGS else 0)
-        awaited += {_ARRAY: argument, _MAP: 2 * argument}.get(kind, 0) - 1
-        seen += 1
-    return position <= len(data)
-
-
-def _map_with(content: object, types: dict[str, type], source: str) -> dict[str, object]:
+def _map_with(content: object, types: dict[str, type], source: str) -> dict[str, Any]:
+    """Return `content` if it is a map with fields of these types. Raises StateError for anything else."""
     if not isinstance(content, dict):
         raise StateError(f"{source}: is a {type(content).__name__}; expected a map with {sorted(types)}")
     for name, kind in types.items():
         if not isinstance(content.get(name), kind):
-            found = type(content.get(name)).__name__
-            raise StateError(f"{source}: field {name!r} is {found}; expected {kind.__name__}")
+            found, expected = (_KINDS.get(each, each.__name__) for each in (type(content.get(name)), kind))
+            raise StateError(f"{source}: field {name!r} is {found}; expected {expected}")
     return content
 
 

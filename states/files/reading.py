@@ -182,7 +182,7 @@ def _read_prefab(file: BinaryFile, shape: ModelShape) -> LoadedState:
     limit = 4 * int(np.prod(prefab_dims(shape))) + _PREFAB_SLACK
     if size > limit:
         raise StateError(f"{name}: has {size} bytes; a state of this model has at most {limit}")
-    prefab = decode_prefab(file.read(0, size).tobytes(), shape, name)
+    prefab = decode_prefab(file, shape, name)
     return LoadedState("prefab", prefab.state, name=prefab.name, id=prefab.id, default=prefab.default)
 
 

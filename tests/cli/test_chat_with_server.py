@@ -168,7 +168,7 @@ def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) 
         b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
         OK + b'data: {"error": {"message": "the device was lost"}}\n\n',
         OK + b"data: {nonsense\n\n",
-        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 999\r\n\r\n" + HELLO,
+        OK.replace(b"\r\n\r\n", b"\r\nContent-Length: 999\r\n\r\n") + HELLO,
         OK + HELLO + b"data: [DONE]\n\n",
     ) as url:
         said = rnn_engine(
@@ -191,6 +191,24 @@ def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) 
         strict=False,
     ):
         assert answer.startswith(words)
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\u001c"])
+def test_a_character_that_python_takes_for_the_end_of_a_line_is_part_of_the_answer(
+    rnn_engine: Command, character: str
+) -> None:
+    """JSON may hold them unescaped, and in a stream of events only \\r and \\n end a line."""
+    engine = FakeEngine(reply=lambda _: f" One{character}two")
+    with engine_server(lambda: loaded(engine)) as url:
+        said = rnn_engine("chat", "--url", url, stdin="Hi\n")
+    assert f"Assistant: One{character}two\n" in said
+
+
+def test_an_answer_that_is_no_stream_of_events_is_told(rnn_engine: Command) -> None:
+    page = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/html\r\n\r\n<html></html>"
+    with broken_server(page) as url:
+        said = rnn_engine("chat", "--url", url, stdin="Hi\n")
+    assert f"{url} answered with something that is no stream of events: " in said
 
 
 def test_a_full_queue_and_a_wrong_key(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,14 @@ def test_blocks_are_the_text_however_it_comes(parts: list[str]) -> None:
     assert "".join(printed) + blocks.last == "".join(parts).lstrip()
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_lines_end_where_markdown_ends_them(character: str) -> None:
+    """Other characters at which Python divides lines are part of a line."""
+    blocks = MarkdownBlocks()
+    [printed] = blocks.add(f"one{character}two\r\nthree\r\rfour")
+    assert (printed, blocks.last) == (f"one{character}two\r\nthree\r\r", "four")
+
+
 def test_an_answer_is_drawn_at_once_and_by_one_thread() -> None:
     out = io.StringIO()
     screen = MarkdownScreen(Console(file=out, width=80, force_terminal=True))

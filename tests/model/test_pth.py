@@ -147,6 +147,25 @@ def test_big_endian_file_is_refused(tmp_path: Path) -> None:
     assert "has the byte order b'big'; expected b'little'" in refusal(write(tmp_path, entries(), byte_order="big"))
 
 
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    """As torch writes it after `torch.serialization.set_crc32_options(False)`."""
+    path = write(tmp_path, entries())
+    without = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            for _ in range(2):  # in the entry's own header and in the directory
+                place = without.index(entry.CRC.to_bytes(4, "little"))
+                without[place : place + 4] = bytes(4)
+    path.write_bytes(without)
+    assert np.array_equal(read(path), LARGE)
+
+
+def test_a_pickle_that_does_not_match_its_checksum_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, entries())
+    path.write_bytes(path.read_bytes().replace(b"ffn.key", b"ffn.kez", 1))
+    assert refusal(path).startswith(f"{path}: the zip's entry archive/data.pkl can't be read: Bad CRC-32")
+
+
 def test_two_pickles_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, entries())
     with zipfile.ZipFile(path, "a") as archive:

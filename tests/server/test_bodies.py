@@ -1,4 +1,7 @@
-"""Every body that a client sends is parsed or refused as an invalid request, without any other exception."""
+"""Every body that a client sends is parsed or refused as an invalid request, without any other exception.
+
+Those of answers are what Python's own `json` writes.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import InvalidRequestError
 from server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
 from server.apis.openai.schemas import ChatRequest, CompletionRequest
+from server.core.bodies import WORKERS, long_json_response, make_workers, to_json
 from server.core.schema import RequestBody
 
 KINDS: list[type[RequestBody]] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
@@ -67,3 +73,40 @@ def test_any_bytes(kind: type[RequestBody], body: bytes) -> None:
 def test_monsters(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         CompletionRequest.parse(body)
+
+
+@given(values)
+def test_an_answer_is_read_as_what_it_was_made_of(value: object) -> None:
+    assert json.loads(to_json(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", {"a": "-Infinity"}, 'é\u2028\x00\x1f"\\', [2**70, 1e-7, 1e22, True, None], {}]
+)
+def test_a_text_that_spells_no_number_is_a_text(value: object) -> None:
+    assert json.loads(to_json(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"data": [{"vector": [0.5] * 5000, "é": "ö"}] * 3, "model": "m"},
+        [[1, 2]] * 3000,
+        list(range(5000)),
+        [{"a": [[[[[[1]]]]]]}, [], {}],
+        [],
+        {},
+        [5, [6], {"a": 7}],
+        "text" * 5000,
+    ],
+)
+async def test_a_long_answer_is_the_same_in_pieces(aiohttp_client: AiohttpClient, value: object) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return await long_json_response(request, 10**6, lambda: value)
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    with make_workers() as app[WORKERS]:
+        client = await aiohttp_client(app)
+        answer = await client.get("/")
+    assert await answer.read() == json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

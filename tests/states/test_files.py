@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.binary_file import BinaryFile, MemoryFile
 from rnn_engine.types import ModelShape, State
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.files.prefab import Prefab, decode_prefab, encode_prefab, prefab_dims, rows_from_state, state_from_rows
@@ -323,7 +323,7 @@ def prefab_content(**changes: object) -> dict[str, object]:
 )
 def test_a_prefab_that_does_not_fit_is_refused(content: object, message: str) -> None:
     with pytest.raises(StateError, match=message):
-        decode_prefab(cbor2.dumps(content), SHAPE, "file")
+        decode_prefab(MemoryFile("file", cbor2.dumps(content)), SHAPE, "file")
 
 
 def test_inline_data_that_is_no_flat_list_of_numbers_is_refused() -> None:
@@ -339,7 +339,7 @@ def test_inline_data_that_is_no_flat_list_of_numbers_is_refused() -> None:
         (b"", "is neither safetensors nor .pth nor CBOR"),
         (b"hello", "is neither safetensors nor .pth nor CBOR$"),
         (b"\xa4" + b"\x00" * 100_000, "has 100001 bytes; a state of this model has at most"),
-        (b"\xa4dname", "not readable CBOR"),
+        (b"\xa4dname", "^file: damaged or truncated CBOR file: 1 bytes from 6 on"),
         (b"\x02\0\0\0\0\0\0\0{" + b"x" * 10, "damaged or truncated safetensors file"),
     ],
 )

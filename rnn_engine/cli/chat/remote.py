@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import EventSource, SSEError
 
 from rnn_engine.cli.chat.conversation import ChatPlace, KnownState, KnownStates, Reply, free_name
 from rnn_engine.errors import ServerError
@@ -24,7 +24,6 @@ Json: TypeAlias = Mapping[str, Any]
 
 _SECONDS: Final = 10.0  # to connect, and for an answer that needs no model
 _WAITING: Final = httpx.Timeout(_SECONDS, read=None)  # the model runs as long as it takes; Ctrl-C ends it
-_DATA: Final = "data:"
 _LAST: Final = "[DONE]"
 _URLS: Final = "http://HOST:PORT or https://HOST"
 
@@ -79,13 +78,10 @@ class HttpClient:
         """
         with self._failures(), self._client.stream("POST", path, json=body, timeout=_WAITING) as response:
             self._check(response)
-            for line in response.iter_lines():
-                data = line.removeprefix(_DATA).strip()
-                if not line.startswith(_DATA):
-                    continue
-                if data == _LAST:
+            for sent in EventSource(response).iter_sse():
+                if sent.data == _LAST:
                     return
-                event = json.loads(data)
+                event = sent.json()
                 if "error" in event:
                     raise ServerError(event["error"]["message"])
                 yield event
@@ -109,6 +105,8 @@ class HttpClient:
             raise ServerError(f"{self.url} did not answer within {_SECONDS:.0f} seconds") from error
         except httpx.UnsupportedProtocol as error:
             raise ServerError(f"{self.url!r} is not allowed; expected {_URLS}") from error
+        except SSEError as error:
+            raise ServerError(f"{self.url} answered with something that is no stream of events: {error}") from error
         except httpx.HTTPError as error:
             raise ServerError(f"the connection to {self.url} broke: {error}") from error
         except ValueError as error:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -140,7 +141,7 @@ class MarkdownBlocks:
         self.last = (self.last + text) if self.last else text.lstrip()
         starts = [token.map[0] for token in _PARSER.parse(self.last) if token.level == 0 and token.map]
         if len(starts) > 1:
-            lines = self.last.splitlines(keepends=True)
+            lines = list(StringIO(self.last, newline=""))  # divided at the same characters as by the parser
             yield "".join(lines[: starts[-1]])
             self.last = "".join(lines[starts[-1] :])
 

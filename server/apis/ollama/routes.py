@@ -186,7 +186,7 @@ def timestamp(seconds: float) -> str:
 
 def encode_line(body: Mapping[str, object]) -> bytes:
     """Return one line of a stream."""
-    return f"{to_json(body)}\n".encode()
+    return to_json(body) + b"\n"
 
 
 def ollama_error(failure: Failure) -> tuple[int, OllamaError]:

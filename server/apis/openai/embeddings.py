@@ -6,7 +6,6 @@ import asyncio
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from json import dumps
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
@@ -151,35 +150,36 @@ async def send_vectors(
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
     for piece in _pieces(model, entries, encoding, usage):
-        await response.write(piece.encode())
+        await response.write(piece)
         await asyncio.sleep(0)
     await response.write_eof()
     return response
 
 
-def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[str]:
-    yield f'{{"object":"list","model":{dumps(model)},"data":['
+def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[bytes]:
+    yield to_json({"object": "list", "model": model}).removesuffix(b"}") + b',"data":['
     for number, entry in enumerate(entries):
-        yield f'{"," if number else ""}{to_json(entry.fields).removesuffix("}")},"{entry.name}":'
+        fields, name = to_json(entry.fields).removesuffix(b"}"), to_json(entry.name)
+        yield b"%b%b,%b:" % (b"," if number else b"", fields, name)
         yield from _base64(entry.vector) if encoding == "base64" else _numbers(entry.vector)
-        yield "}"
-    yield f'],"usage":{to_json(usage)}}}'
+        yield b"}"
+    yield b'],"usage":%b}' % to_json(usage)
 
 
-def _base64(vector: F32) -> Iterator[str]:
-    yield f'"{base64.b64encode(vector.astype("<f4").data).decode()}"'
+def _base64(vector: F32) -> Iterator[bytes]:
+    yield b'"%b"' % base64.b64encode(vector.astype("<f4").data)
 
 
-def _numbers(vector: F32) -> Iterator[str]:
+def _numbers(vector: F32) -> Iterator[bytes]:
     """Yield the text of a JSON list with the numbers of `vector`, in pieces.
 
     Nine digits are enough to distinguish any two f32.
     """
-    yield "["
+    yield b"["
     for start in range(0, len(vector), _NUMBERS_A_PIECE):
         piece = vector[start : start + _NUMBERS_A_PIECE].tolist()
-        yield ("," if start else "") + ",".join([f"{number:.9g}" for number in piece])
-    yield "]"
+        yield (("," if start else "") + ",".join([f"{number:.9g}" for number in piece])).encode()
+    yield b"]"
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
