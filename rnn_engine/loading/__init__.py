@@ -1,1 +1,1 @@
-"""Load the parts of an engine from files and settings: model, runner, tokenizer, cache and named states."""
+"""Load the parts of an engine from files and settings: model, runner, tokenizer, state cache and named states."""

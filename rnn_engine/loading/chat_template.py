@@ -1,4 +1,4 @@
-"""Find the chat template of a model."""
+"""Load the chat template that a user chose, or find a model's own."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _THINKS: Final = re.compile(r"rwkv-?7[-_]?g\d", re.IGNORECASE)  # names of RWKV-
 
 
 def load_chat_template(choice: str, model_path: Path) -> ChatTemplate:
-    """Return the template that `choice` names: auto, world, or the path of a file.
+    """Load the chat template that `choice` selects: auto, world, or the path of a file.
 
     A file is a Jinja template, or JSON: a tokenizer_config.json with a `chat_template`, or the texts around World's
     messages (record, prefix, sep), with `tools` (one of tagged, json, json_parameters, signatures) and `thinks`. `auto`
-    takes the template beside the model or in its GGUF file, or else World's. Raises ModelError if a named file can't be
-    read.
+    selects the template in the model's folder or in its GGUF file, or else World's. Raises ModelError if a file that
+    `choice` names can't be read.
     """
     match choice:
         case "auto":
@@ -68,7 +68,11 @@ def _world(model_path: Path) -> WorldTemplate:
 
 
 def _from_gguf(model_path: Path) -> ChatTemplate | None:
-    """Return the template in a GGUF file; None if it has none, or only the name of one of llama.cpp's."""
+    """Return the chat template in a GGUF file's metadata.
+
+    Returns None for another kind of file, for a file without a template, and for one that only names a template that
+    is built into llama.cpp. A template that can't be read is logged, and None is returned.
+    """
     if model_path.suffix != ".gguf" or not model_path.is_file():
         return None
     try:
@@ -83,7 +87,10 @@ def _from_gguf(model_path: Path) -> ChatTemplate | None:
 
 
 def _read(path: Path) -> ChatTemplate | None:
-    """Return the template in a file; None for JSON without one."""
+    """Return the chat template in a Jinja or JSON file; None for JSON that has none.
+
+    Raises ModelError if the file can't be read.
+    """
     beside = path.parent / _JSON_FILES[1]
     if path.suffix != ".json":
         return _jinja(path, _read_text(path), read_json(beside) if beside.is_file() else {})
@@ -123,7 +130,10 @@ def _token_text(value: object) -> str:
 
 
 def _default_of(templates: list[Any]) -> str | None:
-    """Return, of several named templates, the one for tools, or else the default."""
+    """Return the source of one of several named templates: `tool_use`, or else `default`; None if there is neither.
+
+    Each item of `templates` is a JSON object with `name` and `template`.
+    """
     named = {each.get("name"): each.get("template") for each in templates if isinstance(each, dict)}
     found = named.get("tool_use") or named.get("default")
     return found if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""Choose between WebGPU's software driver and numpy for a model if there is no GPU."""
+"""Choose the faster of WebGPU's software driver and numpy to run a model on a computer without a GPU."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The speed of one client's prompt and of one client's answer, in tokens per second."""
+    """The prefill and decode speed for a single client: `prompt` and `answer` tokens per second."""
 
     prompt: float
     answer: float
 
     @property
     def request_seconds(self) -> float:
-        """The time of a typical request."""
+        """The seconds that a typical request takes: 500 prompt tokens and 100 generated ones."""
         return _PROMPT / self.prompt + _GENERATED / self.answer
 
 
 def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -> str:
-    """Return `device`, or "cpu" if it is "auto", all devices are software, and numpy is more than twice as fast.
+    """Return "cpu", which means numpy, if that is more than twice as fast as the software driver; else `device`.
 
-    Both run the first layers of `model` to find out, which takes a second or so; the result is logged. If there is no
-    room for the weights in f32, numpy is not tried. `weights` are the software device's.
+    Only for "auto", and only if every WebGPU device is a software driver, the first layers of `model` are run with both
+    to measure them, which takes about a second; the result is logged. If there is no room for the weights in f32, numpy
+    is not tried. `weights` is the format of the weights on the software device.
     """
     if device != "auto":
         return device
@@ -67,7 +68,11 @@ def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -
 def measure_speed(
     model: Model, load: Callable[[Model], Runner], clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
-    """Estimate how fast `model` runs from models of its first layers, which `load` puts on a device."""
+    """Estimate the speed of `model` by running its first layers alone.
+
+    Runs one layer and then three, and extrapolates to all layers; a model of at most three layers is run whole. `load`
+    loads a model and returns its runner; `clock` returns seconds.
+    """
     num_layers = model.shape.num_layers
     if num_layers <= _LAYERS[1]:
         return Speed(*(1 / seconds for seconds in _seconds_a_token(model, load, clock)))
@@ -81,7 +86,7 @@ def _extrapolate(few: float, more: float, num_layers: int) -> float:
 
 
 def _seconds_a_token(model: Model, load: Callable[[Model], Runner], clock: Callable[[], float]) -> tuple[float, float]:
-    """Return the least time of a token of a prompt, and of a token of an answer."""
+    """Load `model` and return its shortest measured seconds per prompt token and per generated token."""
     with closing(load(model)) as runner:
         count = min(runner.max_tokens, 64)
         prompt, answer = [TokenRun(0, [0] * count, rows=1)], [TokenRun(0, [0], rows=1)]
@@ -100,7 +105,7 @@ def _least_seconds(runner: Runner, batch: list[TokenRun], clock: Callable[[], fl
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """The first layers of another model, with its embedding and head, as a model."""
+    """A model made of the embedding, the first `num_layers` layers and the head of another model."""
 
     model: Model
     num_layers: int

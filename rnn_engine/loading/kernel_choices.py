@@ -1,4 +1,4 @@
-"""The fastest kernels on a device: searched for at the first load, and recorded for later loads."""
+"""Choose the fastest matmul kernels on a device: search at the first load, and record the choices for later loads."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TuneOrder:
-    """How a load chooses its kernels.
+    """The settings of the search for the fastest kernels when a model is loaded.
 
-    `seconds` bounds the search. With 0, the fixed choices are taken, and nothing is read or recorded. With None, the
-    search takes `DEFAULT_SECONDS` if it pays, on hardware for a model that is large enough; otherwise only recorded
-    choices are used.
+    `seconds` bounds the search. With 0, the fixed choices are used, and nothing is read or recorded. With None, the
+    search may take `DEFAULT_SECONDS` on a hardware device with a model large enough; otherwise only recorded choices
+    are used.
     """
 
     seconds: float | None = 0.0
@@ -61,7 +61,7 @@ FIXED: Final = TuneOrder()
 
 
 def kernel_limits(device: Device) -> KernelLimits:
-    """Return the limits of `device` for its kernels."""
+    """Return what `device` allows its kernels: threads and memory of a workgroup, subgroup broadcasts and f16."""
     limits = device.wgpu_device.limits
     return KernelLimits(
         threads=min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]),
@@ -74,9 +74,10 @@ def kernel_limits(device: Device) -> KernelLimits:
 def choose_kernels(
     order: TuneOrder, runner: GpuRunner, matmuls: MatMulKernels, limits: KernelLimits, progress: Progress
 ) -> None:
-    """Give the `matmuls` of `runner` the kernels that are recorded, or that are found in the time of `order`.
+    """Set the kernels of `matmuls` to the fastest recorded ones, after a search in the time that `order` allows.
 
-    The runner must not have run any step yet.
+    `matmuls` belong to `runner`, which must not have run any step yet. Newly found choices are recorded and passed to
+    `order.on_found`. With `order.seconds` 0 the function does nothing.
     """
     if order.seconds == 0:
         return
@@ -98,7 +99,7 @@ def choose_kernels(
 
 @dataclass(frozen=True, slots=True)
 class KeptChoices:
-    """The record of one device with one driver and this version of the kernels."""
+    """The file that records the chosen kernels for one device and driver and this version of the kernels."""
 
     path: Path
     key: Mapping[str, Any]
@@ -117,7 +118,11 @@ class KeptChoices:
         return cls(choices_folder() / f"{name}.json", key)
 
     def read(self, limits: KernelLimits) -> dict[tuple[MatMulClass, int], Choice]:
-        """Return the recorded choices. If the record is damaged or for something else, log it and return none."""
+        """Return the recorded choices, by matmul class and number of tokens.
+
+        If the file is damaged, is for another device, or has a kernel that `limits` forbid, that is logged and no
+        choice is returned.
+        """
         if not self.path.exists():
             return {}
         record = read_record(self.path) or {}
@@ -133,7 +138,7 @@ class KeptChoices:
         return {(choice.kind, choice.tokens): choice for choice in choices}
 
     def write(self, choices: Chosen) -> None:
-        """Replace the record by `choices`. If it can't be written, log it."""
+        """Replace the recorded choices by `choices`. A file that can't be written is logged."""
         try:
             write_record(self.path, {**self.key, "choices": [_to_json(choice) for choice in choices.values()]})
         except OSError as error:
@@ -141,13 +146,13 @@ class KeptChoices:
 
 
 def kept_records() -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Yield the path and the content of every device's record; the content is None if the record is damaged."""
+    """Yield the path and the JSON content of each recorded choice file; the content is None if it is damaged."""
     for path in sorted(choices_folder().glob("*.json")):
         yield path, read_record(path)
 
 
 def choices_folder() -> Path:
-    """Return the folder with a record for each device; it may not exist."""
+    """Return the folder that holds a file of kernel choices for each device; it may not exist."""
     return cache_folder() / "kernels"
 
 
@@ -164,9 +169,9 @@ def _to_json(choice: Choice) -> dict[str, Any]:
 
 
 def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
-    """Yield the choices of a record.
+    """Yield the kernel choices in `record`, the JSON content of a device's file.
 
-    Raises KeyError, TypeError, ValueError or AttributeError if the record has other content.
+    Raises KeyError, TypeError, ValueError or AttributeError if the content is not valid.
     """
     for each in record["choices"]:
         kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]), str(each["number"]))

@@ -1,4 +1,4 @@
-"""Compute the device memory that a model needs before it is loaded, and list the contents of its file."""
+"""Compute the device memory that a model will need, before it is loaded, and describe its file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The weights and the spare bytes with which a model fits on a device."""
+    """The weight format and the bytes of spare slots with which a model fits on a device."""
 
     weights: str
     spare_bytes: int
@@ -82,21 +82,25 @@ def plan_memory(
 
 
 def cpu_has(weights: str | None) -> bool:
-    """Return True if the device "cpu", on which all weights are f32, may serve a model with these `weights`."""
+    """Return True if `weights` is allowed on the device "cpu": None, auto, f32 or stored. There all weights are f32."""
     return weights in (None, AUTO, "f32", STORED)
 
 
 def usual_weights(model: OpenModel) -> str:
-    """Return the weights of a model if none are chosen: as stored for a quantised file, else f16.
+    """Return the weight format for a model if the user chose none: `STORED` for a quantised file, else f16.
 
-    LoRAs turn blocks into plain numbers, so a model with LoRAs is f16.
+    LoRAs turn quantised blocks into plain numbers, so a model with LoRAs is f16.
     """
     return STORED if has_kept_blocks(model) and not isinstance(model, MergedModel) else AUTO_FORMATS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The free memory of a device. `size` has no spare slots; `choices` are suggested if the weights do not fit."""
+    """The free memory of a device, and the means to check if a model fits into it.
+
+    `measure` returns the model's bytes, and `size` is the wanted size without spare slots. `choices` are the weight
+    formats to suggest if the model does not fit.
+    """
 
     available: int  # bytes
     device_name: str
@@ -105,9 +109,9 @@ class Room:
     choices: tuple[str, ...]
 
     def plan(self, formats: tuple[str, ...], spare_bytes: int) -> MemoryPlan:
-        """Choose the first of `formats` that fits, and as many of `spare_bytes` as are left.
+        """Choose the first of `formats` that fits, and at most `spare_bytes` of the memory that is left.
 
-        Raises DeviceMemoryError.
+        Raises DeviceMemoryError if no format fits; the message suggests settings that would.
         """
         for weights in formats:
             if self.fits(weights):
@@ -123,7 +127,7 @@ class Room:
         return self.measure(weights, self._with_slots(num_slots)) <= self.available
 
     def most_slots(self, weights: str) -> int:
-        """Return how many slots fit, at most those of `size`; 0 if not even one fits."""
+        """Return the greatest number of slots that fit with `weights`, at most `size.num_slots`; 0 if none fits."""
         counts = range(1, self.size.num_slots + 1)
         return bisect.bisect_left(counts, True, key=lambda count: not self.fits(weights, count))
 
@@ -144,15 +148,18 @@ class Room:
 
 
 def measure_on(device: SizingDevice, model: OpenModel) -> Measure:
-    """Return a function for the bytes that runners of `model` take on such a device. It caches its results."""
+    """Return a function that computes the bytes that a runner of `model` allocates on a device like `device`.
+
+    The function takes the weight format and the runner's size, and caches its results.
+    """
     unread = UnreadModel(model.shape, model.tensors)
     return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights))
 
 
 def find_memory(device: DeviceInfo) -> int | None:
-    """Return the bytes that a model may take on `device`; None if they are unknown.
+    """Return the bytes of free memory on `device`; None if they are unknown.
 
-    WebGPU does not report a device's memory. A software device and an integrated one use the computer's.
+    WebGPU does not report a device's memory. For software and integrated devices, it is the computer's free memory.
     """
     return psutil.virtual_memory().available if device.kind in ("software", "integrated") else None
 
@@ -166,7 +173,7 @@ def _free_memory(device: DeviceInfo, device_memory: int | None) -> int | None:
 
 
 def in_words(num_bytes: int) -> str:
-    """Format a number of bytes as 3.21 GB or 4.5 MB."""
+    """Format a number of bytes for messages, such as 3.21 GB or 4.5 MB."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
@@ -181,7 +188,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """The bytes that a model takes of a device, for each weight format."""
+    """The bytes that a model takes of one device with each weight format, and the device's free memory."""
 
     device: str
     available_bytes: int | None  # None = unknown
@@ -191,7 +198,7 @@ class DeviceNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The facts of a model file."""
+    """A description of a model file: version, sizes, tensors, tokenizer, and the memory it needs on each device."""
 
     file: str
     file_bytes: int
@@ -209,11 +216,11 @@ class Inspection:
 def inspect_model(
     model: OpenModel, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
 ) -> Inspection:
-    """Return the facts of an open model, and its needs on each device of this computer, the usual weights first.
+    """Describe an open model and the memory that it needs on each device of this computer.
 
-    Without a device, the needs are those on one with the least limits that WebGPU allows. `device_memory` is a device's
-    number of bytes, for devices whose memory can't be found out; if given, it is used for all devices. The bytes of
-    this process's other models there are subtracted from it.
+    Each device lists the model's usual weight format first. Without a device, the needs are those on one with the
+    lowest limits that WebGPU allows. `tokenizer` is as for `load_tokenizer`. `device_memory` is a device's number of
+    bytes, for devices that do not report it; if given, it is used for all devices.
     """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(

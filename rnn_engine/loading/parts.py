@@ -1,6 +1,6 @@
-"""Load the parts of an engine from a model file and settings: runner, tokenizer, cache of states, named states.
+"""Load the parts of an engine from a model file and settings: runner, tokenizer, state cache, named states.
 
-All of this blocks while it reads, uploads and compiles.
+Loading blocks the calling thread while it reads files, uploads weights and compiles kernels.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ LoadRunner: TypeAlias = Callable[[Progress], Runner]
 
 @dataclass(slots=True)
 class EngineParts:
-    """The parts of an engine. Sequences run in the first `info.num_slots` of the runner's slots."""
+    """The loaded parts of an engine: runner, tokenizer, state cache, named states and facts about them.
+
+    Sequences run in the first `info.num_slots` of the runner's slots; the others are spare.
+    """
 
     info: EngineInfo
     runner: Runner  # another one after `reopen`
@@ -73,11 +76,12 @@ class EngineParts:
     drafts: DraftSettings = NO_DRAFTS
 
     def reopen(self, check: Callable[[], None]) -> Runner:
-        """Close the runner, open its device again and put the model on it. For the thread that owns the runner.
+        """Close the runner, open its device again, and return a new runner with the model loaded anew.
 
-        The states that the cache keeps on the device are lost; its other states and all other parts stay. `check` is
-        called now and then and may raise. Raises ModelError if the model's file is gone or was replaced, DeviceError if
-        the device can't be opened. Call this again after an error: no runner works then.
+        Only the thread that owns the runner may call this. The states that the cache stores on the device are lost; its
+        other states and all other parts stay. `check` is called repeatedly while the model is loaded and may raise an
+        exception to stop. Raises ModelError if the model's file is gone or was replaced, DeviceError if the device
+        can't be opened. After an error there is no working runner; call this again.
         """
         if self.load_runner is None:
             return self.runner
@@ -96,7 +100,10 @@ class EngineParts:
         return self.runner
 
     def close(self) -> None:
-        """Write the states to be kept, and free the device and the folders. For the thread that owns the runner."""
+        """Close all parts: write the cache's states that are to persist, free the device and unlock the folders.
+
+        Only the thread that owns the runner may call this.
+        """
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
             if self.store is not None:
@@ -117,7 +124,10 @@ def open_parts(
     states: StateSettings,
     progress: Progress,
 ) -> EngineParts:
-    """Open the parts of an engine; see `Engine.load`. If this fails, nothing stays open."""
+    """Load all parts of an engine for the model at `path`; see `Engine.load` for the arguments.
+
+    If this raises an exception, nothing stays open.
+    """
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     loras = tuple(settings.loras)
     open_file = partial(open_merged, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
@@ -189,7 +199,10 @@ def open_parts(
 
 
 def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[str, MemoryPlan]:
-    """Return the device and how the model is put there. For "auto", the device may be "cpu"; see `choose_device`."""
+    """Choose the device on which to run `model`, and its weight format and spare memory there.
+
+    For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
+    """
     plan_on = partial(plan_memory, model, size=size, weights=settings.weights, device_memory=settings.device_memory)
     plan = plan_on(settings.device)
     if not cpu_has(settings.weights):
@@ -199,7 +212,7 @@ def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> t
 
 
 def model_name(path: Path) -> str:
-    """Return the name of a model's file without its ending, or that of its folder."""
+    """Return the default name of the model at `path`: the file's name without its ending, or the folder's name."""
     return path.resolve().name if path.is_dir() else path.stem
 
 
@@ -222,10 +235,10 @@ def assemble(
     chat_template: ChatTemplate | None = None,
     drafts: DraftSettings = NO_DRAFTS,
 ) -> EngineParts:
-    """Return the parts of an engine, with the facts of it that clients may read.
+    """Create an engine's parts from a loaded runner and tokenizer, with the `EngineInfo` that clients may read.
 
-    `num_slots` None is the number of the runner's slots. `own_states` None is an empty store, `states` None is
-    `own_states`, and `chat_template` None is World's.
+    `num_slots` None means all slots of the runner. `own_states` None means an empty store, `states` None means
+    `own_states`, and `chat_template` None means World's.
     """
     info = EngineInfo(
         model=model,
@@ -249,7 +262,10 @@ def assemble(
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
-    """Lock the folders that only this process may write to, and yield each with its use."""
+    """Lock the folders that only this process may write to, and yield each after its use: "cache" or "states".
+
+    A read-only folder of states is not locked; that is logged.
+    """
     if config.disk is not None:
         yield "cache", OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
     if states.folder is None:
@@ -263,7 +279,10 @@ def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[st
 def _open_cache(
     runner: Runner, first_slab: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
 ) -> StateCache | None:
-    """Return a cache whose device tier is the runner's slots from `first_slab` on; None if it would keep nothing."""
+    """Create the state cache; its device tier is the runner's slots from `first_slab` on.
+
+    `fingerprint` identifies the weights and their format. Returns None if `config` has no room for any state.
+    """
     if config.keeps_nothing:
         return None
     num_slabs = runner.num_slots - first_slab

@@ -1,4 +1,4 @@
-"""Open a model file, and put the model on a device."""
+"""Open model files, and load models onto a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rnn_engine.versions.v5 import ShapeV5
 def open_model(
     path: Path, versions: VersionTable = VERSIONS, *, v5_group_norm_epsilon: float | None = None
 ) -> ModelFile:
-    """Open a model file and check its header. Close it, or use it as a context manager.
+    """Open a model file and check its header. The caller closes it, or uses it as a context manager.
 
     `v5_group_norm_epsilon` is for an RWKV-5 model that was not trained with the usual one, 64e-5. Raises ModelError if
     it is given for another version, if the file can't be read, or if the model is not served; the message has the path.
@@ -90,14 +90,15 @@ def load_runner(
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
 ) -> Runner:
-    """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
+    """Load `model` onto `device` and return its runner. The model may then be closed.
 
-    `weights` is the format of matrices on a GPU, as `WeightChoice.parse` reads it, or a function from each matrix to
-    its format; with a function, products are in f32. The `num_slots` are followed by spare slots, which the runner
-    counts too: as many as `spare_bytes` and the device have room for, at most 64. `max_tokens` bounds a step's tokens,
-    `max_rows` its logit rows. `checked` shaders test every index. `tune` sets how the kernels are chosen. `warm_up`
-    runs a step of every kind first, since drivers compile a kernel when it is first run. Models on one device share it,
-    and free their own memory when they are closed. May be called from any thread.
+    `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is the format of matrices on a GPU, as
+    `WeightChoice.parse` reads it, or a function from each matrix to its format; with a function, products are in f32.
+    The `num_slots` are followed by spare slots, which the runner's `num_slots` includes: as many as `spare_bytes` and
+    the device have room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked`
+    shaders test every index. `tune` sets how the kernels are chosen. `warm_up` runs a step of every kind first, since
+    drivers compile a kernel when it is first run. Models on one device share it, and free their own memory when they
+    are closed. May be called from any thread.
 
     Raises DeviceError if there is no such device, DeviceMemoryError if it has no room, and InvalidRequestError for
     activations in int8 if no weights are bytes; nothing is held then.
@@ -137,7 +138,7 @@ def load_runner(
 
 @dataclass(frozen=True, slots=True)
 class RunnerSize:
-    """The capacities of a runner; see `load_runner`."""
+    """The capacities of a runner: slots, spare memory, tokens and logit rows of a step; see `load_runner`."""
 
     num_slots: int = 8
     spare_bytes: int = 0
@@ -149,7 +150,7 @@ class RunnerSize:
         return min(self.num_candidates, shape.vocab_size)
 
     def rows_of(self, shape: ModelShape) -> int:
-        """Return the most logit rows of a step of a model with this shape."""
+        """Return how many logit rows a step may have at most, for a model of this shape: `max_rows` or its default."""
         if self.max_rows is not None:
             return self.max_rows
         return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.vocab_size)))
@@ -163,9 +164,9 @@ def measure_runner(
     weights: str,
     versions: VersionTable = VERSIONS,
 ) -> int:
-    """Return the bytes that a runner of `model` allocates, when it is loaded, on a device like `device`.
+    """Return the bytes of device memory that a runner of `model` would allocate on a device like `device`.
 
-    Runs the code that loads a runner, without weights. Raises DeviceError as `load_runner` does.
+    Runs the code that loads a runner, but without weights. Raises DeviceError as `load_runner` does.
     """
     chosen, activations = parse_weights(weights, model.shape)
 
@@ -225,7 +226,7 @@ def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> 
 
 
 def spare_slot_bytes(shape: ModelShape) -> int:
-    """Return the most bytes that a spare slot takes of `spare_bytes` on any device."""
+    """Return the bytes of one spare slot for a model of this shape: the most that it takes on any device."""
     return shape.num_layers * 4 * StateLayout(shape).stride
 
 

@@ -1,4 +1,4 @@
-"""Settings for loading a model, and the registry of its named states as an engine begins with it."""
+"""Settings for loading a model, and the store of the named states with which its engine starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from states.shared.opening import OpenStore
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """The files that are read for a model, its device, the form of its weights there, and the drafting of texts."""
+    """The settings for loading a model: its tokenizer, template and LoRAs, the device, weight format and drafting."""
 
     device: str = "auto"  # auto, an index, a part of a name, or cpu
     tokenizer: str = "auto"  # auto, world, none, or the path of a tokenizer.json or a vocabulary
@@ -39,7 +39,7 @@ class LoadSettings:
     speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless the numbers are None or finite and not negative."""
+        """Raise InvalidRequestError if `v5_group_norm_epsilon` or `tune_seconds` is negative or not finite."""
         check_finite("v5_group_norm_epsilon", self.v5_group_norm_epsilon)
         check_finite("tune_seconds", self.tune_seconds)
 
@@ -53,7 +53,7 @@ OWN_STATE = "model"
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A file with a state, in any form that `states.files.reading` knows."""
+    """A state file to load at the start, in any format that `states.files.reading` reads, and its name and id."""
 
     path: Path
     name: str | None = None  # None = the name in the file, or else the file's own name without its ending
@@ -62,7 +62,7 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """The named states that an engine begins with, and how many it may keep."""
+    """The settings for an engine's named states: the files to load, the folders, and the limits on memory."""
 
     files: Sequence[StateFile] = ()
     default: str | None = None  # a name, or `none` for the fill values; None = as the files say
@@ -73,7 +73,11 @@ class StateSettings:
 
 
 def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
-    """Return the states of an open model. Raises StateError if a file can't be read or does not fit the model."""
+    """Create the store of named states for an open model, and load the states that `settings` name.
+
+    It also gets the model's own tuned state, if there is one, and the persistent states of earlier runs. Raises
+    StateError if a file can't be read or does not fit the model.
+    """
     states = make_state_store(
         model.shape,
         model.fingerprint,
@@ -96,7 +100,10 @@ def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
 
 
 def share_names(store: OpenStore | None, own: LocalStateStore, fingerprint: str, settings: StateSettings) -> StateStore:
-    """Return the store of named states: the shared one, or `own` if there is none or a folder keeps states here."""
+    """Return the store of named states that clients use: one in the shared `store`, or else `own`.
+
+    It is `own` if there is no shared store, or if `settings.folder` is set: persistent states are then in that folder.
+    """
     if store is None or settings.folder is not None:
         return own
     from states.shared.state_store import SharedStateStore  # needs an extra, which is installed since the store is open
@@ -114,9 +121,9 @@ def make_state_store(
     *,
     file_folder: Path | None = None,
 ) -> LocalStateStore:
-    """Return a store without states. Creates `folder` if it is missing.
+    """Create an empty store of named states for models of `shape`. Creates `folder` if it is missing.
 
-    Requests read files from `file_folder`, or else from `folder`.
+    `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`.
     """
     files = StateFiles(shape, fingerprint, file_folder or folder)
     try:

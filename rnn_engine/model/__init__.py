@@ -1,4 +1,4 @@
-"""Model files as numpy sees them: one shape and one set of tensor names, whatever the file's format and convention."""
+"""Read model files of any supported format as numpy arrays, under one set of tensor names and orientations."""
 
 from rnn_engine.model.lora import LoraChoice
 from rnn_engine.model.merged import MergedModel, OpenModel

@@ -1,4 +1,4 @@
-"""Find each tensor of a model in a file: its name and its orientation there.
+"""Find under which name and in which orientation a torch or safetensors file stores each tensor of a model.
 
 Files of torch and safetensors have BlinkDL's convention, or that of ai00's `.st` files. A version's layout says which
 tensors ai00 names differently, and which it stores with their last two dimensions swapped: the low-rank adapters and
@@ -30,7 +30,11 @@ _WIDTH: Final = "D"  # the letter of a model's width
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:
-    """Return the place of each tensor in a file, by BlinkDL's name. A tensor that no spec names keeps its own name."""
+    """Map BlinkDL's name of each tensor in the file to how the file stores it.
+
+    `tensors` maps the file's own names to the tensors' shapes and types. A tensor that is in no spec is listed under
+    its own name, unchanged.
+    """
     by_stored_name = {_stored_name(spec, tensors): spec for spec in specs}
     swaps = _is_ai00(path, by_stored_name, tensors)
     stored = {}
@@ -62,7 +66,10 @@ def _is_ai00(path: Path, by_stored_name: Mapping[str, TensorSpec], tensors: Tens
 
 
 def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | None:
-    """Return True if an adapter's shape shows that it is stored swapped, False if not, and None if it shows neither."""
+    """Return True if an adapter's shape shows that its last two dimensions are swapped, as in ai00's files.
+
+    Returns False if they are in BlinkDL's order, and None if the shape fits both orders or neither.
+    """
     if len(info.shape) < 2:
         return None
     rows, columns = info.shape[-2:]
@@ -72,6 +79,6 @@ def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | 
 
 
 def _width(tensors: Tensors) -> int | None:
-    """Return D, the second dimension of the embedding."""
+    """Return D, the model's width: the last dimension of the embedding. None if the file has no embedding."""
     embedding = tensors.get("emb.weight")
     return embedding.shape[-1] if embedding is not None and embedding.shape else None

@@ -1,9 +1,9 @@
 """Compute a model's fingerprint: a short digest of its weights, the same for the same weights in any file.
 
 The fingerprint covers every tensor's name, element type, shape and bytes, in the order of the names. A tensor's bytes
-are digested by chunks, on all cores, and then the digests of the chunks. For a matrix stored in blocks, the name of the
-block format stands in for the element type, and its codes and figures for the bytes. Fingerprints of large files are
-remembered between runs.
+are hashed by chunks, on all cores, and then the digests of the chunks are hashed. For a matrix in quantised blocks, the
+name of the block format replaces the element type, and its codes and figures replace the bytes. Fingerprints of large
+files are recorded on disk for later runs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SHOWN_DIGITS: Final = 32  # of the digest's 64
 
 
 def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArray[Any] | Blocks]) -> str:
-    """Return the fingerprint, in hexadecimal digits, of the tensors that `read` returns for `names`.
+    """Return the fingerprint of a model of RWKV `version`, as 32 hexadecimal digits.
 
-    Blocks until all of them are read; holds one at a time.
+    Calls `read` for each of `names` to get the tensor. Blocks until all tensors are read; holds one at a time.
     """
     digest = hashlib.sha256(version.encode())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -42,12 +42,15 @@ def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArra
 
 
 def with_settings(weights: str, settings: str) -> str:
-    """Return the fingerprint of `weights` together with `settings`, on which results also depend if there are any."""
+    """Return a fingerprint that also covers settings on which the model's outputs depend.
+
+    `weights` is the fingerprint of the weights alone; it is returned unchanged if `settings` is empty.
+    """
     return hashlib.sha256(f"{weights} {settings}".encode()).hexdigest()[:_SHOWN_DIGITS] if settings else weights
 
 
 def _describe(name: str, tensor: NDArray[Any] | Blocks, pool: ThreadPoolExecutor) -> bytes:
-    """Return the tensor's name, type and shape, and the digests of its chunks."""
+    """Return the bytes that a tensor adds to the model's digest: name, type, shape, and digests of its chunks."""
     kind, arrays = (
         (tensor.format.name, [tensor.codes, tensor.figures])
         if isinstance(tensor, Blocks)
@@ -76,9 +79,10 @@ _log = logging.getLogger(__name__)
 
 
 def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
-    """Return the recorded fingerprint of the file. If there is none, call `compute` and record what it returns.
+    """Return the fingerprint of the file at `path`: the recorded one if there is one, else that of `compute`.
 
-    Files smaller than `RECORDED_BYTES` and files changed within the last two seconds are not recorded.
+    A newly computed fingerprint is recorded, except for files smaller than `RECORDED_BYTES` and files changed within
+    the last two seconds. A record is valid for one `path` and `stamp`.
     """
     if stamp.size < RECORDED_BYTES:
         return compute()

@@ -1,10 +1,10 @@
-"""The names and orientations of tensors in llama.cpp's and rwkv.cpp's files.
+"""Find the tensors of a model in llama.cpp's GGUF files and in rwkv.cpp's `.bin` files.
 
-In llama.cpp's files, the mixes of a layer's time mix lie in one tensor, the adapters are transposed, and RWKV-7's r_k
-is flat. Layer 0 of RWKV-7 has a copy of another adapter for the value residual, which it does not use. For RWKV-6,
-llama.cpp halves the residual after every `rescale_every_n_layers` layers, and its files have the matrices that write to
-the residual divided likewise; here they are scaled back. Sizes come from the tensors; metadata that contradicts them is
-an error.
+In llama.cpp's files, the token shift mixes of a layer's time mix lie in one tensor, the adapters are transposed, and
+RWKV-7's r_k is flat. Layer 0 of RWKV-7 has a copy of another adapter for the value residual, which it does not use. For
+RWKV-6, llama.cpp halves the residual after every `rescale_every_n_layers` layers, and its files have the matrices that
+write to the residual divided likewise; here they are scaled back. Sizes come from the tensors; metadata that
+contradicts them is an error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _COMMON_SIZES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """The tensors of a layer: llama.cpp's name of each, without the fused mixes, and BlinkDL's."""
+    """How llama.cpp's files store the layers of one version of RWKV.
+
+    `names` maps llama.cpp's name of each tensor of a layer to BlinkDL's, except for the fused mixes.
+    """
 
     names: Mapping[str, str]
     swapped: frozenset[str]
@@ -99,9 +102,10 @@ _UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in
 
 
 def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Return the place of each tensor of the model in a GGUF file, by BlinkDL's name.
+    """Map BlinkDL's name of each tensor of the model to how a GGUF file stores it.
 
-    Raises ModelError for an architecture that is not read, and if a tensor is missing or unknown.
+    `names` are the tensors in the file. Raises ModelError for an architecture other than rwkv6 and rwkv7, and if a
+    tensor is missing or unknown.
     """
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or found not in _ARCHITECTURES:
@@ -119,14 +123,17 @@ def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, Stor
 
 
 def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
-    """Yield the names of all tensors that llama.cpp's converter writes for `rwkv6` or `rwkv7`."""
+    """Yield the names of all tensors in a GGUF file by llama.cpp's converter; `architecture` is rwkv6 or rwkv7."""
     yield from _MODEL_NAMES
     for layer in range(num_layers):
         yield from _names_of_layer(_ARCHITECTURES[architecture], layer)
 
 
 def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
-    """Raise ModelError for a metadata key that contradicts the tensors or asks for something that is not served."""
+    """Raise ModelError if a GGUF file's metadata contradicts `shape`, which was computed from its tensors.
+
+    Also raises ModelError for an epsilon of the layer norms other than 1e-5, which the kernels do not support.
+    """
     prefix = metadata["general.architecture"]
     for key, size in _COMMON_SIZES.items():
         stated = metadata.get(f"{prefix}.{key}")
@@ -170,14 +177,18 @@ def _names_of_layer(architecture: _Architecture, layer: int) -> Iterator[str]:
 
 
 def _single_mixes(architecture: _Architecture) -> dict[str, str]:
-    """Return llama.cpp's and BlinkDL's names of the mixes, for files of the first converters: each mix is a tensor."""
+    """Map llama.cpp's name of each mix to BlinkDL's, for files of early converters, which did not fuse the mixes."""
     return {f"time_mix_lerp_{kind}.weight": f"{architecture.mix}{kind}" for kind in architecture.mixes}
 
 
 def _locate(
     architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of the model that one tensor of a layer holds."""
+    """Map BlinkDL's names of the model's tensors in one stored tensor to how they are stored.
+
+    The stored tensor is called `name` within `layer`. It holds several tensors if it is the fused mixes, and none if
+    the layer does not use it. `prefix` begins the metadata's keys.
+    """
     stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
     if name == _FUSED:
         return {
@@ -197,7 +208,10 @@ def _locate(
 
 
 def _scale(metadata: Metadata, key: str, layer: int) -> float:
-    """Return the power of two that divides a layer's matrices: 2 for each time the residual was halved before it."""
+    """Return the factor by which the file has divided a layer's matrices: 2 to the number of halvings before it.
+
+    `key` is the metadata's number of layers between two halvings of the residual; if it is missing, the factor is 1.
+    """
     every = _positive(metadata, key, 0)
     halvings = layer // every if every else 0
     if halvings > _MOST_HALVINGS:
@@ -206,7 +220,7 @@ def _scale(metadata: Metadata, key: str, layer: int) -> float:
 
 
 def _positive(metadata: Metadata, key: str, default: int | None) -> int:
-    """Return an integer of at least 1 from the metadata, or `default` if the key is missing.
+    """Return the metadata's value of `key`, which must be an integer of at least 1, or `default` if it is missing.
 
     Raises ModelError for any other value, and for a missing key if `default` is None.
     """
@@ -233,7 +247,10 @@ _MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for any larger x
 
 
 def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Return the place of each tensor of the model, by BlinkDL's name. An unknown tensor keeps its own name."""
+    """Map BlinkDL's name of each tensor of the model to how an rwkv.cpp file stores it.
+
+    `names` are the tensors in the file. An unknown tensor is listed under its own name.
+    """
     names = tuple(names)
     stored = {}
     for name in names:
@@ -246,7 +263,7 @@ def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
 
 
 def check_sizes(sizes: Mapping[str, int], shape: ModelShape) -> None:
-    """Raise ModelError if the file's header contradicts its tensors."""
+    """Raise ModelError if the sizes in an rwkv.cpp file's header differ from `shape`, computed from its tensors."""
     for size, stated in sizes.items():
         if stated != shape.sizes[size]:
             raise ModelError(f"the header's {size} is {stated}; expected {shape.sizes[size]}, as the tensors have it")
@@ -267,13 +284,13 @@ def _steps(name: str, names: tuple[str, ...]) -> tuple[StoredStep, ...]:
 
 
 def _log_log(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w from exp(-exp(w)); finite even if f32 has rounded that to 0 or 1."""
+    """Return w, given `decay` = exp(-exp(w)). The result is finite even if f32 has rounded `decay` to 0 or 1."""
     with np.errstate(all="ignore"):  # of a damaged file
         return _log(np.clip(-np.log(decay), _LEAST_LOG, _MOST_LOG))
 
 
 def _log_of_negative(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w from -exp(w)."""
+    """Return w, given `decay` = -exp(w)."""
     return _log(-decay)
 
 

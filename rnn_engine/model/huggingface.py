@@ -1,4 +1,4 @@
-"""Models in Hugging Face folders: their config.json, their shards, and their names of tensors."""
+"""Read models in Hugging Face folders: the config.json, the shards, and the libraries' tensor names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _MOST_BYTES: Final = 16 << 20  # an index of a thousand tensors has 0.1 MB
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises ModelError if the file can't be read or holds anything else."""
+    """Return the JSON object in the file at `path`.
+
+    Raises ModelError if the file can't be read, has more than 16 MiB, or holds anything other than an object.
+    """
     return read_stamped_json(path)[0]
 
 
 def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
-    """Return the object in a JSON file, as `read_json` does, and the stamp of the file that was read."""
+    """Return the JSON object in the file at `path` and the file's stamp. Raises ModelError as `read_json` does."""
     file = BinaryFile(path)
     try:
         if file.stamp.size > _MOST_BYTES:
@@ -44,7 +47,7 @@ def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the JSON object that has these fields. Raises ValueError if a field is repeated."""
+    """Return a JSON object's names and values as a dict. Raises ValueError if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
@@ -106,7 +109,7 @@ def blinkdl_name(name: str) -> str:
 
 
 def is_transposed(name: str) -> bool:
-    """Return True if flash-linear-attention has the last two dimensions of BlinkDL's tensor `name` swapped."""
+    """Return True if flash-linear-attention swaps the last two dimensions of the tensor that BlinkDL calls `name`."""
     return re.fullmatch(r"blocks\.[0-9]+\.att\.[wavg][12]", name) is not None
 
 
@@ -156,7 +159,10 @@ def has_fla_names(names: Iterable[str]) -> bool:
 
 
 def locate_fla(names: Iterable[str]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield BlinkDL's name and the place of each tensor of the model. An unknown tensor keeps its own name."""
+    """Yield BlinkDL's name of each tensor of the model and how flash-linear-attention stores it.
+
+    `names` are the tensors in the file. An unknown tensor is yielded under its own name.
+    """
     names = tuple(names)
     locate = _locate_v6 if any(_MARK_V6.fullmatch(name) for name in names) else _locate_v7
     for name in names:
@@ -197,7 +203,10 @@ def has_hf_names(names: Iterable[str]) -> bool:
 
 
 def locate_hf(names: Iterable[str]) -> Iterable[tuple[str, StoredTensor]]:
-    """Yield BlinkDL's name and the place of each tensor of the model. An unknown tensor keeps its own name."""
+    """Yield BlinkDL's name of each tensor of the model and how transformers stores it.
+
+    `names` are the tensors in the file. An unknown tensor is yielded under its own name.
+    """
     for name in names:
         yield _blinkdl_name(name), StoredTensor(name)
 
@@ -251,7 +260,7 @@ _RATIO_STEP: Final = 32  # the channel mix's width is rounded up to a multiple o
 
 @runtime_checkable
 class _HasGroupNorm(Protocol):
-    """The shape of a version with a group norm over heads."""
+    """The model shape of an RWKV version that normalises its heads with a group norm, whose epsilon can be set."""
 
     @property
     def version(self) -> str: ...
@@ -264,7 +273,11 @@ class _HasGroupNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The config of a model with the tensor names of `library`; `values` is empty if the model's folder has none."""
+    """The config.json of a model in a Hugging Face folder.
+
+    `library` is the one whose tensor names the model has. If the folder has no config.json, `values` is empty and
+    `stamp` is None.
+    """
 
     library: Library
     path: Path
@@ -273,7 +286,10 @@ class HfConfig:
 
     @classmethod
     def read(cls, folder: Path, library: Library) -> HfConfig:
-        """Read the config of a folder. Raises ModelError if it is damaged or asks for something that is not served."""
+        """Read the config.json of a folder; without one, the config is empty.
+
+        Raises ModelError if it is damaged or sets an option that this engine does not support.
+        """
         path = folder / CONFIG_NAME
         values, stamp = read_stamped_json(path) if path.is_file() else ({}, None)
         config = cls(library, path, values, stamp)
@@ -284,14 +300,20 @@ class HfConfig:
 
     @property
     def ties_head(self) -> bool:
-        """Whether the head is the embedding matrix."""
+        """True if the model uses the embedding matrix as its head.
+
+        Raises ModelError if the config's `tie_word_embeddings` is neither a bool nor null.
+        """
         tied = self.values.get("tie_word_embeddings")
         if tied not in (None, True, False):
             raise self._refusal("tie_word_embeddings", "true or false")
         return tied is True
 
     def apply(self, shape: ModelShape) -> ModelShape:
-        """Return the shape with the config's epsilon. Raises ModelError if the config contradicts the shape."""
+        """Return `shape` with the group norm's epsilon that the config implies, if the version has a group norm.
+
+        Raises ModelError if the config's version or sizes contradict `shape`, which was computed from the tensors.
+        """
         self._check_version(shape.version)
         self._check_sizes(shape.sizes)
         if not isinstance(shape, _HasGroupNorm):
@@ -360,9 +382,10 @@ _MOST_SHARDS: Final = 512  # each is an open file
 
 
 def open_folder(folder: Path) -> TensorSource:
-    """Open the folder's model as transformers does: safetensors first, and one file before shards.
+    """Open the weights in a Hugging Face folder: safetensors before torch's format, and one file before shards.
 
-    Raises ModelError if there is none, or if the index and the shards contradict each other.
+    Transformers has the same order. Raises ModelError if the folder has no weights or no config.json, or if the index
+    and the shards contradict each other.
     """
     if not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{folder} has no {CONFIG_NAME}; expected a Hugging Face folder, or the path of a model file")
@@ -394,7 +417,10 @@ def _open_shards(index: Path) -> JoinedFiles:
 
 
 def _read_index(path: Path) -> dict[str, set[str]]:
-    """Return the names of each shard's tensors, by the shard's file name."""
+    """Read an index file, and map each shard's file name to the names of its tensors.
+
+    Raises ModelError if the index is damaged or lists more than 512 shards.
+    """
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ModelError(
@@ -410,7 +436,10 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 
 
 def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
-    """Raise ModelError unless `file` is the name of a file in the index's own folder."""
+    """Raise ModelError unless `file` is a plain file name without a folder.
+
+    The index at `path` says that `tensor` is in `file`.
+    """
     is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
     if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The tensors that a version of RWKV expects in a file, and the check of a file's tensors against them.
+"""Describe the tensors that a version of RWKV expects in a file, and check a file's tensors against them.
 
 A version lists its tensors with letters for their dimensions. The sizes are read from the file's tensors, and then
 every tensor is checked against these sizes.
@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"blocks\.([0-9]{1,6})\..*")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor of a model: its name, its dimensions as letters, and whether a file must have it.
+    """The description of one tensor of a model: its name, its dimensions as letters, and if it is required.
 
     ai00's `.st` files have some tensors under another name, and some with their last two dimensions swapped.
     """
@@ -42,28 +42,32 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A version's tensors, and how its shape follows from the sizes of their dimensions."""
+    """The tensors of one version of RWKV, and the function that makes a model's shape of their sizes."""
 
     specs: Callable[[int], tuple[TensorSpec, ...]]  # number of layers -> every tensor
     make_shape: Callable[[int, Sizes], ModelShape]  # number of layers, sizes -> shape; raises ModelError
 
     def list_specs(self, names: Iterable[str]) -> tuple[TensorSpec, ...]:
-        """Return all tensors of a model, given the names in its file. Raises ModelError if a layer is missing."""
+        """Return the specs of all tensors of a model with as many layers as the tensor `names` have.
+
+        Raises ModelError if a layer below the last one has no tensor.
+        """
         return self.specs(_count_layers(names))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """The result of the check of a file: the model's shape and its tensors."""
+    """A model file's shape and tensors, after `check_tensors` found that they fit a layout."""
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in the layout's order, surplus axes of size 1 gone
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
-    """Check a file's tensors, in BlinkDL's names and orientation, against a layout.
+    """Check a file's tensors against a layout, and return the model's shape with the tensors.
 
-    Raises ModelError that names the tensors that are missing, unknown, of the wrong type or of the wrong shape.
+    `tensors` has BlinkDL's names and orientation. Raises ModelError if tensors are missing, unknown, of the wrong type
+    or of the wrong shape; the message lists them.
     """
     num_layers = _count_layers(tensors)
     specs = layout.specs(num_layers)
@@ -103,7 +107,7 @@ def _check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def _read_sizes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Return the size of each dimension letter, taken from the first tensor that has it."""
+    """Map each dimension letter to its size in the first tensor that has this dimension."""
     sizes: dict[str, int] = {}
     for spec in specs:
         shape = tensors[spec.name].shape
@@ -125,7 +129,10 @@ def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
 
 
 def squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
-    """Drop surplus axes of size 1, the leading ones first: vectors are stored as [1, 1, D], or as [H, 1, 1]."""
+    """Return the tensor's info without surplus axes of size 1, dropped until `num_dims` dimensions are left.
+
+    Leading axes are dropped first. Some files store vectors as [1, 1, D] or as [H, 1, 1].
+    """
     shape = info.shape
     while len(shape) > num_dims and shape[0] == 1:
         shape = shape[1:]

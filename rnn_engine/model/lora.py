@@ -1,4 +1,4 @@
-"""LoRAs: small files that change a model's weights, merged tensor by tensor while the model is loaded.
+"""Open LoRAs, small files that change a model's weights, and merge them tensor by tensor while the model is loaded.
 
 A low-rank pair adds to a matrix W [out, in]: W += alpha / R * B A, with A [R, in] and B [out, R]. A plain tensor
 replaces the model's own, or is added to it. PEFT does not do here: it needs torch, and a whole model in memory.
@@ -32,7 +32,7 @@ _MODULE: Final = re.compile(r"[\w.]+")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """How PEFT scales its pairs."""
+    """The scaling that a PEFT folder's adapter_config.json sets for its low-rank pairs."""
 
     rank: int
     alpha: float
@@ -41,9 +41,10 @@ class PeftConfig:
     by_root: bool  # alpha is divided by the root of the rank
 
     def scale(self, module: str, rank: int, alpha: float | None) -> float:
-        """Return the factor for the product of a module's pair of rank `rank`; `alpha` None is the config's.
+        """Return the factor by which the product of a module's low-rank pair is multiplied.
 
-        Raises ModelError if the config says another rank.
+        `rank` is that of the stored pair. `alpha` replaces the config's if it is not None. Raises ModelError if the
+        config sets another rank for the module.
         """
         expected = _find(self.rank_pattern, module, self.rank)
         if rank != expected:
@@ -53,7 +54,10 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Read the folder's config. Raises ModelError if it is missing or asks for something that is not merged."""
+    """Read the adapter_config.json of a PEFT folder.
+
+    Raises ModelError if it is missing or damaged, or describes a kind of adapter that can't be merged, such as DoRA.
+    """
     path = folder / _FILE
     config = read_json(path)
     try:
@@ -107,14 +111,20 @@ _ROWS: Final = 1024  # of a matrix, changed at a time
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """A LoRA to merge: a file of ai00 or BlinkDL, or a folder of PEFT, and its alpha; None is that of PEFT's config."""
+    """A user's choice of a LoRA to merge: its path, and the alpha that scales it.
+
+    The path is a file of ai00 or BlinkDL, or a folder that PEFT saved. `alpha` None is the alpha in PEFT's config.
+    """
 
     path: Path
     alpha: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `FILE` or `FILE:ALPHA`. Raises InvalidRequestError if FILE is empty or ALPHA is not finite."""
+        """Parse `FILE` or `FILE:ALPHA`; text after the last colon that is no number belongs to FILE.
+
+        Raises InvalidRequestError if FILE is empty or ALPHA is not finite.
+        """
         path, colon, number = text.rpartition(":")
         try:
             alpha = float(number)
@@ -129,7 +139,7 @@ class LoraChoice:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A change that adds `scale` times the product of two tensors of the file."""
+    """A change that adds a low-rank product to a matrix: `scale` times the product of two of the LoRA's tensors."""
 
     down: str  # A [R, in]
     up: str  # B [out, R]
@@ -150,7 +160,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A change that adds `scale` times a tensor of the file, or replaces the model's tensor by it."""
+    """A change by a full-sized tensor of the LoRA: it is added `scale` times, or replaces the model's tensor."""
 
     name: str
     scale: float | None = None  # None replaces
@@ -169,17 +179,23 @@ Change: TypeAlias = Pair | Plain
 
 
 class Lora:
-    """An open LoRA whose changes fit the model. `close` closes `source`."""
+    """An open LoRA, which merges its changes into the tensors of a model that they fit.
+
+    It owns `source`, the LoRA's file: `close` closes it.
+    """
 
     def __init__(self, choice: LoraChoice, source: TensorSource, changes: Mapping[str, Change]) -> None:
-        """`changes` maps BlinkDL's name of a tensor to the change of that tensor."""
+        """Create a LoRA from its open file; `changes` maps BlinkDL's names of tensors to their changes."""
         self.choice = choice
         self._source = source
         self._changes = changes
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all the LoRA's tensors, and the scale with which each is added."""
+        """A text that identifies the LoRA's effect: a digest of its tensors, and the scale of each change.
+
+        Reads the whole file when it is first used.
+        """
         scales = " ".join(f"{name}={change.scale}" for name, change in sorted(self._changes.items()))
         return f"{fingerprint('lora', self._source.tensors, self._source.read)} {scales}"
 
@@ -188,9 +204,9 @@ class Lora:
         return name in self._changes
 
     def merge(self, name: str, weight: F32) -> None:
-        """Change the tensor `name` in place.
+        """Apply the LoRA's change of the tensor `name` to `weight`, in place.
 
-        Raises ModelError as `TensorSource.read` does, and if the result is not finite.
+        Raises ModelError as `TensorSource.read` does, and if the changed tensor is not finite.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             self._changes[name].merge(weight, self._source.read)
@@ -205,7 +221,10 @@ class Lora:
 def check_changes(
     changes: Mapping[str, Change], stored: Mapping[str, TensorInfo], model: Mapping[str, TensorInfo]
 ) -> None:
-    """Raise ModelError unless all changes fit the model's tensors."""
+    """Raise ModelError unless there are changes, and the LoRA's tensors fit the shapes of the model's.
+
+    `changes` is by BlinkDL's name; `stored` are the LoRA's tensors.
+    """
     if not changes:
         raise ModelError("it has no tensors; expected low-rank pairs such as blocks.0.att.key.lora.0 and .lora.1")
     used = [name for change in changes.values() for name in _stored_names(change)]
@@ -221,13 +240,16 @@ def check_changes(
 
 
 def refuse_unknown(names: Sequence[str]) -> None:
-    """Raise ModelError that lists these tensors, which the model has no place for; do nothing if there are none."""
+    """Raise ModelError if `names`, the LoRA's tensors without a counterpart in the model, is not empty."""
     if names:
         raise ModelError(f"{count(names, 'tensor')} that the model has no place for: {show_all(sorted(names))}")
 
 
 def pair_rank(name: str, info: TensorInfo, axis: int) -> int:
-    """Return R, the size of a matrix's `axis`. Raises ModelError if the tensor is no matrix or is empty."""
+    """Return R, the rank of a low-rank pair: the size of `axis` of one of its matrices, which is called `name`.
+
+    Raises ModelError if the tensor is no matrix or is empty.
+    """
     if len(info.shape) != 2 or 0 in info.shape:
         raise ModelError(f"{show(name)} is {list(info.shape)}; expected a matrix")
     return info.shape[axis]
@@ -272,14 +294,21 @@ _PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.(att|ffn)\.(key|value|receptan
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A tensor of the model that a LoRA may change: BlinkDL's name, and whether the LoRA has its two axes swapped."""
+    """A tensor of the model that a LoRA may change.
+
+    `name` is BlinkDL's; `swapped` is True if the LoRA stores the last two axes in the other order.
+    """
 
     name: str
     swapped: bool
 
 
 def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -> Lora:
-    """Open a LoRA for a model with these tensors, by BlinkDL's names. Raises ModelError if it does not fit."""
+    """Open the LoRA that `choice` names, and check that it fits the model.
+
+    `specs` describe the tensors of the model's version; `model` has its tensors by BlinkDL's names. Raises ModelError
+    if the LoRA can't be read or does not fit.
+    """
     folder = choice.path if choice.path.is_dir() else None
     config = None if folder is None else read_peft_config(folder)
     path = choice.path if folder is None else _peft_file(folder)
@@ -300,9 +329,10 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:
-    """Return the changes in a file of ai00 or BlinkDL. A pair has the name of its matrix, without `.weight`.
+    """Map tensors of the model, by BlinkDL's name, to their changes in a LoRA file of ai00 or BlinkDL.
 
-    The choice's alpha applies to the projections; the alpha of any other tensor is 1.
+    A low-rank pair is named after the matrix that it changes, without `.weight`. The alpha of `choice` applies to the
+    projections; the alpha of any other tensor is 1.
     """
     targets: dict[str, _Target] = {}
     for spec in specs:
@@ -316,7 +346,10 @@ def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors
 
 
 def _read_plain(choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors) -> dict[str, Change]:
-    """Return the changes by plain tensors in a file of ai00 or BlinkDL: they replace vectors, and add to matrices."""
+    """Map tensors of the model, by BlinkDL's name, to their changes by full-sized tensors of ai00's or BlinkDL's files.
+
+    A stored vector replaces the model's; a stored matrix is added to the model's.
+    """
     width = TensorInfo(model["emb.weight"].shape, np.dtype(np.float16))
     located = locate_tensors(choice.path, specs, {"emb.weight": width, **plain})
     stored = {name: place for name, place in located.items() if place.name in plain}
@@ -339,7 +372,10 @@ def _alpha(choice: LoraChoice, name: str) -> float:
 def _read_peft(
     config: PeftConfig, alpha: float | None, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors
 ) -> dict[str, Change]:
-    """Return the changes in PEFT's file: pairs of modules, and whole tensors, which replace the model's."""
+    """Map tensors of the model, by BlinkDL's name, to their changes in a file of PEFT.
+
+    The file has low-rank pairs, and whole tensors, which replace the model's.
+    """
     targets: dict[str, _Target] = {}
     for spec in specs:
         if spec.name in model:
@@ -360,7 +396,11 @@ def _read_pairs(
     targets: Mapping[str, _Target],
     scale: Callable[[str, str, int], float],  # module, BlinkDL's name, rank -> the product's factor
 ) -> dict[str, Change]:
-    """Return the low-rank pairs whose names match `pattern`, by the tensor that each changes."""
+    """Map tensors of the model, by BlinkDL's name, to the low-rank pairs whose names match `pattern`.
+
+    `targets` maps the module names in the LoRA to the tensors of the model. Raises ModelError for an unknown module,
+    and if half of a pair is missing.
+    """
     matches = [match for name in tensors if (match := pattern.fullmatch(name))]
     refuse_unknown([match.string for match in matches if match["module"] not in targets])
     changes: dict[str, Change] = {}

@@ -1,4 +1,4 @@
-"""A model file with LoRAs merged into it."""
+"""Read a model file with LoRAs merged into its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MERGED: Final = np.dtype(np.float32)
 
 
 class OpenModel(Model, Protocol):
-    """An open model file, with or without LoRAs merged into it; see `ModelFile`."""
+    """The protocol of an open model file, with or without LoRAs merged into it; see `ModelFile`."""
 
     @property
     def path(self) -> Path: ...
@@ -48,13 +48,13 @@ class OpenModel(Model, Protocol):
 
 
 class MergedModel:
-    """An open model that applies LoRAs, one after another, to the tensors it reads. Implements `OpenModel`.
+    """An open model that applies LoRAs, one after another, to each tensor that it reads. Implements `OpenModel`.
 
-    A changed tensor is float32; the others are as the file has them. Holds one tensor at a time.
+    A changed tensor is float32; the others have the type in the file. Holds one tensor at a time.
     """
 
     def __init__(self, file: ModelFile, choices: Sequence[LoraChoice], specs: Sequence[TensorSpec]) -> None:
-        """Open the LoRAs of `choices`. Takes over `file`: `close`, or an error here, closes it.
+        """Open the LoRAs of `choices` for the model in `file`. It owns `file`: `close`, or an error here, closes it.
 
         Raises ModelError if a LoRA can't be read or does not fit.
         """
@@ -85,12 +85,15 @@ class MergedModel:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the model's file, without the LoRAs."""
+        """The size of the model's file in bytes, without the LoRAs."""
         return self._file.num_bytes
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the file's fingerprint and the LoRAs' in their order. Raises ModelError as `tensor` does."""
+        """The fingerprint of the merged weights: a digest of the file's fingerprint and the LoRAs', in their order.
+
+        Raises ModelError as `tensor` does.
+        """
         return with_settings(self._file.fingerprint, "; ".join(lora.fingerprint for lora in self._loras))
 
     def has(self, name: str) -> bool:
@@ -112,11 +115,11 @@ class MergedModel:
         return merged
 
     def block_type(self, name: str) -> str | None:
-        """Return the name of the tensor's blocks; None for a changed tensor. See `ModelFile.block_type`."""
+        """Return the name of the tensor's block format; None for plain numbers and for a tensor that a LoRA changes."""
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> Blocks | None:
-        """Read a matrix in its blocks; None for a changed tensor. See `ModelFile.blocks`."""
+        """Read a matrix in its quantised blocks; None if a LoRA changes it. See `ModelFile.blocks`."""
         return None if self._loras_of(name) else self._file.blocks(name)
 
     def close(self) -> None:

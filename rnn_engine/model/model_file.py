@@ -1,4 +1,4 @@
-"""Open a model file of any known format and convention: its shape, and its tensors under BlinkDL's names."""
+"""Open a model file of any supported format, and read its tensors under BlinkDL's names."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]
 
 
 class ModelFile:
-    """An open model. The arrays that it returns belong to the caller and stay valid after `close`.
+    """An open model file or Hugging Face folder: its shape, and its tensors, which are read on demand.
 
-    Every read raises ModelError if the file was truncated or written to since it was opened: tensors read before and
-    after could belong to two models. If another file takes its place, for example by a rename, the opened one is still
-    read.
+    The arrays that it returns belong to the caller and stay valid after `close`. Every read raises ModelError if the
+    file was truncated or written to since it was opened: tensors read before and after could belong to two models. If
+    another file replaces it, for example by a rename, the opened one is still read.
     """
 
     def __init__(self, path: Path, source: TensorSource, found: _Found) -> None:
@@ -52,7 +52,8 @@ class ModelFile:
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
         """Open a model file or a Hugging Face folder and check its header; weights are read on demand.
 
-        Raises ModelError if the file can't be read or does not fit its layout; the message has the path.
+        `find_layout` returns the layout of the version that has the file's tensors. Raises ModelError if the file can't
+        be read or does not fit that layout; the message has the path.
         """
         source = open_folder(path) if path.is_dir() else open_source(path)
         try:
@@ -71,12 +72,12 @@ class ModelFile:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the model's file, or of all its shards."""
+        """The size in bytes of the model's file, or of all its shards together."""
         return self._source.stamp.size
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all weights, and of the shape's settings; see `rnn_engine.model.fingerprint`.
+        """The model's fingerprint: a digest of all weights and of the shape's settings.
 
         Reads the whole file, unless it is large and an earlier run has recorded the digest. Raises ModelError as
         `tensor` does.
@@ -88,24 +89,28 @@ class ModelFile:
         return name in self.tensors
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Read a tensor in BlinkDL's orientation, contiguous, aligned and read-only.
+        """Read the tensor that BlinkDL calls `name`, in BlinkDL's orientation: contiguous, aligned and read-only.
 
-        It has the type as stored, or is f32 if it is stored in blocks. Raises KeyError for a name that the model does
-        not have, ModelError if the file is damaged or has changed, and ValueError after `close`.
+        It has the stored element type, or is f32 if it is stored in quantised blocks. Raises KeyError if the model has
+        no such tensor, ModelError if the file is damaged or has changed, and ValueError after `close`.
         """
         array = np.require(self._oriented(name), requirements=("C", "A"))
         array.flags.writeable = False
         return array
 
     def block_type(self, name: str) -> str | None:
-        """Return the name of the blocks in which the file stores the tensor's rows; None if it stores plain numbers.
+        """Return the name of the quantised block format in which the file stores a tensor; None for plain numbers.
 
-        Raises KeyError for a name that the model does not have.
+        Raises KeyError if the model has no tensor `name`.
         """
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> Blocks | None:
-        """Read a matrix in the blocks in which the file stores it; see `Model.blocks`. Raises as `tensor` does."""
+        """Read a matrix in the quantised blocks that the file stores, without converting it to plain numbers.
+
+        Returns None if it is stored otherwise, or if its conversion needs plain numbers; see `Model.blocks`. Raises as
+        `tensor` does.
+        """
         info, place = self.tensors[name], self._stored[name]
         if info.block_type is None:
             return None
@@ -123,14 +128,14 @@ class ModelFile:
         return self._oriented(name) if blocks is None else blocks
 
     def _oriented(self, name: str) -> NDArray[Any]:
-        """Read a tensor in BlinkDL's orientation, as a view of the stored bytes if possible."""
+        """Read the tensor `name` in BlinkDL's orientation and shape, as a view of the stored bytes if possible."""
         info, place = self.tensors[name], self._stored[name]
         return place.orient(self._source.read(place.name)).reshape(info.shape)  # without surplus axes of size 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The model found in an open file."""
+    """What `_find_model` found in an open file: where its tensors are, and that they fit a version's layout."""
 
     stored: Mapping[str, StoredTensor]  # BlinkDL's name -> where the tensor is
     checked: CheckedModel
@@ -138,7 +143,10 @@ class _Found:
 
 
 def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _Found:
-    """Find the place of each tensor in the file, and check the tensors against the version's layout."""
+    """Find how the file stores each tensor, and check the tensors against the version's layout and the config.
+
+    Raises ModelError if they do not fit; the message has the path.
+    """
     config = _read_config(path, source.tensors)
     try:
         stored = _locate(path, source, config, find_layout)
@@ -157,9 +165,9 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
 
 
 def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
-    """Read the config of a model with the tensor names of a Hugging Face library; return None for any other file.
+    """Read the config of a model whose tensor `names` are those of a Hugging Face library; return None for other files.
 
-    Raises ModelError for a folder with other names.
+    Raises ModelError if `path` is a folder and its tensors have other names.
     """
     names, is_folder = tuple(names), path.is_dir()
     folder = path if is_folder else path.parent
@@ -178,7 +186,10 @@ def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
 def _locate(
     path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
 ) -> dict[str, StoredTensor]:
-    """Return the place of each tensor of the model, by BlinkDL's name."""
+    """Map BlinkDL's name of each tensor of the model to how the file stores it.
+
+    Raises ModelError if two stored tensors are the same tensor of the model.
+    """
     if isinstance(source, GgufFile):
         return locate_llama_cpp(source.metadata, source.tensors)
     if isinstance(source, GgmfFile):

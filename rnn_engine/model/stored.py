@@ -1,4 +1,4 @@
-"""How a file stores a tensor of the model: its name there, and the steps that turn it into BlinkDL's tensor."""
+"""Describe how a file stores a tensor: its name there, and the steps that convert it to BlinkDL's form."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Shape = tuple[int, ...]
 
 
 class StoredStep(Protocol):
-    """One step that turns a tensor in a file into the model's."""
+    """One step in the conversion of a tensor from the file's form to the model's."""
 
     def shape(self, stored: Shape) -> Shape:
-        """Return the shape that `apply` gives.
+        """Return the shape of what `apply` returns for an array of shape `stored`.
 
-        Raises ModelError for a shape that the step can't change; its message does not name the tensor.
+        Raises ModelError for a shape that the step can't convert; its message does not name the tensor.
         """
         ...
 
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the changed tensor, as a view if possible."""
+        """Return `array` as converted by this step, as a view if possible."""
         ...
 
 
@@ -44,7 +44,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A step that takes one of `length` entries of the first dimension."""
+    """A step that selects the entry `index` of the first dimension, which has `length` entries."""
 
     index: int
     length: int
@@ -61,7 +61,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A step that arranges all numbers in rows of `length`."""
+    """A step that reshapes a tensor to a matrix with rows of `length` numbers."""
 
     length: int
 
@@ -76,7 +76,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A step that arranges all numbers in one dimension."""
+    """A step that flattens a tensor to one dimension."""
 
     def shape(self, stored: Shape) -> Shape:
         return (prod(stored),)
@@ -87,7 +87,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A step that splits the first dimension in two, the first of size `count`."""
+    """A step that splits the first dimension in two: [count * n, ...] becomes [count, n, ...]."""
 
     count: int
 
@@ -102,7 +102,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """A step that cuts the first dimension into `len(order)` equal parts and puts them in this order."""
+    """A step that permutes equal parts of the first dimension: part `order[i]` becomes part i.
+
+    The dimension is cut into `len(order)` parts.
+    """
 
     order: Sequence[int]
 
@@ -116,7 +119,7 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A step that applies `function` to all numbers; the function keeps the shape and the element type."""
+    """A step that converts the numbers with `function`, which keeps the array's shape and element type."""
 
     function: Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -146,7 +149,7 @@ _KEEPS_BLOCKS: Final = (StoredPart, Scale)  # steps after which blocks are still
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The place of a model's tensor in its file, and the steps that make the tensor of what is stored there."""
+    """How a file stores one tensor of a model: its name there, and the steps that convert it to the model's tensor."""
 
     name: str  # in the file
     steps: tuple[StoredStep, ...] = ()
@@ -156,7 +159,10 @@ class StoredTensor:
         return Swap() in self.steps
 
     def describe(self, info: TensorInfo) -> TensorInfo:
-        """Return the shape and type of what `orient` makes of a tensor. Raises ModelError if a step can't change it."""
+        """Return the shape and type that the model's tensor has after `orient`; `info` is the file's tensor.
+
+        Raises ModelError if a step can't convert that shape.
+        """
         shape, block_type = info.shape, info.block_type
         for step in self.steps:
             try:
@@ -170,13 +176,16 @@ class StoredTensor:
             raise ModelError(f"{show(self.name)}: {error}") from error
 
     def orient(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the model's tensor from the file's."""
+        """Apply all steps to `array`, the tensor as the file stores it, and return the model's tensor."""
         for step in self.steps:
             array = step.apply(array)
         return array
 
     def orient_blocks(self, blocks: Blocks) -> Blocks | None:
-        """Return the model's matrix from the file's blocks; None if it has to be made of plain numbers."""
+        """Apply all steps to the file's quantised blocks, and return the model's matrix in blocks.
+
+        Returns None if a step can't be applied to blocks; `orient` must then convert the plain numbers.
+        """
         scaled: Blocks | None = blocks
         for step in self.steps:
             if scaled is None or not isinstance(step, Scale):
