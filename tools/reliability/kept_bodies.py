@@ -9,8 +9,6 @@ import asyncio
 import time
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 
@@ -62,7 +60,7 @@ async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:
     """Send large bodies of which much is kept, and tell whether the server's memory stays."""
-    with TemporaryDirectory() as folder, ServerProcess(Path(folder) / "log", (*_OPTIONS, *serve_options)) as server:
+    with ServerProcess((*_OPTIONS, *serve_options)) as server:
         outcome = asyncio.run(keep_bodies(server, minutes))
     row = Row(
         f"large bodies that are kept, for {minutes:g} minutes",
