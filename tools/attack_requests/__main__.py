@@ -8,7 +8,6 @@ comparison. Arguments after `--` go to `rnn-engine serve`.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -51,10 +50,7 @@ def main(root: Path, only: str, timeout: float, max_memory: int | None, serve_op
     click.echo(f"{_TABLE}\n|---|---|---|---|---|---|---|")
     for attack in (*ATTACKS, *KEPT):
         if only in attack.name:
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                ServerProcess(Path(folder) / "log", serve_options, root=root, max_memory_mb=max_memory) as server,
-            ):
+            with ServerProcess(serve_options, root=root, max_memory_mb=max_memory) as server:
                 click.echo(asyncio.run(_row(server, attack, timeout)))
 
 

@@ -28,8 +28,8 @@ class Attack:
     runs: bool = False  # it is not refused at once, and must not slow down other clients while it runs
 
 
-def _json(path: str, name: str, body: Mapping[str, object]) -> Attack:
-    return Attack(name, lambda: json.dumps(body).encode(), path)
+def _json(path: str, name: str, body: Mapping[str, object], *, runs: bool = False) -> Attack:
+    return Attack(name, lambda: json.dumps(body).encode(), path, runs=runs)
 
 
 def _chat(name: str, content: str, count: int = 1, **fields: object) -> Attack:
@@ -76,11 +76,7 @@ ATTACKS = (
     _chat("2,000 empty messages of 20,000 contents", "", 2000, template={"record": "{content}" * 20_000}),
     _chat("10 MB of text", "hello world " * 900_000),
     _many(CHAT, "8 million messages that are none", b'{"messages":', b"{}", 8_000_000),
-    _json(
-        COMPLETIONS,
-        "1,000 prompts, 128 answers each",
-        {"prompt": ["a b"] * 1000, "n": 128, "max_tokens": 1},
-    ),
+    _json(COMPLETIONS, "1,000 prompts, 128 answers each", {"prompt": ["a b"] * 1000, "n": 128, "max_tokens": 1}),
     _json(COMPLETIONS, "4,000 prompts, 128 answers each", {"prompt": ["a b"] * 4000, "n": 128, "max_tokens": 1}),
     _json(COMPLETIONS, "a stop string of 12 MB", {"prompt": "a", "stop": "x" * 12_000_000, "max_tokens": 1}),
     _json(
@@ -95,20 +91,16 @@ ATTACKS = (
     ),
     _many(COMPLETIONS, "20 million empty objects", b'{"prompt":', b"{}", 20_000_000),
     _json("/v1/embeddings", "200,001 layers", {"input": "a", "layer": [0] * 200_001, "dimensions": 1}),
-    _json(
-        "/v1/choices",
-        "2,048 choices after 250,000 tokens",
-        {"input": [5] * 250_000, "choices": [[5]] * 2048},
-    ),
+    _json("/v1/choices", "2,048 choices after 250,000 tokens", {"input": [5] * 250_000, "choices": [[5]] * 2048}),
     Attack("60 MB to tokenize", lambda: b'{"content": "' + b"hello world " * 5_000_000 + b'"}', "/tokenize"),
     _json("/tokenize", "4 MB of mixed white space to tokenize", {"content": " \n\t \r\n  \t" * 450_000}),
     _json(
         "/tokenize", "4 MB of punctuation to tokenize, with pieces", {"content": "<|.!>" * 800_000, "with_pieces": True}
     ),
-    Attack(
-        "a bias for a text of 4 MB",
-        lambda: json.dumps({"prompt": "a", "logit_bias": {"a|" * 1_900_000: 1}, "max_tokens": 1}).encode(),
+    _json(
         COMPLETIONS,
+        "a bias for a text of 4 MB",
+        {"prompt": "a", "logit_bias": {"a|" * 1_900_000: 1}, "max_tokens": 1},
         runs=True,
     ),
     _chat("1 million blank lines", "a\n\n\n" * 1_000_000),
@@ -121,22 +113,18 @@ ATTACKS = (
     _many("/detokenize", "20 million tokens to detokenize", b'{"tokens":', b"99", 20_000_000),
     _json("/v1/responses", "metadata of 60 MB", {"input": "a", "metadata": {"a": _LONG}}),
     _json("/v1/responses", "60 MB of instructions", {"input": "a", "instructions": _LONG}),
-    _json(
-        "/v1/responses",
-        "a format of 60 MB",
-        {"input": "a", "text": {"format": {"type": "text", "a": _LONG}}},
-    ),
+    _json("/v1/responses", "a format of 60 MB", {"input": "a", "text": {"format": {"type": "text", "a": _LONG}}}),
     _many("/v1/responses", "200,000 tools", b'{"input":"a","tool_choice":"none","tools":', _TOOL, 200_000),
-    Attack(
-        "an ambiguous grammar",
-        lambda: json.dumps({"prompt": "Once upon a time", "max_tokens": 300, "guided_grammar": _AMBIGUOUS}).encode(),
+    _json(
         COMPLETIONS,
+        "an ambiguous grammar",
+        {"prompt": "Once upon a time", "max_tokens": 300, "guided_grammar": _AMBIGUOUS},
         runs=True,
     ),
-    Attack(
-        "a prompt of 20,000 tokens",
-        lambda: json.dumps({"prompt": list(range(1, 201)) * 100, "echo": True, "max_tokens": 1}).encode(),
+    _json(
         COMPLETIONS,
+        "a prompt of 20,000 tokens",
+        {"prompt": list(range(1, 201)) * 100, "echo": True, "max_tokens": 1},
         runs=True,
     ),
     Attack("40 uploads of 62 MB that stall", lambda: bytes(62 * MEGABYTE), STATE, "PUT", stalled=40),

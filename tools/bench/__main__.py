@@ -22,13 +22,10 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import Recorder, measure_copy
 from rnn_engine.loading.runner import load_runner
 from tools.bench.random_model import SHAPES, RandomModel
-from tools.bench.turns import against, against_option, measure_forward, rounds_option
+from tools.bench.turns import against, against_option, comma_separated, measure_forward, rounds_option
 
 _WARM_UP = 2
-
-
-def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+_numbers = comma_separated(int)
 
 
 @click.command()

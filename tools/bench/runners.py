@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -241,28 +242,9 @@ def _likeliest(rows: _Rows, row: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(logprobs[0], tuple(zip(rows.ids[row, :count].tolist(), logprobs, strict=False)))
 
 
-_PERSON = {
-    "name": "Ada Marie Example",
-    "age": 36,
-    "address": {"street": "12 Long Road, behind the old church", "city": "Lyon", "country": "France"},
-    "languages": ["english", "french", "german"],
-    "biography": "She wrote her first program at eleven and has taught people how to write theirs ever since.",
-    "active": True,
-}
-DOCUMENT = json.dumps(_PERSON)
-
-_TEXT = {"type": "string"}
-_ADDRESS = dict.fromkeys(("street", "city", "country"), _TEXT)
-_FIELDS = {
-    "name": _TEXT,
-    "age": {"type": "integer", "minimum": 0, "maximum": 150},
-    "address": {"type": "object", "properties": _ADDRESS, "required": [*_ADDRESS], "additionalProperties": False},
-    "languages": {"type": "array", "items": {"enum": ["english", "french", "german", "chinese"]}},
-    "biography": _TEXT,
-    "active": {"type": "boolean"},
-}
-SCHEMA = {"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}
-"""A schema that `DOCUMENT` follows."""
+_RECITED = json.loads(Path(__file__).with_name("recited.json").read_text("utf-8"))
+DOCUMENT, SCHEMA = json.dumps(_RECITED["document"]), _RECITED["schema"]
+"""What is recited, and a schema that it follows."""
 
 _SURE, _OTHER = 10.0, -5.0  # logits
 

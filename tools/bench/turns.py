@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
+T = TypeVar("T")
 Figures: TypeAlias = Mapping[str, float]
 """What one run gives: the name of a figure, with its unit, -> its value."""
 
@@ -31,6 +32,11 @@ against_option = click.option(
     help="Measure the code of this working tree and this one in turns.",
 )
 rounds_option = click.option("--rounds", default=3, show_default=True, help="Turns of each side that is compared.")
+
+
+def comma_separated(kind: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], list[T]]:
+    """Return the callback of an option whose values stand between commas."""
+    return lambda _context, _parameter, text: [kind(part) for part in text.split(",") if part]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def make_cases(count: int) -> list[Case]:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    argument = next(tool.argument for tool in SIMPLE_TOOLS if tool.name == name)
+    [argument] = next(offer.arguments for offer in SIMPLE_TOOLS if offer.name == name)
     properties = {argument: {"type": "integer" if argument in _NUMBERS else "string"}}
     parameters = {"type": "object", "properties": properties, "required": [argument]}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}

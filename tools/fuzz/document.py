@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
@@ -113,7 +112,7 @@ def main(examples: int, seed: int, only: tuple[str, ...], serve_options: tuple[s
     """Hold the server to its OpenAPI document."""
     with tempfile.TemporaryDirectory() as folder:
         options = (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)
-        with ServerProcess(Path(folder) / "log", options) as server:
+        with ServerProcess(options) as server:
             breaches = try_document(server.url, examples, seed, only=only, coverage=True)
     click.echo("\n".join(breaches.lines()))
     sys.exit(1 if breaches.found or breaches.errors else 0)

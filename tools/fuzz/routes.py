@@ -233,7 +233,7 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
     """Start a server, and send damaged requests to each of its routes."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with ServerProcess(log, (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)) as server:
+        with ServerProcess((*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options), log=log) as server:
             fuzzer = Fuzzer(server.url, server.pid)
             maker = CaseMaker(TRIED_ROUTES, asyncio.run(exported_states(server.url)), seed)
             if only is not None:

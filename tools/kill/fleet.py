@@ -95,7 +95,7 @@ def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Itera
         network = SlowProxy(store.port, 0.0)
         undo.callback(network.close)
         fleet = (*_ENGINE, *_FLEET, "--replicas", str(replicas), "--store", network.url, *options)
-        server = undo.enter_context(ServerProcess(folder / "log", fleet, command=(CLI, "fleet")))
+        server = undo.enter_context(ServerProcess(fleet, command=(CLI, "fleet")))
         yield Machines(replicas, store, network, server)
 
 
@@ -103,7 +103,7 @@ def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Itera
 def one_engine(folder: Path) -> Iterator[str]:
     """Give the URL of a server with one engine that keeps nothing of prompts: what it answers is right."""
     options = (*_ENGINE, "--cache-host-bytes", "0", "--state-folder", str(folder / "states"))
-    with ServerProcess(folder / "log-of-one-engine", options) as server:
+    with ServerProcess(options) as server:
         yield server.url
 
 

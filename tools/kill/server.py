@@ -47,7 +47,7 @@ class Campaign:
         """Start the server, check what it has, write, and kill it or check once more."""
         folders = ("--cache-folder", f"{self.folder}/cache", "--state-folder", f"{self.folder}/states")
         begun = time.monotonic()
-        with ServerProcess(self.folder / "log", (*_OPTIONS, *folders, *self.options)) as server:
+        with ServerProcess((*_OPTIONS, *folders, *self.options)) as server:
             self.starts.append(time.monotonic() - begun)
             async with ClientSession() as session:
                 await self._check(session, server.url)

@@ -12,6 +12,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,19 +30,20 @@ class ServerProcess:
 
     def __init__(
         self,
-        log: Path,
         options: Sequence[str] = (),
         *,
+        log: Path | None = None,
         command: Sequence[str] = (CLI, "serve"),
         root: Path = ROOT,
         max_memory_mb: int | None = None,
     ) -> None:
         """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long.
 
-        `command` is a module and its first arguments, `root` the checkout that has it. `max_memory_mb` bounds the
-        address space, with the shell's `ulimit -v`.
+        Without `log`, what it prints is dropped in the end. `command` is a module and its first arguments, `root` the
+        checkout that it is of; `max_memory_mb` bounds the address space, where that can be done.
         """
-        self.log = log
+        self._folder = TemporaryDirectory()
+        log = log or Path(self._folder.name) / "log"
         arguments = [sys.executable, "-m", *command, "--port", "0", *options]
         if max_memory_mb is not None:
             arguments = ["sh", "-c", f'ulimit -v {1024 * max_memory_mb}; exec "$@"', "sh", *arguments]
@@ -51,7 +53,7 @@ class ServerProcess:
         try:
             self.url = wait_for_address(log, begin, lambda: self.running)
         except BaseException:
-            self.kill()
+            self.close()
             raise
 
     @property
@@ -79,13 +81,18 @@ class ServerProcess:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(SECONDS_TO_STOP)
 
+    def close(self) -> None:
+        """Kill the process if it still runs, and drop what it printed unless that went to a file of the caller."""
+        self.kill()
+        self._folder.cleanup()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.kill()
+        self.close()
 
 
 async def run_elsewhere(module: str, plan: object) -> Any:  # noqa: ANN401

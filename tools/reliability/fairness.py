@@ -136,7 +136,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         path = Path(folder) / "keys"
         path.write_text("".join(f"{ApiKey.of(key, name, Scope.USE).line}\n" for name, key in _KEYS.items()))
         options = ("--slots", str(_SLOTS), "--max-queued", str(_QUEUED), "--api-key-file", str(path))
-        with ServerProcess(Path(folder) / "log", (*options, *serve_options)) as server:
+        with ServerProcess((*options, *serve_options)) as server:
             outcome = asyncio.run(measure(server.url))
             if server.stop() != 0:
                 raise RuntimeError("the server did not end with 0 at SIGTERM")

@@ -9,8 +9,6 @@ import asyncio
 import time
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 
@@ -19,7 +17,7 @@ from tools.live_server.asking import device_of, patient_session
 from tools.live_server.process import ServerProcess
 from tools.reliability.table import Row, command_line, finish, record_option, where
 
-_OPTIONS = ("--max-response-bytes", str(32 * MEGABYTE))  # reached within the first half of three minutes
+_OPTIONS = ("--max-response-bytes", str(32 * MEGABYTE))  # which are full within the first half of three minutes
 _MOST_GROWTH = 1.02  # of the second half's peak over the first half's
 
 
@@ -57,18 +55,12 @@ async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0.1),
-    default=10.0,
-    show_default=True,
-    help="Minutes for which to send requests.",
-)
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="How long to send.")
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:
     """Send large bodies that the server stores, and check that its memory does not keep growing."""
-    with TemporaryDirectory() as folder, ServerProcess(Path(folder) / "log", (*_OPTIONS, *serve_options)) as server:
+    with ServerProcess((*_OPTIONS, *serve_options)) as server:
         outcome = asyncio.run(keep_bodies(server, minutes))
     row = Row(
         f"large bodies that are kept, for {minutes:g} minutes",

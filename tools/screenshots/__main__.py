@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -41,7 +40,7 @@ _TIMEOUT_MS: Final = 60_000
 def main(only: Sequence[str], device: str, image: str, folder: Path) -> None:
     """Take pictures of the web page."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as logs, ServerProcess(Path(logs) / "log", ("--device", device)) as server:
+    with ServerProcess(("--device", device)) as server:
         asyncio.run(_take_all(server.url, only or list(SCENES), image, folder))
     total = sum(path.stat().st_size for path in folder.glob(f"*.{image}"))
     click.echo(f"{total:,} bytes together")

@@ -82,7 +82,7 @@ def main(
             key_file.touch(mode=0o600)
             key_file.write_text("".join(f"{name}:admin {key}\n" for name, key in zip(_KEY_NAMES, keys, strict=True)))
             options = (*_SMALL_CACHE, *folders, "--api-key-file", str(key_file), *serve_options)
-            with ServerProcess(out.with_suffix(".log"), options) as server:
+            with ServerProcess(options, log=out.with_suffix(".log")) as server:
                 samples, left, happened, device = asyncio.run(plan(server.url, server.pid, file, keys))
                 exit_status = server.stop()
     verdict = Verdict(samples, happened, left, growth(samples, warm_up_seconds), exit_status)

@@ -12,13 +12,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 
 from tools.bench.load.client import Traffic, run_closed, run_open
 from tools.bench.load.figures import Figures, summarise, table
 from tools.bench.load.plot import draw
+from tools.bench.turns import comma_separated
 from tools.live_server.process import CLI, ServerProcess
 
 _TRAFFIC = Traffic()
@@ -33,8 +33,7 @@ class _Server:
     no_cache: Sequence[str]
 
 
-def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[float]:
-    return [float(part) for part in text.split(",") if part]
+_numbers = comma_separated(float)
 
 
 @click.command()
@@ -105,10 +104,7 @@ def main(
 
 def _measure(server: _Server, *, cache: bool, load: str, size: float, seconds: float) -> Figures:
     options = [*server.options, *(() if cache else server.no_cache)]
-    with (
-        TemporaryDirectory() as folder,
-        ServerProcess(Path(folder) / "log", options, command=server.command) as running,
-    ):
+    with ServerProcess(options, command=server.command) as running:
         if load == "closed":
             asked = asyncio.run(run_closed(running.url, _TRAFFIC, int(size), seconds))
         else:

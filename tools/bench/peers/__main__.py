@@ -29,7 +29,7 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.v6.layout import ShapeV6
 from tests.support.models import random_model, save_safetensors
 from tools.bench.random_model import HEAD_SIZE, SHAPES, VOCAB_SIZE
-from tools.bench.turns import HERE, Figures, Side, rounds_option, show, show_ratios, take_turns
+from tools.bench.turns import HERE, Figures, Side, comma_separated, rounds_option, show, show_ratios, take_turns
 
 _V7 = SHAPES["0.1B"]
 _SHAPES: Final[Mapping[str, ModelShape]] = {
@@ -76,8 +76,7 @@ def _pairs(_context: click.Context, _parameter: click.Parameter, values: Sequenc
     return pairs
 
 
-def _words(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
-    return text.split(",")
+_words = comma_separated(str)
 
 
 @click.command()

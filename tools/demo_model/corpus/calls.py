@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, OpenSkill, Skill, Turn, ask, is_held_out
 from tools.demo_model.corpus.questions import fact
-from tools.demo_model.corpus.texts import CITIES, NAMES, WORDS, items, listed, read_data, read_texts, some_name
+from tools.demo_model.corpus.texts import CITIES, NAMES, WORDS, listed, read_data, read_texts, some_name
 
 Value: TypeAlias = str | int
 Draw: TypeAlias = Callable[[random.Random], Value]
@@ -86,36 +86,6 @@ def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 @dataclass(frozen=True, slots=True)
-class SimpleTool:
-    """A tool with one argument, and the ways in which users ask for it."""
-
-    name: str
-    argument: str
-    value: Draw
-    asked: tuple[str, ...]
-
-
-SIMPLE_TOOLS = tuple(
-    SimpleTool(each["name"], each["argument"], _VALUES[each["value"]], items(each["asked"]))
-    for each in read_data("calls")["simple_tools"]
-)
-
-
-def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a question, answered with a call: {"name": "weather", "arguments": {"city": "Paris"}}."""
-    tool = rng.choice(SIMPLE_TOOLS)
-    while True:
-        offered = [tool, *rng.sample([other for other in SIMPLE_TOOLS if other is not tool], rng.randint(1, 3))]
-        rng.shuffle(offered)
-        value = tool.value(rng)
-        if is_held_out("tool", value, *(other.name for other in offered)) == held_out:
-            break
-    system = "Tools: " + ", ".join(f"{other.name}({other.argument})" for other in offered)
-    call = {"name": tool.name, "arguments": {tool.argument: value}}
-    return Dialogue((Turn(ask(rng, tool.asked, x=value), json.dumps(call)),), system=system)
-
-
-@dataclass(frozen=True, slots=True)
 class Tool:
     """A tool: its names, its arguments' names and values, the ways to ask for it, and its results.
 
@@ -135,13 +105,13 @@ def _tool(table: Mapping[str, Any]) -> Tool:
     if "done" in table:
         results = tuple((result, table["done"]) for result in TEXTS["done"])
     else:
-        results = tuple((result, said) for result, said in table["results"])
+        results = tuple((result, said) for result, said in table.get("results", ()))
     return Tool(
         names=tuple(table["names"]),
         arguments=tuple(map(tuple, table["arguments"])),
         values=tuple(_VALUES[kind] for kind in table["values"]),
         asked=listed(table["asked"]),
-        again=listed(table["again"]),
+        again=listed(table.get("again", ())),
         results=results,
     )
 
@@ -165,12 +135,36 @@ class Offer:
         return json.dumps({"name": self.name, "arguments": dict(zip(self.arguments, values, strict=True))})
 
 
+SIMPLE_TOOLS = tuple(
+    Offer(_tool(table), table["names"][0], tuple(names[0] for names in table["arguments"]))
+    for table in read_data("calls")["simple_tools"]
+)
+"""Tools of one name and one argument."""
+
+
+def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
+    """Return a question, answered with a call: {"name": "weather", "arguments": {"city": "Paris"}}."""
+    offer = rng.choice(SIMPLE_TOOLS)
+    while True:
+        offers = [offer, *rng.sample([other for other in SIMPLE_TOOLS if other is not offer], rng.randint(1, 3))]
+        rng.shuffle(offers)
+        value = offer.tool.values[0](rng)
+        if is_held_out("tool", value, *(other.name for other in offers)) == held_out:
+            break
+    turn = Turn(ask(rng, offer.tool.asked, x=value), offer.call((value,)))
+    return Dialogue((turn,), system=_listed_tools(offers))
+
+
 def _offer(rng: random.Random, tool: Tool) -> Offer:
     return Offer(tool, rng.choice(tool.names), tuple(rng.choice(names) for names in tool.arguments))
 
 
+def _listed_tools(offers: list[Offer]) -> str:
+    return "Tools: " + ", ".join(offer.signature for offer in offers)
+
+
 def _system(rng: random.Random, offers: list[Offer]) -> str:
-    told = "Tools: " + ", ".join(offer.signature for offer in offers)
+    told = _listed_tools(offers)
     return f"{rng.choice(TEXTS['systems'])}\n{told}" if rng.random() < 0.3 else told
 
 

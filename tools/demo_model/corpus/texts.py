@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 Texts: TypeAlias = Mapping[str, tuple[str, ...]]
 
-UNSEEN_WORDINGS = 2  # how many wordings of each relation are kept out of training
+UNSEEN_WORDINGS = 2  # of each relation, which training never has
 _FOLDER = Path(__file__).parents[1] / "data"
 
 
@@ -22,7 +22,7 @@ def items(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for line in text.split("\n") for part in line.split(";") if part.strip())
 
 
-def listed(value: str | list[str]) -> tuple[str, ...]:
+def listed(value: str | Sequence[str]) -> tuple[str, ...]:
     """Return the texts of a list, or those that `items` finds in a string."""
     return items(value) if isinstance(value, str) else tuple(value)
 

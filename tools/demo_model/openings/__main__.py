@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from rnn_engine.demo import model_path
@@ -72,8 +71,7 @@ def main() -> None:
     openings = load_openings()
     with ExitStack() as stack:
         if (url := options.url) is None:
-            log = Path(stack.enter_context(TemporaryDirectory())) / "log"
-            url = stack.enter_context(ServerProcess(log, (f"demo={options.model}",))).url
+            url = stack.enter_context(ServerProcess((f"demo={options.model}",))).url
         answers = ask_all(openings, Server(url).chat)
     print(report(openings, answers, everything=options.all))
 
