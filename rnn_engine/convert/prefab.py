@@ -1,4 +1,4 @@
-"""Write ai00's prefab models: web-rwkv's structures in memory as CBOR, with its names and transforms, in f16."""
+"""Write ai00's prefab models: web-rwkv's in-memory structures as CBOR, with its names and transforms, in f16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _PADDING: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array of the file: its shape with the fastest dimension first, padded to 4, and a function that reads it."""
+    """An array to write: its shape and type, and a function that reads its numbers from the model.
+
+    The file stores the shape with the fastest dimension first, padded to 4 dimensions.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -35,7 +38,11 @@ class _Array:
 
 
 def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a prefab. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
+    """Write the model as an ai00 prefab file.
+
+    Raises ModelError for a version that ai00 does not support, for a tuned state, for a weight format other than f16,
+    and for a width that is no multiple of 8.
+    """
     check_ai00(source, "a prefab")
     for spec in source.specs:
         if spec.name.endswith(".time_state"):
@@ -56,7 +63,7 @@ def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
 
 
 class _Tree:
-    """The tensors of a model as web-rwkv nests them."""
+    """A builder of the nested dicts and lists in which web-rwkv stores a model's tensors."""
 
     def __init__(self, source: ConversionSource) -> None:
         self._source = source
@@ -155,7 +162,7 @@ _DECAYS: Final[Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 
 
 def _write(file: IO[bytes], item: Any) -> None:  # noqa: ANN401
-    """Write an item, arrays one at a time."""
+    """Write `item` as CBOR: dicts, lists, plain values and `_Array`s, which are read one at a time."""
     match item:
         case dict():
             _write_head(file, 5, len(item))
@@ -178,5 +185,8 @@ def _write(file: IO[bytes], item: Any) -> None:  # noqa: ANN401
 
 
 def _write_head(file: IO[bytes], major: int, length: int) -> None:
-    """Write the head of a byte string (2), a list (4) or a map (5). cbor2 writes heads only with whole items."""
+    """Write the CBOR head of an item: its type `major` and `length`. cbor2 writes heads only with whole items.
+
+    `major` is 2 for a byte string, 4 for a list and 5 for a map.
+    """
     file.write(bytes([major << 5 | 27]) + length.to_bytes(8, "big") if length > 23 else bytes([major << 5 | length]))
