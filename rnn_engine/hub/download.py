@@ -1,4 +1,4 @@
-"""Fetch files of models from the hub, continuing earlier attempts, and check what was received."""
+"""Download models' files from the Hugging Face Hub, resume interrupted downloads, and verify checksums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PIECE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository at one commit."""
+    """A file of a repository on the hub at one commit: its path there, size and checksum."""
 
     path: str
     num_bytes: int
@@ -35,20 +35,21 @@ class RemoteFile:
 
 
 class Hub:
-    """Hugging Face's hub, or a mirror of it that HF_ENDPOINT names."""
+    """A client of the Hugging Face Hub, or of a mirror of it that HF_ENDPOINT names."""
 
     def __init__(self) -> None:
         self._endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
         self._api = HfApi(endpoint=self._endpoint)
 
     def pull(self, wanted: Wanted) -> Path:
-        """Fetch a model, unless it is here, and return the path to open. Draws a bar for each file on stderr.
+        """Download a model, except for files that are already here, and return the path to open.
 
-        If this ends early, the fetched part of a file stays, and the next call continues from there.
+        Draws a progress bar for each file on stderr. If this ends early, the incomplete file is kept, and the next call
+        resumes it.
 
-        Raises ModelError if there is no such model, if it can't be fetched, or if a file does not have the checksum
-        that the hub gives. A file that would be written outside of the model's folder is refused before anything is
-        fetched.
+        Raises ModelError if there is no such model, if it can't be downloaded, or if a file does not have the checksum
+        that the hub lists. Also raises ModelError, before anything is downloaded, if a file would be written outside of
+        the model's folder.
         """
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)
@@ -65,7 +66,7 @@ class Hub:
         return model_path(folder, chosen)
 
     def _check(self, repository: str, file: RemoteFile, folder: Path) -> None:
-        """Raise ModelError if the file would be written outside of `folder`, or if its checksum is unusable."""
+        """Raise ModelError if `file` would be written outside of `folder`, or if its checksum is malformed."""
         if not is_inner_path(file.path):
             raise ModelError(
                 f"{repository}: {self._endpoint} lists a file {file.path!r}; expected a path inside of the repository"
@@ -81,7 +82,7 @@ class Hub:
                 )
 
     def _list_files(self, repository: str) -> tuple[str, dict[str, RemoteFile]]:
-        """Return the newest commit of a repository, and its files by path."""
+        """Return the newest commit of a repository, and a map from path to file."""
         found = self._api.model_info(repository, files_metadata=True)
         files = {
             each.rfilename: RemoteFile(
@@ -125,7 +126,7 @@ class Hub:
 
     @contextmanager
     def _in_words(self, repository: str) -> Iterator[None]:
-        """Raise ModelError for the errors that the hub's client raises."""
+        """Convert errors of the hub's client library within the block to ModelError with a message for users."""
         try:
             yield
         except (RnnEngineError, KeyboardInterrupt):
@@ -153,7 +154,7 @@ class Hub:
 
 
 def _part_of(target: Path, file: RemoteFile) -> Path:
-    """Return the path for the fetched part of a file until the file is complete."""
+    """Return the path at which an incomplete download of `target` is stored."""
     return target.with_name(f".{target.name}.{file.digest[:12]}.part")
 
 
@@ -166,7 +167,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
-    """Return the digest of the file at `path`, of the kind that `file` has."""
+    """Return the digest of the file at `path`, by the same algorithm as `file.digest`: SHA-256, or git's SHA-1."""
     if len(file.digest) == hashlib.sha256().digest_size * 2:
         digest = hashlib.sha256()
     else:
