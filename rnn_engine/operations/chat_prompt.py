@@ -29,7 +29,7 @@ def token_positions(
 ) -> tuple[int, ...]:
     """Return for each of `offsets`, in bytes of the tokens' text, how many of `tokens` end at or before it.
 
-    `sizes` maps special tokens to the bytes that they take in the text, since they have no bytes of their own.
+    `sizes` maps special tokens to the bytes that they take in the text, since their texts differ from their bytes.
     """
     lengths = {token: len(engine.detokenize((token,))) for token in set(tokens)} | dict(sizes)
     ends = list(accumulate(lengths[token] for token in tokens))
@@ -68,9 +68,9 @@ def tool_grammar(
 ) -> Grammar:
     """Return a grammar for answers that may call `tools`, or must call one if `required`.
 
-    A call's arguments follow the tool's schema. If `parallel`, an answer may hold several calls, but only one if the
-    format has no closing text. If a call is required, the answer begins with `lead` and may end with `ending`. If
-    `otherwise` is given, it is the schema of an answer without calls, and such an answer has the same `lead`.
+    Calls follow their schemas from their beginning. If `parallel`, an answer may hold several calls, but only one if
+    the format has no closing text. If a call is required, the answer begins with `lead` and may end with `ending`. If
+    `otherwise` is given, it is the schema of an answer without calls.
     """
     before = f"{format_.opening}\n" if format_.opening else ""
     after = f"\n{format_.closing}" if format_.closing else ""

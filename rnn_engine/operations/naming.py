@@ -190,9 +190,9 @@ async def run_tokens(
 
 
 def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
-    """Return the initial state `begin` with a cache key (`root`) that also depends on `embeddings`.
+    """Return the initial state `begin` with a `root` that also depends on `embeddings`.
 
-    The state cache looks states up by root and tokens, and tokens do not identify the embeddings that replace theirs.
+    The tokens alone do not identify the embeddings that replace theirs.
     """
     root = hashlib.blake2b(embeddings.tobytes(), digest_size=16, key=b"" if begin is None else begin.root.encode())
     return InitialState(root.hexdigest(), shape.initial_state() if begin is None else begin.state)
