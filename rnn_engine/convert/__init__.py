@@ -1,1 +1,1 @@
-"""Write an open model as a file of another format, with other names, or with other weights."""
+"""Convert models: write an open model in another file format, with other tensor names, or in another weight format."""

@@ -27,7 +27,7 @@ from rnn_engine.versions.table import VERSIONS, VersionTable
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """A format in which a model is written as one file."""
+    """A file format to which a model can be converted: its title for messages, and the function that writes it."""
 
     title: str
     write: Callable[[IO[bytes], ConversionSource], None]  # raises ModelError for what the format can't hold
@@ -59,18 +59,19 @@ def convert_model(
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
 ) -> str:
-    """Write `model` to `target`, one tensor at a time, and return the title of the format.
+    """Write `model` to `target`, one tensor at a time, and return the title of the format for messages.
 
-    The end of the target's name selects the format; a name without an ending is a folder's. `weights` is a choice as
-    `WeightChoice.parse` reads it; a float type by itself also applies to the embedding. Tensors that are not matrices
-    keep their type if the format allows it. The output lies beside `target` until it is complete.
+    The extension of `target` selects the format; without one, a Hugging Face folder is written. `weights` is a choice
+    as `WeightChoice.parse` reads it; a float type by itself also applies to the embedding. Tensors that are not
+    matrices keep their type if the format allows it. The output has a temporary name beside `target` until it is
+    complete.
 
     With `force`, a file replaces a file. A folder replaces an empty folder, or one that this function wrote and that is
     unchanged since, according to the list of its files in it (`.rnn-engine.json`).
 
-    Raises InvalidRequestError, which calls the target `field`, for an unknown format, and for an existing target that
-    must not be replaced. Raises ModelError if the format can't hold the model, or if the model can't be read. Raises
-    OSError if the target can't be written.
+    Raises InvalidRequestError for an unknown format, and for an existing target that must not be replaced; `field` is
+    the target's name in the message. Raises ModelError if the format can't hold the model, or if the model can't be
+    read. Raises OSError if the target can't be written.
     """
     file_format = FILE_FORMATS.get(target.suffix)
     if file_format is None and target.suffix:
@@ -102,15 +103,16 @@ def convert_model(
 
 
 def model_bytes(path: Path) -> int:
-    """Return the size of a model, which is a file or a folder of files."""
+    """Return the size in bytes of a model's file, or of all files in its folder."""
     files = path.rglob("*") if path.is_dir() else (path,)
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def parse_weights(text: str, suffix: str) -> WeightChoice:
-    """Parse a choice as `WeightChoice.parse` does, but apply a float type that comes first to the embedding, too.
+    """Parse a choice of weight formats for a converted file; `suffix` is the file's extension.
 
-    In a GGUF file, the matrices that a 4-bit choice keeps in int8 are q8_0.
+    The syntax is that of `WeightChoice.parse`, but a float type that comes first also applies to the embedding. In a
+    GGUF file, the matrices that a 4-bit choice would store in int8 are stored in q8_0.
     """
     choice = WeightChoice.parse(text)
     formats = dict(choice.formats)

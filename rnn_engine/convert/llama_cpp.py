@@ -35,9 +35,10 @@ _STAND_INS: Final = {f"time_mix_v{number}.weight": f"time_mix_a{number}.weight" 
 
 
 def write_llama_cpp(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a GGUF file, with the vocabulary that the engine finds for the model if it is one of byte strings.
+    """Write the model as a GGUF file that llama.cpp can run.
 
-    Raises ModelError for a version that llama.cpp does not know, and for a tuned state.
+    The file gets the vocabulary of the tokenizer that the engine finds for the model, if it is World's or another
+    GGUF file's. Raises ModelError for a version that llama.cpp does not support, and for a tuned state.
     """
     shape = source.shape
     architecture = _architecture(shape)
@@ -92,7 +93,7 @@ def _metadata(shape: ModelShape) -> dict[str, Value]:
 
 
 def _vocabulary(tokenizer: Tokenizer, size: int) -> GgufVocabulary | None:
-    """Return the byte strings of World, or of another GGUF file; None for a tokenizer of another kind."""
+    """Return the vocabulary to write, `size` tokens; None if the tokenizer is neither World's nor a GGUF file's."""
     if tokenizer.name not in ("world", "gguf"):
         return None
     pieces = [tokenizer.decode_bytes(token) for token in range(size)]
@@ -106,7 +107,10 @@ def _escape(piece: bytes) -> bytes:
 
 
 def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEntry]:
-    """Yield each tensor of the file, made of the model's tensors that a reader of the file looks for in it."""
+    """Yield each tensor of the GGUF file under llama.cpp's name, converted from the model's tensors.
+
+    The mapping is that of the reader, `locate_llama_cpp`, in reverse: several tensors may be stacked in one.
+    """
     specs = {spec.name: spec for spec in source.specs}
     names = list(list_llama_cpp_names(metadata["general.architecture"], source.shape.num_layers))
     places: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
@@ -125,7 +129,7 @@ def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEnt
 
 
 def _index(place: StoredTensor) -> int | None:
-    """Return the tensor's index among the tensors that share one in the file; None if it has its own."""
+    """Return the tensor's index in a stored tensor that several share; None if it is stored by itself."""
     return next((step.index for step in place.steps if isinstance(step, StoredPart)), None)
 
 
@@ -150,7 +154,10 @@ def _single(source: ConversionSource, name: str, spec: TensorSpec, place: Stored
 
 
 def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
-    """Return a matrix in GGUF's own blocks. Raises ModelError if GGUF has no such blocks."""
+    """Return the file's entry for a matrix in quantised blocks.
+
+    Raises ModelError if GGUF has no such block format, or if the matrix's rows are no multiple of a block.
+    """
     block_type = block_format.name.upper()
     shape = source.model.tensors[spec.name].shape
     if not keeps_blocks(block_type):

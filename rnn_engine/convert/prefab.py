@@ -1,4 +1,4 @@
-"""Write ai00's prefab models: web-rwkv's structures in memory as CBOR, with its names and transforms, in f16."""
+"""Write ai00's prefab models: web-rwkv's in-memory structures as CBOR, with its names and transforms, in f16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _PADDING: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array of the file: its shape with the fastest dimension first, padded to 4, and a function that reads it."""
+    """An array to write: its shape and type, and a function that reads its numbers from the model.
+
+    The file stores the shape with the fastest dimension first, padded to 4 dimensions.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -35,7 +38,11 @@ class _Array:
 
 
 def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a prefab. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
+    """Write the model as an ai00 prefab file.
+
+    Raises ModelError for a version that ai00 does not support, for a tuned state, for a weight format other than f16,
+    and for a width that is no multiple of 8.
+    """
     check_ai00(source, "a prefab")
     for spec in source.specs:
         if spec.name.endswith(".time_state"):
@@ -56,7 +63,7 @@ def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
 
 
 class _Tree:
-    """The tensors of a model as web-rwkv nests them."""
+    """A builder of the nested dicts and lists in which web-rwkv stores a model's tensors."""
 
     def __init__(self, source: ConversionSource) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Write a model in BlinkDL's names, as ai00's `.st`, or as a folder of flash-linear-attention."""
+"""Write a model with BlinkDL's tensor names, as ai00's `.st` file, or as a folder of flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ _FLOATS: Final = "--weights f16, bf16 or f32"
 
 
 def is_matrix(spec: TensorSpec) -> bool:
-    """Return True if a tensor has a weight format of its own: a matrix, unless one dimension is the head size."""
+    """Return True if the choice of weight formats applies to a tensor.
+
+    It does for a tensor of two or more dimensions, unless one of them is the head size.
+    """
     return len(spec.dims) > 1 and "N" not in spec.dims
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionSource:
-    """A model to be written, and the formats of its matrices."""
+    """A model to convert, which reads its tensors in the chosen weight formats and reports the progress."""
 
     model: OpenModel
     specs: Sequence[TensorSpec]  # of the model's tensors, in BlinkDL's names and orientation
@@ -64,9 +67,9 @@ class ConversionSource:
         return self.model.shape
 
     def block_format(self, spec: TensorSpec) -> BlockFormat | None:
-        """Return the block format in which to write a tensor; None for plain numbers.
+        """Return the quantised block format in which to write a tensor; None for plain numbers.
 
-        Raises ModelError for the matrices of adapters, which a device does not take in blocks.
+        Raises ModelError if blocks are chosen for the matrices of adapters, for which a device does not support them.
         """
         if not is_matrix(spec):
             return None
@@ -78,7 +81,7 @@ class ConversionSource:
         return found
 
     def read_blocks(self, spec: TensorSpec, block_format: BlockFormat) -> Blocks:
-        """Return a matrix in blocks: the model's own if they have this format, else quantised here."""
+        """Return a matrix in quantised blocks of `block_format`: those of the model's file, or else newly quantised."""
         self._report(spec)
         blocks = self.model.blocks(spec.name)
         if blocks is not None and blocks.format == block_format:
@@ -86,9 +89,9 @@ class ConversionSource:
         return quantise(block_format, self.model.tensor(spec.name))
 
     def dtype(self, spec: TensorSpec) -> np.dtype[Any]:
-        """Return the float type in which to write a tensor; the model's own if none is chosen.
+        """Return the float type in which to write a tensor: the chosen one, or else its type in the model.
 
-        Raises ModelError if another kind of format is chosen.
+        Raises ModelError if the chosen format, or else the model's, is no float type.
         """
         info = self.model.tensors[spec.name]
         chosen = self.format_of(spec.name) if is_matrix(spec) else None
@@ -109,13 +112,17 @@ class ConversionSource:
         shape: Sequence[int] | None = None,
         transform: Transform = lambda tensor: tensor,
     ) -> TensorEntry:
-        """Return a tensor under a name, in `dtype` if that is given; `transform` changes its shape to `shape`."""
+        """Return a file's entry for a tensor: its `name` there, its shape and type, and how to read it.
+
+        `dtype` None selects `self.dtype`. `transform` is applied to the model's tensor, and returns one of `shape`;
+        `shape` None is the model's.
+        """
         target = self.dtype(spec) if dtype is None else dtype
         info = TensorInfo(tuple(shape or self.model.tensors[spec.name].shape), target)
         return TensorEntry(name, info, lambda: transform(self.read(spec, target)))
 
     def read(self, spec: TensorSpec, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return a tensor in a float type. Raises ModelError if the type can't hold its numbers."""
+        """Read a tensor of the model and convert it to `dtype`. Raises ModelError if a number exceeds its range."""
         self._report(spec)
         return _cast(spec.name, self.model.tensor(spec.name), dtype)
 
@@ -123,7 +130,7 @@ class ConversionSource:
         self.progress("writing", self.specs.index(spec), len(self.specs))
 
     def swapped(self, spec: TensorSpec, name: str, *, dtype: np.dtype[Any] | None = None) -> TensorEntry:
-        """Return a tensor with its last two dimensions swapped."""
+        """Return a file's entry for a tensor with its last two dimensions swapped; see `entry`."""
         *leading, rows, columns = self.model.tensors[spec.name].shape
         return self.entry(
             spec, name, dtype=dtype, shape=(*leading, columns, rows), transform=lambda tensor: tensor.swapaxes(-1, -2)
@@ -144,7 +151,10 @@ def _cast(name: str, tensor: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]
 
 
 def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a safetensors file, with matrices in blocks if so chosen; see `tensor_files.safetensors_file`."""
+    """Write the model as a safetensors file with BlinkDL's names.
+
+    Matrices may be in quantised blocks; `tensor_files.safetensors_file` describes how these are stored.
+    """
     formats = {spec.name: source.block_format(spec) for spec in source.specs}
     plain = [source.entry(spec, spec.name) for spec in source.specs if formats[spec.name] is None]
     quantised: list[TensorEntry] = []
@@ -161,7 +171,10 @@ def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None
 def _quantised(
     source: ConversionSource, spec: TensorSpec, matrix: StoredMatrix, num_rows: int
 ) -> Iterator[TensorEntry]:
-    """Yield the codes and the figures of a matrix. Reading the codes loads the matrix, reading the figures drops it."""
+    """Yield the file's two entries for a quantised matrix: its codes and its figures, to be read in this order.
+
+    Reading the codes loads the matrix; reading the figures releases it.
+    """
     read: list[Blocks] = []
 
     def read_codes() -> NDArray[Any]:
@@ -174,7 +187,7 @@ def _quantised(
 
 
 def write_blinkdl_pth(file: IO[bytes], source: ConversionSource) -> None:
-    """Write a .pth file."""
+    """Write the model as a torch `.pth` file with BlinkDL's names."""
     write_pth(file, _entries(source))
 
 
@@ -188,7 +201,10 @@ _VERSIONS: Final = ("v4", "v5.1", "v5.2", "v6", "v7")
 
 
 class Ai00ModelInfo(TypedDict):
-    """A model's sizes. `custom` holds the sizes of its low-rank adapters under its version."""
+    """The description of a model in ai00's API and files: its version and sizes.
+
+    `custom` maps the version to the ranks of its low-rank adapters; it is "None" for versions without adapters.
+    """
 
     version: str
     num_layer: int
@@ -200,7 +216,7 @@ class Ai00ModelInfo(TypedDict):
 
 
 def model_info(shape: ModelShape) -> Ai00ModelInfo:
-    """Return the sizes of a model under ai00's names. A variant of a version is given as that version."""
+    """Return the sizes of a model under ai00's names. A variant such as v5.2 is described as its version, V5."""
     custom: dict[str, dict[str, int]] | Literal["None"] = "None"
     match shape:
         case ShapeV7():
@@ -220,13 +236,13 @@ def model_info(shape: ModelShape) -> Ai00ModelInfo:
 
 
 def write_st(file: IO[bytes], source: ConversionSource) -> None:
-    """Write an `.st` file. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
+    """Write the model as ai00's `.st` file. Raises ModelError as `check_ai00` does."""
     check_ai00(source, "an .st file")
     write_safetensors(file, list(_ai00_entries(source)), {})
 
 
 def check_ai00(source: ConversionSource, file: str) -> None:
-    """Raise ModelError for a version that ai00 does not know, and for weights other than f16 in one of its files.
+    """Raise ModelError if ai00 does not support the model's version, or if a weight format other than f16 is chosen.
 
     `file` names the kind of file in the message.
     """
@@ -250,7 +266,10 @@ def _ai00_entries(source: ConversionSource) -> Iterator[TensorEntry]:
 
 
 def _repeated(source: ConversionSource, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
-    """Return a tensor's one number a head as one a channel, which turns RWKV-5.1 into the RWKV-5 that ai00 knows."""
+    """Return the file's entry for a tensor of RWKV-5.1 that has one number for each head, repeated for each channel.
+
+    This converts RWKV-5.1 to the RWKV-5 that ai00 supports.
+    """
     size = (shape.num_heads, shape.head_size)
     return source.entry(
         spec,
@@ -269,10 +288,10 @@ _THREE_DIMENSIONS: Final = (".att.x_r", ".att.x_w", ".att.x_k", ".att.x_v", ".at
 
 
 def write_fla(folder: Path, source: ConversionSource) -> None:
-    """Write the model into an empty folder.
+    """Write the model to an empty folder as flash-linear-attention's config.json and model.safetensors.
 
-    Raises ModelError for a version that flash-linear-attention's names do not cover, and for another epsilon of the
-    group norm than its own, 1e-5 times the size of a head.
+    Raises ModelError for a version other than v7, for a tuned state, and for an epsilon of the group norm other than
+    the library's, 1e-5 times the size of a head.
     """
     shape = source.shape
     if not isinstance(shape, ShapeV7) or isinstance(shape, ShapeV7DeepEmbed):
@@ -293,7 +312,10 @@ def write_fla(folder: Path, source: ConversionSource) -> None:
 
 
 def _is_unused(spec: TensorSpec) -> bool:
-    """Return True for a tensor of layer 0's value residual: the layer does not use it, and fla has no module for it."""
+    """Return True for the tensors of layer 0's value residual, which are left out.
+
+    The layer does not use them, and flash-linear-attention has no module for them.
+    """
     return spec.name in {f"blocks.0.att.v{number}" for number in "012"}
 
 

@@ -1,4 +1,4 @@
-"""The paths of the demo model's files, which come with the project."""
+"""Find the files of the demo model, a small RWKV-7 model that is part of this package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _FOLDER = Path(__file__).parent
 
 
 def model_path() -> Path:
-    """Return the path of the weights: RWKV-7, safetensors, f16."""
+    """Return the path of the demo model's weights: RWKV-7, safetensors, f16."""
     return _FOLDER / "demo.safetensors"
 
 
 def tokenizer_path() -> Path:
-    """Return the path of the tokenizer: byte-level BPE."""
+    """Return the path of the demo model's tokenizer.json: byte-level BPE."""
     return _FOLDER / "tokenizer.json"
 
 

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: find the model that a name means, fetch its files, and list local models."""
+"""Models of the Hugging Face Hub: resolve a model's name, download its files, and list the models on this computer."""
 
 from rnn_engine.hub.local import KNOWN, LocalModel, Wanted, list_local, locate_model
 

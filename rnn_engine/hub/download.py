@@ -1,8 +1,4 @@
-"""Fetch files of models from the hub, continuing earlier attempts, and check what was received.
-
-huggingface_hub's hf_hub_download does not do here: it takes a file of the right size for the right one without
-comparing its checksum, and deletes what it has got of a file if the connection breaks.
-"""
+"""Download models' files from the Hugging Face Hub, resume interrupted downloads, and verify checksums."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's SHA-1, or SHA
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository at one commit."""
+    """A file of a repository on the hub at one commit: its path there, size and checksum."""
 
     path: str
     num_bytes: int
@@ -38,20 +34,21 @@ class RemoteFile:
 
 
 class Hub:
-    """Hugging Face's hub, or a mirror of it that HF_ENDPOINT names."""
+    """A client of the Hugging Face Hub, or of a mirror of it that HF_ENDPOINT names."""
 
     def __init__(self) -> None:
         self._endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
         self._api = HfApi(endpoint=self._endpoint)
 
     def pull(self, wanted: Wanted) -> Path:
-        """Fetch a model, unless it is here, and return the path to open. Draws a bar for each file on stderr.
+        """Download a model, except for files that are already here, and return the path to open.
 
-        If this ends early, the fetched part of a file stays, and the next call continues from there.
+        Draws a progress bar for each file on stderr. If this ends early, the incomplete file is kept, and the next call
+        resumes it.
 
-        Raises ModelError if there is no such model, if it can't be fetched, or if a file does not have the checksum
-        that the hub gives. A file that would be written outside of the model's folder is refused before anything is
-        fetched.
+        Raises ModelError if there is no such model, if it can't be downloaded, or if a file does not have the checksum
+        that the hub lists. Also raises ModelError, before anything is downloaded, if a file would be written outside of
+        the model's folder.
         """
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)
@@ -87,7 +84,7 @@ class Hub:
                 )
 
     def _list_files(self, repository: str) -> tuple[str, dict[str, RemoteFile]]:
-        """Return the newest commit of a repository, and its files by path."""
+        """Return the newest commit of a repository, and a map from path to file."""
         found = self._api.model_info(repository, files_metadata=True)
         files = {
             each.rfilename: RemoteFile(
@@ -160,7 +157,7 @@ class Hub:
 
 
 def _part_of(target: Path, file: RemoteFile) -> Path:
-    """Return the path for the fetched part of a file until the file is complete."""
+    """Return the path at which an incomplete download of `target` is stored."""
     return target.with_name(f".{target.name}.{file.digest[:12]}.part")
 
 

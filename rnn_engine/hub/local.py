@@ -1,4 +1,4 @@
-"""Find the hub's model that a name means, and list the models on this computer."""
+"""Resolve a model's name to a repository on the hub or to local files, and list the models on this computer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LISTED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A repository, and a path or shell pattern of its file of weights; the newest match is taken.
+    """A model that a user named: a repository on the hub, and optionally its file of weights.
 
-    Without a file, the repository must contain one model.
+    `file` is a path or shell pattern; the newest match is used. If it is None, the repository must contain one model.
     """
 
     repository: str
@@ -35,7 +35,7 @@ class Wanted:
 
     @classmethod
     def parse(cls, text: str) -> Wanted:
-        """Parse a short name or `OWNER/REPOSITORY[:FILE]`. Raises InvalidRequestError for any other text."""
+        """Parse a model's short name, or `OWNER/REPOSITORY[:FILE]`. Raises InvalidRequestError for any other text."""
         if text in KNOWN:
             return KNOWN[text]
         repository, colon, file = text.partition(":")
@@ -47,7 +47,10 @@ class Wanted:
         return self.repository if self.file is None else f"{self.repository}:{self.file}"
 
     def choose(self, paths: Sequence[str]) -> list[str]:
-        """Return the repository's paths that belong to the model. Raises ModelError if it is not clear which do."""
+        """Return those of `paths`, the files of the repository, that belong to the model.
+
+        Raises ModelError if no file matches, or if the repository has several models and `file` is None.
+        """
         weights = [path for path in paths if path.endswith(WEIGHTS)]
         if self.file is not None:
             matches = [path for path in weights if fnmatch(path, self.file)]
@@ -66,13 +69,13 @@ class Wanted:
 
 
 def age(path: str) -> tuple[str, str]:
-    """Return a key that is greater for newer files, by the date in the name."""
+    """Return a sort key for a file by the date in its path; newer files have greater keys."""
     dates = _DATE.findall(path)
     return dates[-1] if dates else "", path
 
 
 def could_be_wanted(text: str) -> bool:
-    """Return True if `text`, which is not a path, could be a short name or a repository."""
+    """Return True if `text`, which is not an existing path, could be a model's short name or a repository."""
     return text in KNOWN or (
         _REPOSITORY.fullmatch(text.partition(":")[0]) is not None and (":" in text or not text.endswith(WEIGHTS))
     )
@@ -87,7 +90,10 @@ def _listing(paths: Sequence[str]) -> str:
 
 
 def _sizes(name: str, repository: str, pattern: str, sizes: Mapping[str, str]) -> dict[str, Wanted]:
-    """Return the models of a series; `sizes` maps the ends of short names to the sizes in the names of files."""
+    """Map the short names of a series of models, `NAME-SIZE`, to the models.
+
+    `pattern` is the file's name with {} for the size. `sizes` maps a short name's size to that in the file's name.
+    """
     return {f"{name}-{short}": Wanted(repository, pattern.format(written)) for short, written in sizes.items()}
 
 
@@ -128,7 +134,7 @@ KNOWN: Final[Mapping[str, Wanted]] = {
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this computer, as one file or as a folder of several."""
+    """A downloaded model on this computer: one file, or a folder of several."""
 
     repository: str
     path: Path
@@ -136,13 +142,16 @@ class LocalModel:
 
 
 def models_folder() -> Path:
-    """Return the folder of pulled models: RNN_ENGINE_MODELS, else one in the user's cache. It may not exist."""
+    """Return the folder for downloaded models, which may not exist yet.
+
+    It is the one that the environment variable RNN_ENGINE_MODELS names, or else `models` in the user's cache folder.
+    """
     chosen = os.environ.get("RNN_ENGINE_MODELS")
     return Path(chosen) if chosen else cache_folder() / "models"
 
 
 def list_local() -> list[LocalModel]:
-    """Return every model that was pulled or that Hugging Face's cache holds, by repository and path."""
+    """Return all models in `models_folder` and in Hugging Face's cache, sorted by repository and path."""
     found = [
         model for repository, folder, paths in (*_pulled(), *_cached()) for model in _models(repository, folder, paths)
     ]
@@ -150,9 +159,10 @@ def list_local() -> list[LocalModel]:
 
 
 def locate_model(named: str | Path) -> Path:
-    """Return the path of a model, given by a path or by a name as `pull` takes it. Returns a `Path` unchanged.
+    """Return the path of a model, given its path or a name such as `rnn-engine pull` takes.
 
-    Raises ModelError if the name could be that of a pulled model, but no such model is here.
+    A `Path`, an existing path, and a text that can't be a model's name are returned as a path. Raises ModelError if
+    the text could be a model's name, but no such model is on this computer.
     """
     path = Path(named)
     if isinstance(named, Path) or path.exists() or not could_be_wanted(named):
@@ -166,7 +176,7 @@ def locate_model(named: str | Path) -> Path:
 def find_local(wanted: Wanted) -> Path | None:
     """Return the path of the wanted model on this computer; None if it is not here.
 
-    Raises ModelError if several files of its repository are here and it is not clear which one is meant.
+    Raises ModelError if `wanted` names no file, and several files of weights of its repository are here.
     """
     for repository, folder, paths in (*_pulled(), *_cached()):
         if repository.lower() != wanted.repository.lower():
@@ -180,13 +190,19 @@ def find_local(wanted: Wanted) -> Path | None:
 
 
 def model_path(folder: Path, paths: list[str]) -> Path:
-    """Return the path to open for a model with these files: its one file of weights, or the folder of several."""
+    """Return the path to open for a model: its only file of weights, or `folder` if it has several.
+
+    `paths` are the model's files, relative to `folder`.
+    """
     weights = [path for path in paths if path.endswith(WEIGHTS)]
     return folder / weights[0] if len(weights) == 1 else folder
 
 
 def _models(repository: str, folder: Path, paths: list[str]) -> Iterator[LocalModel]:
-    """Yield the models of a folder with these files: all of it, or each file of weights by itself."""
+    """Yield the models in `folder`: one if its files make up a single model, else one for each file of weights.
+
+    `paths` are the files, relative to `folder`.
+    """
     try:
         groups = [Wanted(repository).choose(paths)]
     except ModelError:
@@ -197,7 +213,7 @@ def _models(repository: str, folder: Path, paths: list[str]) -> Iterator[LocalMo
 
 
 def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield the repository, folder and files of each pulled model."""
+    """Yield the repository, folder and relative file paths of each repository in `models_folder`."""
     folders: dict[Path, list[str]] = defaultdict(list)
     root = models_folder()
     for path in sorted(root.glob("*/*/**/*")):
@@ -209,7 +225,10 @@ def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
 
 
 def _cached() -> Iterator[tuple[str, Path, list[str]]]:
-    """Yield the repository, folder and files of each revision in Hugging Face's cache, the newest first."""
+    """Yield the repository, folder and relative file paths of each revision with weights in Hugging Face's cache.
+
+    The revisions of a repository come newest first.
+    """
     from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
     from huggingface_hub.errors import CacheNotFound
 

@@ -28,9 +28,9 @@ NO_SIZES: Mapping[int, int] = MappingProxyType({})
 def token_positions(
     engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int], sizes: Mapping[int, int] = NO_SIZES
 ) -> tuple[int, ...]:
-    """Return for each offset in bytes how many of `tokens` lie wholly before it.
+    """Return for each of `offsets`, in bytes of the tokens' text, how many of `tokens` end at or before it.
 
-    `sizes` has the lengths in the text of special tokens, since their texts differ from their bytes.
+    `sizes` maps special tokens to the bytes that they take in the text, since their texts differ from their bytes.
     """
     lengths = {token: len(engine.detokenize((token,))) for token in set(tokens)} | dict(sizes)
     ends = list(accumulate(lengths[token] for token in tokens))
@@ -42,13 +42,16 @@ ToolMode: TypeAlias = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether tools may, must or must not be called, and the names of those allowed; None allows all."""
+    """A request's setting for tool calls: forbidden (`none`), allowed (`auto`) or required, and the allowed tools.
+
+    `names` lists the tools that may be called; None allows all.
+    """
 
     mode: ToolMode
     names: tuple[str, ...] | None = None
 
     def callable_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Return those of `tools` that may be called."""
+        """Return those of `tools` that the model may call."""
         if self.mode == "none":
             return ()
         return [tool for tool in tools if self.names is None or tool.name in self.names]
@@ -85,7 +88,7 @@ def tool_grammar(
 
 
 def _common_beginning(texts: Sequence[str]) -> str:
-    """Return the longest common beginning of `texts`."""
+    """Return the longest common prefix of `texts`."""
     first, last = min(texts), max(texts)
     length = 0
     while length < len(first) and first[length] == last[length : length + 1]:
@@ -102,7 +105,7 @@ _CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, which ha
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation."""
+    """The prompt made from a conversation: its tokens, its text, and what ends the model's answer."""
 
     tokens: list[int]
     text: str
@@ -113,7 +116,7 @@ class ChatPrompt:
 
     @property
     def ends_in_tag(self) -> bool:
-        """Whether the prompt ends in a tag around thoughts whose ">" is missing."""
+        """True if the prompt ends within a tag that opens or closes thoughts: the model must write the tag's ">"."""
         return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
 
 
@@ -132,9 +135,10 @@ def make_chat_prompt(
     *,
     before: str = "",
 ) -> ChatPrompt:
-    """Return the prompt of a conversation, with the text `before` it.
+    """Render a conversation with its chat template, and tokenise it as a prompt.
 
-    Raises InvalidRequestError if the template refuses the conversation, or if it is too long.
+    The text `before` is tokenised ahead of the conversation. Raises InvalidRequestError if the template rejects the
+    conversation, or if the rendered text is longer than `most_characters`.
     """
     special = engine.info.special_tokens
     cut = _unused_cut(conversation)
@@ -173,9 +177,10 @@ def _texts(conversation: Conversation) -> Iterator[str]:
 
 
 def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
-    """Return the conversation with a cut in every special token that a text spells.
+    """Return the conversation with the character `cut` inserted in every special token that a client's text spells.
 
-    An assistant's messages may contain special tokens that have a text, such as those around its thoughts.
+    `special` maps the texts of special tokens to their ids. In an assistant's messages, only special tokens without
+    bytes are cut: others, such as those around its thoughts, are allowed there.
     """
     if not special:
         return conversation
@@ -198,7 +203,7 @@ def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str,
 
 
 def _cutter(texts: Collection[str], cut: str) -> Callable[[str], str]:
-    """Return a function that puts `cut` after the first character of each of `texts`, wherever it stands."""
+    """Return a function that inserts `cut` after the first character of each occurrence of `texts` in its argument."""
     pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
     return lambda text: pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
 
@@ -228,7 +233,10 @@ def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN40
 
 
 def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
-    """Yield the pieces of text to tokenise separately, and the special tokens that the tokenizer does not find."""
+    """Split `text` at each `cut`, and yield the pieces, which must be tokenised separately.
+
+    A special token that the tokenizer does not recognise in text is yielded as its token id.
+    """
     unknown = [each for each in special if each in text and engine.tokenize(each) != [special[each]]]
     for piece in text.split(cut):
         if not unknown:
@@ -239,7 +247,10 @@ def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) 
 
 
 def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
-    """Return the end of each turn, in bytes of the text."""
+    """Map the number of messages to the byte offset at which the last of them ends in the prompt.
+
+    The offset counts `before` and the rendered text without the cuts.
+    """
     offsets: dict[int, int] = {}
     start, num_bytes = 0, len(before.encode())
     for count, end in sorted(rendered.turn_ends.items(), key=lambda turn: turn[1]):
@@ -249,7 +260,10 @@ def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
 
 
 def _thought(text: str, conversation: Conversation) -> bool | None:
-    """Return True if the answer begins inside thoughts, False if the prompt has just closed them, None if neither."""
+    """Return True if the prompt ends inside thoughts, False if it has just closed them, and None otherwise.
+
+    `text` is the rendered prompt.
+    """
     if conversation.continues:
         text = conversation.messages[-1].content
         return True if text.rfind(THINK_BEGINS) > text.rfind(THINK_ENDS) else None

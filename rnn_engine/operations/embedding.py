@@ -40,13 +40,14 @@ _U64 = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """Which numbers of a state become the vector.
+    """The settings that select and scale the numbers of a state that become an embedding.
 
-    Each layer gives its part, a field of the state. A field is a vector [D], or a matrix for each head. Pooled, the
-    matrices give one number for each key or value of each head [D]; not pooled, all their numbers [D * N]. "all" joins
-    the fields, in the state's order and pooled, each scaled to length 1 so that none dominates. Several layers are
-    joined one after the other; "mean" is the mean over all layers. If `dimensions` is smaller than the result, the
-    vector is projected by fixed random signs, which roughly keeps the angles between vectors.
+    From each selected layer, `part` selects a field of the state. A field is a vector [D], or a matrix for each head.
+    With pooling, the matrices become one number for each key or value of each head [D]; without, all their numbers are
+    used [D * N]. The part "all" joins all fields in the state's order, with pooling, each scaled to length 1 so that
+    none dominates. Several layers are joined one after the other; "mean" is the mean over all layers. If `dimensions`
+    is smaller than the joined vector, it is projected by fixed random signs, which roughly preserves the angles between
+    vectors.
     """
 
     layer: Layers = "mean"  # an index, from the end if negative; several; all joined; or the mean of all
@@ -56,7 +57,7 @@ class EmbeddingSettings:
     normalize: bool = True  # scale the vector to length 1
 
     def check(self, shape: ModelShape) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        """Raise InvalidRequestError for the first setting that is not allowed for a model of this shape."""
         if self.part is not None:
             _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
         _check_choice("pooling", self.pooling, get_args(Pooling))
@@ -96,7 +97,7 @@ class EmbeddingSettings:
         return tuple(every[layer] for layer in chosen)
 
     def fields(self, shape: ModelShape) -> tuple[StateField, ...]:
-        """Return the fields of a state that make up the part."""
+        """Return the fields of the state that `part` selects."""
         every = shape.state_fields
         if self.part == ALL_PARTS:
             return every
@@ -105,27 +106,33 @@ class EmbeddingSettings:
         return tuple(field for field in every if field.name == self.part)
 
     def size(self, shape: ModelShape) -> int:
-        """Return how many numbers the part has, before any projection."""
+        """Return the length of the vector before any projection."""
         part = sum(_pooled_size(field, self.pooling) for field in self.fields(shape))
         return part * (1 if self.layer == "mean" else len(self.layers(shape)))
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
-    """Return the part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
+    """Return the numbers of `state` that `settings` select, neither projected nor scaled. -> [size] f32
+
+    `settings` must have passed `check`.
+    """
     fields = settings.fields(shape)
     rows: F32 = np.stack([_of_layer(state, layer, settings, fields) for layer in settings.layers(shape)])  # [layers, n]
     return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
 
 
 def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
-    """Return a part's vector, projected and scaled; zero vectors are not scaled. -> [dimensions or size] f32"""
+    """Project and scale the numbers from `part_vector` as `settings` say. -> [dimensions or size] f32
+
+    A zero vector is not scaled.
+    """
     if settings.dimensions is not None and settings.dimensions < len(vector):
         vector = _project(vector, settings.dimensions)
     return _unit(vector) if settings.normalize else vector
 
 
 def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
-    """Return the part of one layer. -> [n] f32"""
+    """Return the selected numbers of one layer: a field, or several fields scaled to length 1 and joined. -> [n] f32"""
     pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
     return pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled])
 
@@ -136,7 +143,7 @@ def _unit(vector: F32) -> F32:
 
 
 def _pooled_size(field: StateField, pooling: Pooling) -> int:
-    """Return how many numbers `_pool` makes of a field of one layer."""
+    """Return the length of the vector that `_pool` returns for one layer of `field`."""
     if field.kind is not FieldKind.MATRIX or pooling == "none":
         return prod(field.shape)
     num_heads, num_values, num_keys = field.shape
@@ -144,7 +151,7 @@ def _pooled_size(field: StateField, pooling: Pooling) -> int:
 
 
 def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
-    """Return a field of one layer as one vector, with a matrix's values or keys pooled to one number each."""
+    """Return one layer of a field as a vector; a matrix field is pooled over its values or its keys. -> [n] f32"""
     pooled: F32 = values
     if field.kind is FieldKind.MATRIX:
         match pooling:
@@ -162,7 +169,10 @@ def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
 
 
 def _project(vector: F32, dimensions: int) -> F32:
-    """Add each number, with random signs, to a few of `dimensions` random places. -> [dimensions] f32"""
+    """Project `vector` to fewer `dimensions`: add each number, with random signs, at four random places.
+
+    The signs and places are the same in every run. -> [dimensions] f32
+    """
     total = np.zeros(dimensions)
     for start in range(0, len(vector), _BLOCK):
         numbers = vector[start : start + _BLOCK].astype(np.float64)
@@ -177,9 +187,9 @@ def _project(vector: F32, dimensions: int) -> F32:
 
 
 def _scramble(numbers: _U64) -> _U64:
-    """Return the SplitMix64 generator's numbers at these positions.
+    """Return the outputs of the SplitMix64 random number generator at the positions `numbers`.
 
-    A numpy generator may change from one version to the next.
+    It is used since numpy's generators may change from one version to the next.
     """
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -194,7 +204,7 @@ def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """The vector of one input."""
+    """The embedding vector of one input, and the number of tokens that it took."""
 
     vector: F32  # [dimensions]
     cost: Cost
@@ -202,7 +212,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputState:
-    """The state after one input's last token."""
+    """The state after one input's last token, and the number of tokens that it took."""
 
     state: State
     cost: Cost
@@ -217,11 +227,12 @@ async def embed(
     centre: F32 | None = None,
     wait_for_room: bool = False,
 ) -> list[Embedding]:
-    """Return the vectors of lists of token ids, in their order; none depends on what else is embedded.
+    """Return the embeddings of `inputs`, which are lists of token ids, in their order.
 
-    Every input begins from `initial_state`. `centre`, from `find_centre` with the same settings, is subtracted from
-    every vector. Raises InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless
-    `wait_for_room` is set.
+    The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. `centre`,
+    from `find_centre` with the same settings, is subtracted from every vector before it is projected and scaled. Raises
+    InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless `wait_for_room` is
+    set.
     """
     shape = engine.info.shape
     settings.check(shape)
@@ -245,7 +256,10 @@ async def find_centre(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[F32, list[Cost]]:
-    """Return the mean of the vectors of `inputs` before projection and scaling, [size] f32, and each input's cost."""
+    """Return the mean of the vectors of `inputs` before projection and scaling, [size] f32, and each input's cost.
+
+    The mean can be subtracted as `centre` in `embed`. Raises as `embed` does.
+    """
     shape = engine.info.shape
     settings.check(shape)
     total = np.zeros(settings.size(shape))  # [size] f64, so that the order of the sum makes no difference
@@ -264,9 +278,9 @@ async def run_states(
     initial_state: InitialState | None = None,
     wait_for_room: bool = False,
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """Yield (number of the input, its state) as the inputs end. Raises InvalidRequestError before anything runs.
+    """Run `inputs`, lists of token ids, in parallel, and yield (index of the input, its state) as each one ends.
 
-    `wait_for_room` is as in `ParallelRequests`.
+    Raises InvalidRequestError before anything runs. `wait_for_room` is as in `ParallelRequests`.
     """
     calls = [
         GenerateRequest(prompt=tokens, initial_state=initial_state, max_tokens=0, keep_end=True) for tokens in inputs

@@ -29,7 +29,7 @@ Likeliest: TypeAlias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """The result of a run of tokens."""
+    """What `run_tokens` returns: the state and logits after the last token, and the tokens' log-probabilities."""
 
     frozen: FrozenState
     logits: F32  # [V] after the last token
@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """A named state after an advance, and the log-probabilities read from it."""
+    """What `advance_state` returns: the named state after its tokens, and the requested log-probabilities."""
 
     named: NamedState
     scored: tuple[TokenInfo, ...]
@@ -57,9 +57,10 @@ async def create_state(
     initial_state: FrozenState | None = None,
     priority: int = 0,
 ) -> tuple[NamedState, Cost]:
-    """Name the state after `tokens`; without tokens, name `initial_state`, or an empty state.
+    """Run `tokens` from `initial_state`, store the state after them under `name`, and return it and the cost.
 
-    Raises what `StateStore.put` raises, mostly before anything runs.
+    Without tokens, `initial_state` itself is stored, or an empty state if it is None. Raises as `StateStore.put` does,
+    in most cases before any token runs.
     """
     await check_room(engine, name, retention)
     if tokens:
@@ -82,12 +83,13 @@ async def advance_state(
     priority: int = 0,
     embeddings: F32 | None = None,
 ) -> Advanced:
-    """Replace a named state by its state after `tokens`, atomically: later requests for the name begin there.
+    """Run `tokens` from a named state, and atomically replace it by the state after them.
 
-    `logprobs` scores the tokens, each with this many alternatives. `top_k` returns the likeliest next tokens, also
-    those after the tokens at `output_positions`; negative positions count from the end. Without tokens the state does
-    not change. `embeddings` are as in `run_tokens`. Raises NotFoundError if the name is gone or was replaced meanwhile,
-    InvalidRequestError for a state that the operator brings.
+    If `logprobs` is given, the tokens are scored, each with this many alternatives. `top_k` is how many of the
+    likeliest next tokens to return, after the last token and after those at `output_positions`; negative positions
+    count from the end. Without tokens the state does not change. `embeddings` are as in `run_tokens`. Raises
+    NotFoundError if the named state is gone or was replaced meanwhile, and InvalidRequestError for a state that comes
+    from the operator's files.
     """
     most = min(MAX_TOP_K, engine.info.shape.vocab_size)
     if not 0 <= top_k <= most:
@@ -128,12 +130,12 @@ async def advance_state(
 
 
 def _with_top(scored: Sequence[TokenInfo], count: int) -> tuple[TokenInfo, ...]:
-    """Return scored tokens with `count` alternatives each."""
+    """Return the scored tokens with only the first `count` alternatives of each."""
     return tuple(replace(info, top=info.top[:count]) for info in scored)
 
 
 def _from_start(positions: Sequence[int], count: int) -> list[int]:
-    """Return positions among `count` tokens, counted from the first.
+    """Return `positions` among `count` tokens with negative ones, which count from the end, made non-negative.
 
     Raises InvalidRequestError for a position that is out of range.
     """
@@ -155,8 +157,9 @@ async def run_tokens(
     embeddings: F32 | None = None,
     wait_for_room: bool = False,
 ) -> Ran:
-    """Run `tokens` from a state. If `logprobs` is given, score those from `score_from` on, with as many alternatives.
+    """Run `tokens` from `initial_state` without generating, and return the state and logits after them.
 
+    If `logprobs` is given, the tokens from index `score_from` on are scored, each with `logprobs` alternatives.
     `embeddings` [len(tokens), D] replace those of `tokens`. Raises OverloadedError if the queue is full, unless
     `wait_for_room` is set.
     """
@@ -186,13 +189,19 @@ async def run_tokens(
 
 
 def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
-    """Return a state whose root also depends on the embeddings, since their tokens do not identify them."""
+    """Return the initial state `begin` with a `root` that also depends on `embeddings`.
+
+    The tokens alone do not identify the embeddings that replace theirs.
+    """
     root = hashlib.blake2b(embeddings.tobytes(), digest_size=16, key=b"" if begin is None else begin.root.encode())
     return InitialState(root.hexdigest(), shape.initial_state() if begin is None else begin.state)
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:
-    """Return the state at the end of a request, ready to be named. Raises StateError if its numbers are not finite."""
+    """Return `end`, the state at the end of a request, as a frozen state, which can be stored under a name.
+
+    `initial_state` is the one from which the request began. Raises StateError if the numbers are not finite.
+    """
     taken_in, before = (0, ()) if initial_state is None else (initial_state.num_tokens, initial_state.last_tokens)
     return freeze_state(
         end.state,
@@ -207,9 +216,10 @@ def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndSt
 async def settle_end(
     engine: EngineLike, initial_state: FrozenState | None, request: GenerateRequest, end: EndState, text: bytes
 ) -> FrozenState:
-    """Return the state at a request's end, after all of the generated `text`.
+    """Return the state after the prompt of `request` and all of the generated `text`.
 
-    The token that ended the request was not run. If it held more than the stop, the rest of its text is run here.
+    `end` may lack the end of the text: the token that ended the request was not run. If that token had text besides the
+    stop sequence, this text is run here.
     """
     initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
     taken_in = engine.detokenize(end.tokens[len(request.prompt) :])
@@ -220,7 +230,7 @@ async def settle_end(
 
 
 async def check_room(engine: EngineLike, name: str, retention: Retention) -> None:
-    """Raise what naming a state at the end of a run would raise now."""
+    """Raise the error that storing a new state under `name` would raise now, to find it before tokens are run."""
     shape = engine.info.shape
     await engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)
 
@@ -230,7 +240,10 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldDifference:
-    """The difference of one field between two states. A matrix has a column for each head, any other field has one."""
+    """The difference between two states in one field, for each layer and column.
+
+    A matrix field has a column for each head, any other field has one column.
+    """
 
     name: str
     kind: FieldKind
@@ -240,13 +253,16 @@ class FieldDifference:
 
     @property
     def relative(self) -> F64:
-        """The distances over the means of both norms: 0 if equal, 2 if one is zero or they are opposite."""
+        """The distances divided by the mean of the two states' norms, [L, columns].
+
+        0 means equal; 2 means that one of them is zero or that they are opposite.
+        """
         means = (self.norms + self.other_norms) / 2
         return np.divide(self.distances, means, out=np.zeros_like(means), where=means > 0)
 
 
 def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[FieldDifference]:
-    """Yield the difference of each field, in the shape's order."""
+    """Yield the difference between two states in each field, in the order of the shape's fields."""
     for field in shape.state_fields:
         columns = field.shape[0] if field.kind is FieldKind.MATRIX else 1
         first, second = (_columns(one[field.name], columns) for one in (state, other))
@@ -255,7 +271,7 @@ def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[
 
 
 def _columns(array: F32, count: int) -> F64:
-    """Return a field of all layers as [L, count, numbers]."""
+    """Reshape a state's field [L, ...] to `count` columns for each layer, [L, count, numbers] in f64."""
     return array.reshape(len(array), count, -1).astype(np.float64)
 
 

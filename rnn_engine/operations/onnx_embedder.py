@@ -1,4 +1,4 @@
-"""An embedding model in ONNX with its tokenizer, such as those of sentence-transformers.
+"""Load and run an embedding model in the ONNX format, such as those of sentence-transformers.
 
 It is no RWKV model, and runs on the CPU. It needs the packages of the extra `embeds`.
 """
@@ -29,10 +29,10 @@ _EXTRA: Final = "an embedding model needs the packages of the extra `embeds`: pi
 
 
 class Embedder:
-    """A loaded embedding model. Thread-safe."""
+    """A loaded ONNX embedding model with its tokenizer. Thread-safe."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, first: bool) -> None:
-        """If `first`, the vector of a text is that of its first token, else the mean of all its tokens."""
+        """Create an embedder. If `first`, a text's vector is its first token's, else the mean of all its tokens'."""
         self.name = name
         self._inputs = [each.name for each in session.get_inputs()]
         self._splitting = tokenizer.to_str()
@@ -43,16 +43,16 @@ class Embedder:
         tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]") or tokenizer.token_to_id("<pad>") or 0)
 
     def split(self, text: str, max_tokens: int) -> Sequence[str]:
-        """Split a text into pieces of at most `max_tokens` tokens, at ends of paragraphs, sentences or words."""
+        """Split a text into chunks of at most `max_tokens` tokens, at ends of paragraphs, sentences or words."""
         from semantic_text_splitter import TextSplitter
 
         splitter = TextSplitter.from_huggingface_tokenizer_str(self._splitting, max_tokens)
         return [piece for part in _parts(text) for piece in splitter.chunks(part)]
 
     def embed(self, texts: Sequence[str]) -> F32:
-        """Return the vector of each text, [len(texts), D], of length 1.
+        """Return the embedding of each text, scaled to length 1. -> [len(texts), D]
 
-        Only the first MAX_TOKENS tokens of a text count.
+        Only the first MAX_TOKENS tokens of a text are used.
         """
         encoded = self._tokenizer.encode_batch(list(texts))
         mask = np.array([each.attention_mask for each in encoded], np.int64)  # [texts, tokens]
@@ -72,9 +72,10 @@ class Embedder:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield parts of a text, cut at ends of paragraphs, lines or words if possible.
+    """Yield parts of a text of at most 16,384 characters, cut at ends of paragraphs, lines or words if possible.
 
-    The time that splitting takes grows with the square of the length of a text without white space.
+    The text splitter gets such parts because its time grows with the square of the length of a text without white
+    space.
     """
     start = 0
     while len(text) - start > _PART_CHARACTERS:
@@ -87,7 +88,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def load_embedder(folder: Path) -> Embedder:
-    """Load the model in a folder with a `tokenizer.json`, an ONNX file and optionally the settings of its pooling.
+    """Load the embedding model in `folder`: a `tokenizer.json`, an ONNX file, and optionally a pooling config.
 
     Raises ModelError if a file is missing or does not fit, or if the extra is not installed.
     """

@@ -16,7 +16,7 @@ from rnn_engine.requests import Event, Finished, GenerateRequest
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The number of tokens of a prompt, and how many of them came from the cache."""
+    """The cost of a request: the tokens of its prompt, and how many of them were skipped by a cached state."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -29,16 +29,17 @@ Numbered: TypeAlias = tuple[int, Event]
 
 
 class ParallelRequests:
-    """Runs requests inside `async with`; iterating gives lists of (number of the request, event) as the events come.
+    """An async context manager that runs several requests in parallel; iterate over it to receive their events.
 
-    Each list holds the events that are ready at that time, at least one; each request's own are in order.
+    Iteration yields lists of (index of the request, event). Each list has the events that are ready at that time, at
+    least one; the events of one request are in order.
 
-    At most `limit` requests are in the engine at a time, so that one client's long list does not fill the queue. A call
-    is refused as a whole or not at all. `__aenter__` raises OverloadedError if the engine's queue is full; for a single
-    request, the first `anext` does. Once the first request was admitted, the others wait for room. `wait_for_room`
-    skips the check, for the second part of a call if its first part has run.
+    At most `limit` requests are in the engine at a time, so that one client's long list does not fill the queue. They
+    are rejected all together or not at all. `__aenter__` raises OverloadedError if the engine's queue is full; for a
+    single request, the first `anext` does. Once the first request was admitted, the others wait for room in the queue.
+    `wait_for_room` skips the check, for a caller that has already run a first part of the same client call.
 
-    The first failure is raised and ends the iteration. Leaving the block abandons the requests that still run.
+    The first failure is raised and ends the iteration. Leaving the block cancels the requests that still run.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ParallelRequests:
         return self._events
 
     async def _read_one(self) -> AsyncGenerator[list[Numbered], None]:
-        """Pass on the engine's own events: a single request needs neither a task nor a queue."""
+        """Yield the events of the only request, straight from the engine, without a task or a queue."""
         event: Event | None = None
         async with aclosing(self._engine.generate(self._requests[0], wait_for_room=self._wait_for_room)) as events:
             async for event in events:
@@ -99,7 +100,10 @@ class ParallelRequests:
                 raise failures[0]
 
     async def _run(self, numbered: Iterator[tuple[int, GenerateRequest]]) -> None:
-        """Run one request after another until none is left; the tasks share the iterator."""
+        """Run requests from `numbered` until it is exhausted, and put their events or the first error on the queue.
+
+        All tasks take their requests from the same iterator.
+        """
         try:
             for number, request in numbered:
                 event: Event | None = None
@@ -112,6 +116,6 @@ class ParallelRequests:
 
 
 def _check_end(event: Event | None) -> None:
-    """Raise StepError if the last event of a request is not `Finished`."""
+    """Raise StepError unless `event`, the last event of a request, is `Finished`."""
     if not isinstance(event, Finished):
         raise StepError("the generation ended early")

@@ -1,8 +1,8 @@
-"""Score given continuations of a context: run them side by side and add up their log-probabilities.
+"""Score given continuations (choices) of a context: run them in parallel and add up their log-probabilities.
 
-Every choice is a request of its own for the context and the choice, scored from the context's end. An engine that keeps
-states runs the context once, and every choice from a copy of the state after it. An engine that keeps none returns the
-same scores, later.
+Every choice is a request of its own for the context and the choice, scored from the context's end. An engine with a
+state cache runs the context once, and every choice from a copy of the state after it. An engine without one returns the
+same scores, but takes longer.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ MOST_ROUNDING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Tokens after a context, each with its log-probability given that context and the tokens before it."""
+    """The tokens of one scored continuation.
+
+    Each has its log-probability, given the context and the continuation's tokens before it.
+    """
 
     tokens: tuple[TokenInfo, ...]
     cost: Cost  # of context and tokens
 
     @property
     def total(self) -> float:
-        """The log-probability of all tokens together."""
+        """The log-probability of the whole continuation: the sum over its tokens."""
         return math.fsum(info.logprob for info in self.tokens if info.logprob is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """The likelihood of one choice after the context.
+    """The score of one choice: how likely it is after the context.
 
     A calibrated score is reduced by the choice's log-probability after token 0 alone. A choice then stands out by what
     the context adds to it, not because it is a likely text anyway.
@@ -56,23 +59,23 @@ class ChoiceScore:
 
     @property
     def total(self) -> float:
-        """The log-probability of the choice."""
+        """The log-probability of the choice after the context; if calibrated, minus that after token 0 alone."""
         return self.given.total - (0.0 if self.alone is None else self.alone.total)
 
     @property
     def mean(self) -> float:
-        """The log-probability per token."""
+        """The choice's `total` divided by its number of tokens."""
         return self.total / len(self.given.tokens)
 
     @property
     def per_byte(self) -> float | None:
-        """The log-probability per byte of UTF-8 text; None if the choice's tokens have no text."""
+        """The choice's `total` divided by its bytes of UTF-8 text; None if its tokens have no text."""
         num_bytes = sum(len(info.data) for info in self.given.tokens)
         return self.total / num_bytes if num_bytes > 0 else None
 
     @property
     def perplexity(self) -> float:
-        """exp(-mean); calibrated, the perplexity after the context divided by that after token 0 alone.
+        """The choice's perplexity after the context, exp(-mean); if calibrated, divided by that after token 0 alone.
 
         Infinite if it exceeds the largest float.
         """
@@ -91,16 +94,17 @@ async def score_choices(
     calibrate: bool = False,
     limit: int | None = None,
 ) -> tuple[ChoiceScore, ...]:
-    """Return the scores of lists of token ids after `context`, in their order; none depends on what else is scored.
+    """Return the score of each of `choices`, which are lists of token ids, as a continuation of `context`.
 
-    This holds except for rounding: in a step of another size, sums are added up in another order, on the processor and
-    on a GPU, which changes a token's log-probability by `MOST_ROUNDING` at most.
+    The scores are in the order of `choices`. Except for rounding, a score does not depend on the other choices: in a
+    step of another size, sums are added up in another order, which changes a token's log-probability by `MOST_ROUNDING`
+    at most.
 
-    The context begins from `initial_state`, and so does token 0 if choices are calibrated. An empty context is token 0,
-    unless `initial_state` has logits to go on from. At most `limit` choices run in the engine at a time, by default the
-    number of its slots. A choice's tokens simply follow the context's. If the text of both would be tokenised
-    differently as a whole, put the boundary elsewhere, best before a space. Raises InvalidRequestError, or
-    OverloadedError if the queue is full, before anything runs.
+    The context begins from `initial_state`. If `calibrate` is set, each choice is also scored after token 0 alone, from
+    the same state. An empty context is token 0, unless `initial_state` has logits to continue from. At most `limit`
+    choices run in the engine at a time, by default the number of its slots. A choice's tokens simply follow the
+    context's. If the text of both would be tokenised differently as a whole, put the boundary elsewhere, best before a
+    space. Raises InvalidRequestError, or OverloadedError if the queue is full, before anything runs.
     """
 
     def make() -> list[GenerateRequest]:
@@ -122,7 +126,10 @@ async def score_after(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[Continuation, ...]:
-    """Return the scores of one list of token ids after each of `contexts`, in their order; see `score_choices`."""
+    """Return the score of `continuation`, a list of token ids, after each of `contexts`, in their order.
+
+    `initial_state` and errors are as for `score_choices`.
+    """
 
     def make() -> list[GenerateRequest]:
         for context in contexts:
@@ -133,7 +140,10 @@ async def score_after(
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:
-    """Return the softmax of `figures`: the probability of each choice if exactly one of the choices is the answer."""
+    """Return the softmax of `figures`, the log-probabilities of choices.
+
+    It is the probability of each choice, given that exactly one of the choices is the answer.
+    """
     greatest = max(figures)
     weights = [math.exp(figure - greatest) for figure in figures]
     whole = math.fsum(weights)
@@ -141,7 +151,10 @@ def probabilities(figures: Sequence[float]) -> list[float]:
 
 
 def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
-    """Return the cost of `score_choices`. The context counts only once for all choices."""
+    """Return the total cost of a call of `score_choices`, which returned `scores`.
+
+    The context counts only once for all choices.
+    """
     shared = [_shared_cost([score.given for score in scores])]
     alone = [score.alone for score in scores if score.alone is not None]
     shared += [_shared_cost(alone)] if alone else []
@@ -149,7 +162,10 @@ def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
 
 
 def _shared_cost(runs: Sequence[Continuation]) -> Cost:
-    """Return the cost of runs after one context. The run that started first found the fewest tokens in the cache."""
+    """Return the cost of `runs`, which share one context: its tokens count once.
+
+    Cached tokens are those of the run that started first, which found the fewest in the cache.
+    """
     context = runs[0].cost.prompt_tokens - len(runs[0].tokens)
     tokens = context + sum(len(run.tokens) for run in runs)
     return Cost(tokens, min(run.cost.cached_tokens for run in runs))

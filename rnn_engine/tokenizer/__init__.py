@@ -1,4 +1,4 @@
-"""Tokenizers: the World vocabulary, Hugging Face's, or none."""
+"""Tokenizers for RWKV's World vocabulary, for Hugging Face's tokenizer.json, and for models without a tokenizer."""
 
 from rnn_engine.tokenizer.base import Tokenizer
 from rnn_engine.tokenizer.load import NoTokenizer, load_tokenizer

@@ -1,4 +1,4 @@
-"""The protocol of tokenizers, and the check that all of them apply to their text."""
+"""The protocol that all tokenizers implement, and the check that they apply to text before they encode it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END_OF_TEXT: Final = "<|rwkv_tokenizer_end_of_text|>"  # the name of token 0 in 
 
 
 class Tokenizer(Protocol):
-    """Turns text into token ids and single ids back into bytes. Safe to use from several threads."""
+    """The protocol of a tokenizer, which encodes text as token ids and decodes single ids to bytes. Thread-safe."""
 
     @property
     def name(self) -> str: ...
@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The tokens that have a name but no text. A chat template spells them by their names."""
+        """Maps the names of special tokens to their ids. A chat template contains these tokens by name."""
         ...
 
     def encode(self, text: str, /) -> list[int]:
@@ -34,12 +34,15 @@ class Tokenizer(Protocol):
         ...
 
     def decode_bytes(self, token: int, /) -> bytes:
-        """Return the bytes of a token, perhaps only a part of a character; b"" for an id without text."""
+        """Return the bytes of a token: UTF-8, but possibly only a part of a character. b"" for an id without text."""
         ...
 
 
 def check_text(text: str) -> None:
-    """Raise InvalidRequestError for a text that has no UTF-8 form: JSON allows halves of surrogate pairs."""
+    """Raise InvalidRequestError if a text can't be encoded in UTF-8 because it has an unpaired surrogate.
+
+    Such texts can come from clients, since JSON allows unpaired surrogates.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

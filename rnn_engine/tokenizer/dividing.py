@@ -1,4 +1,4 @@
-"""Divide a long text into parts that are tokenized one by one, so that it takes little memory at a time.
+"""Divide a long text into parts that are tokenized one by one, to limit the memory that tokenizing takes.
 
 A cut is exact if the pre-tokenizer splits there in any case: between two characters that no match of its regular
 expressions contains next to each other. Then the tokens of the parts are those of the whole. A text without such a
@@ -39,12 +39,12 @@ _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 
 
 class UnreadPatternError(Exception):
-    """An expression contains something that is not supported here."""
+    """Raised if a regular expression contains a construct that `read_pattern` does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adjacency:
-    """The characters that matches of an expression may contain."""
+    """Which kinds of characters may follow each other in a match of a regular expression, and which may begin one."""
 
     follows: NDArray[np.bool_]  # [kinds, kinds] True if a match may contain, or look at, the second after the first
     begins: NDArray[np.bool_]  # [kinds] True if every character of the kind is a match, unless a longer one is found
@@ -52,7 +52,11 @@ class Adjacency:
 
 @dataclass(frozen=True, slots=True)
 class _CutPlace:
-    """The kinds of characters that one place takes: `some` characters of a kind, or surely `all` of them."""
+    """A place of a regular expression, which matches one character, and the kinds of characters that it matches.
+
+    `some` is True for a kind of which it may match some characters, `all` for a kind of which it matches every one.
+    Both are [kinds].
+    """
 
     some: NDArray[np.bool_]
     all: NDArray[np.bool_]
@@ -66,7 +70,10 @@ class _CutPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A part of an expression, by the numbers of its places."""
+    """A part of a regular expression: the places at which its matches may begin and end.
+
+    Places are indices in the reader's list of places.
+    """
 
     first: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
@@ -77,7 +84,7 @@ class _Fragment:
 
 @cache
 def _table() -> NDArray[np.uint8]:
-    """Return the kinds of the characters of the first plane, followed by the kind of all others."""
+    """Return the kind of each character of Unicode's first plane, followed by the kind of all other characters."""
     numbers = {category: _NUM_ASCII + number for number, category in enumerate(_CATEGORIES)}
     kinds = [*range(_NUM_ASCII)]
     kinds += [numbers.get(unicodedata.category(chr(code)), _OTHER) for code in range(_NUM_ASCII, _NUM_SEEN)]
@@ -85,15 +92,16 @@ def _table() -> NDArray[np.uint8]:
 
 
 def kinds_of(text: str) -> NDArray[np.uint8]:
-    """Return the kind of each character."""
+    """Return the kind of each character of `text`: an ASCII character itself, or a general category. -> [len(text)]"""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return _table()[np.minimum(codes, _NUM_SEEN)]
 
 
 def read_pattern(pattern: str) -> Adjacency:
-    """Return the characters that matches of `pattern` may contain.
+    """Parse a regular expression, and return which kinds of characters its matches may have next to each other.
 
-    Raises UnreadPatternError if a part of the pattern looks back, matches nothing or is unknown.
+    Raises UnreadPatternError if the pattern can match the empty text, or contains a construct that is not supported,
+    such as a lookbehind.
     """
     reader = _PieceReader(pattern)
     whole = reader.read_whole()
@@ -107,13 +115,13 @@ def read_pattern(pattern: str) -> Adjacency:
 
 
 def _where(test: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return the kinds whose general category passes a test."""
+    """Return True for each kind for whose general category `test` returns True. -> [kinds]"""
     found = [test(unicodedata.category(chr(code))) for code in range(_NUM_ASCII)]
     return np.array([*found, *map(test, _CATEGORIES), False])
 
 
 def _of(characters: Iterable[str]) -> _CutPlace:
-    """Return a place that takes one of these characters."""
+    """Return a place that matches any one of `characters`."""
     some = np.zeros(NUM_KINDS, np.bool_)
     some[kinds_of("".join(characters))] = True
     every = some.copy()
@@ -131,7 +139,10 @@ def _category(name: str) -> _CutPlace:
 
 
 def _spaces() -> _CutPlace:
-    """Return a place that takes white space. Regular expressions only agree on the common white-space characters."""
+    """Return a place that matches white space, \\s.
+
+    It surely matches only the common white-space characters: libraries differ about the others.
+    """
     common = _of(" \t\n\r\f")
     some = _of("\x0b\x1c\x1d\x1e\x1f").some | common.some | _where(lambda category: category.startswith("Z"))
     some[_OTHER] = True
@@ -139,7 +150,10 @@ def _spaces() -> _CutPlace:
 
 
 def _folded(place: _CutPlace) -> _CutPlace:
-    """Return a place that takes letters in any case; some beyond ASCII are the same as letters in it."""
+    """Return a place that matches the same characters as `place`, but letters in upper and lower case.
+
+    Some letters beyond ASCII are case variants of ASCII letters.
+    """
     some = place.some.copy()
     some[_CAPITALS] |= place.some[_SMALL]
     some[_SMALL] |= place.some[_CAPITALS]
@@ -149,7 +163,7 @@ def _folded(place: _CutPlace) -> _CutPlace:
 
 @dataclass(slots=True)
 class _PieceReader:
-    """Reads one expression."""
+    """A recursive-descent parser of one regular expression, which collects its places and the steps between them."""
 
     pattern: str
     at: int = 0
@@ -164,7 +178,7 @@ class _PieceReader:
         return whole
 
     def _take(self, text: str) -> bool:
-        """Return True if the pattern goes on with `text`, and move past it in that case."""
+        """Return True if the unread rest of the pattern begins with `text`, and move past it in that case."""
         found = self.pattern.startswith(text, self.at)
         self.at += len(text) * found
         return found
@@ -202,7 +216,7 @@ class _PieceReader:
         return whole
 
     def _repeated(self, part: _Fragment) -> _Fragment:
-        """Apply the quantifier that follows a part to it, and return the result."""
+        """Parse the quantifier after `part`, if there is one, and return the part as repeated by it."""
         least, most = 1, 1
         if self.at < len(self.pattern) and self.pattern[self.at] in "?*+{":
             least, most = self._quantifier()
@@ -212,7 +226,10 @@ class _PieceReader:
         return _Fragment(part.first, part.last, alone, part.passable or least == 0, part.empty or least == 0)
 
     def _quantifier(self) -> tuple[int, int]:
-        """Return how often a part may occur, at least and at most; 2 means more than once."""
+        """Parse a quantifier, and return the least and the greatest number of repetitions; 2 stands for two or more.
+
+        Raises UnreadPatternError for a possessive quantifier, and for a quantifier of a quantified part.
+        """
         found = {"?": (0, 1), "*": (0, 2), "+": (1, 2), "{": (0, 0)}[self._next()]
         if found == (0, 0):
             end = self.pattern.find("}", self.at)
@@ -251,7 +268,10 @@ class _PieceReader:
         return _Fragment(part.first, part.last, empty=False) if looks else part
 
     def _character(self, character: str, refused: str) -> _CutPlace:
-        """Return the place of one character of the pattern, or of an escape."""
+        """Return the place for `character`, which was just read, or for the escape that it begins.
+
+        Raises UnreadPatternError if the character is one of `refused`.
+        """
         if character in refused:
             raise UnreadPatternError(self.pattern)
         return self._escape() if character == "\\" else _of(character)
@@ -279,14 +299,14 @@ class _PieceReader:
         return _category(name)
 
     def _class(self) -> _CutPlace:
-        """Return the place of a class in brackets, after its first bracket."""
+        """Parse a character class after its opening bracket, and return its place."""
         inverted, found = self._take("^"), self._item()
         while not self._take("]"):
             found = found.united(self._item())
         return found.inverted() if inverted else found
 
     def _item(self) -> _CutPlace:
-        """Return the place of a character, a range of characters, or an escape in a class."""
+        """Parse one item of a character class, and return its place: a character, a range or an escape."""
         if self.pattern.startswith("&&", self.at):
             raise UnreadPatternError(self.pattern)
         start = self._next()
@@ -311,10 +331,13 @@ _LOCAL_STEPS: Final = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", 
 
 
 class Divider:
-    """Divides the texts of one tokenizer."""
+    """Divides long texts into parts that one tokenizer can encode separately.
+
+    `divides` is False if the tokenizer's steps do not allow that.
+    """
 
     def __init__(self, settings: Mapping[str, Any], part_characters: int = PART_CHARACTERS) -> None:
-        """`settings` is the content of a tokenizer.json."""
+        """Create a divider; `settings` is the content of a tokenizer.json, `part_characters` the most in a part."""
         normalizers = flatten(settings["normalizer"], "normalizers")
         splitters = flatten(settings["pre_tokenizer"], "pretokenizers")
         self._part_characters = part_characters
@@ -323,7 +346,7 @@ class Divider:
         self.divides = all(map(_is_local_normalizer, normalizers)) and all(map(_is_local_splitter, splitters))
 
     def parts(self, text: str) -> Iterator[str]:
-        """Yield the parts of `text`, or all of it if `divides` is False."""
+        """Yield the parts of `text` in order, or the whole text if `divides` is False."""
         start = 0
         while self.divides and len(text) - start > self._part_characters:
             end = self._find_cut(text, start, start + self._part_characters)
@@ -332,15 +355,15 @@ class Divider:
         yield text[start:]
 
     def exact_cuts(self, text: str) -> NDArray[np.intp]:
-        """Return the positions at which a cut of `text` is known to change no token."""
+        """Return the positions at which `text` can be cut without changing its tokens, as far as they are known."""
         kinds = kinds_of(text)
         return np.flatnonzero(self._is_cut[kinds[:-1], kinds[1:]]) + 1
 
     def _find_cut(self, text: str, start: int, end: int) -> int:
-        """Return the last exact cut between `start` and `end`, or else `end`.
+        """Return the position of the last exact cut between `start` and `end`, or else `end`.
 
-        Without an exact cut, no special token is cut either: the beginning of one that `end` lies in is returned
-        instead.
+        If there is no exact cut and `end` lies within a special token, the token's beginning is returned instead, so
+        that no special token is cut.
         """
         exact = self.exact_cuts(text[start:end])
         if exact.size:
@@ -350,14 +373,17 @@ class Divider:
 
 
 def flatten(step: Mapping[str, Any] | None, parts: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer; a sequence has its own steps under the name `parts`."""
+    """Return the single steps of a normalizer or pre-tokenizer in a tokenizer.json, with nested sequences flattened.
+
+    `parts` is the field in which a sequence has its steps.
+    """
     if step is None:
         return []
     return [each for part in step[parts] for each in flatten(part, parts)] if parts in step else [step]
 
 
 def _is_local_normalizer(step: Mapping[str, Any]) -> bool:
-    """Return True if a step may be applied to each part of a text alone: it looks at single characters."""
+    """Return True if a normalizer's step acts on single characters, so that it can be applied to parts of a text."""
     kind = step["type"]
     return kind in _UNICODE_FORMS or (kind == "Replace" and len(step["pattern"].get("String", "")) == 1)
 
@@ -371,7 +397,10 @@ def _exact_cuts(
     splitters: Sequence[Mapping[str, Any]],
     added_tokens: Sequence[Mapping[str, Any]],
 ) -> NDArray[np.bool_]:
-    """Return True for the kinds of characters between which a cut is exact. [kinds, kinds]"""
+    """Return True for each pair of adjacent kinds of characters between which a text can be cut exactly.
+
+    The cut does not change the tokens. -> [kinds, kinds], by the kind before and the kind after the cut
+    """
     cuts = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
     if any(step["type"] not in _UNICODE_FORMS for step in normalizers):
         return cuts
@@ -394,9 +423,9 @@ def _exact_cuts(
 
 
 def _patterns(step: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the regular expression at whose matches a step splits.
+    """Yield the regular expression by whose matches a pre-tokenizer's step splits the text; nothing if it has none.
 
-    Raises UnreadPatternError for a step of another kind.
+    Raises UnreadPatternError for a step of an unsupported kind.
     """
     match step:
         case {"type": "ByteLevel", "use_regex": False}:

@@ -1,4 +1,4 @@
-"""Read Hugging Face's tokenizer.json.
+"""Tokenize text with the tokenizer in a Hugging Face tokenizer.json.
 
 Text that spells one of the vocabulary's added tokens becomes that token, as with Hugging Face's library; other text in
 angle brackets is plain text. No tokens are added before or after a text, and no text is truncated.
@@ -35,9 +35,10 @@ _PIECE_STEPS: Final = frozenset({"ByteLevel", "ByteFallback", "Replace", "Metasp
 
 
 def piece_decoder(decoder: _Step | None) -> PieceDecoder:
-    """Return a function from a single piece to its bytes, given the JSON of a tokenizer.json's decoder.
+    """Return a function that decodes one piece of the vocabulary to its bytes.
 
-    Raises TokenizerError for a decoder whose pieces have no bytes of their own.
+    `decoder` is the `decoder` object of a tokenizer.json. Raises TokenizerError if it has a step that can't be applied
+    to single pieces.
     """
     steps = list(_flatten(decoder))
     kinds = {step["type"] for step in steps}
@@ -49,7 +50,10 @@ def piece_decoder(decoder: _Step | None) -> PieceDecoder:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Return byte-level BPE's alphabet: printable Latin-1 as itself, the other bytes as characters from U+0100 on."""
+    """Map each character of byte-level BPE's alphabet to the byte that it stands for.
+
+    Printable Latin-1 characters stand for their own bytes, characters from U+0100 on for the other bytes.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -86,7 +90,10 @@ def _flatten(decoder: _Step | None) -> Iterator[_Step]:
 
 
 def _replacement(step: _Step) -> tuple[str, str]:
-    """Return the text that a step of the decoder replaces, and its replacement."""
+    """Return the text that a decoder's Replace or Metaspace step replaces, and its replacement.
+
+    Raises TokenizerError for a replacement by a regular expression.
+    """
     if step["type"] == "Metaspace":
         return step["replacement"], " "
     if "String" not in step["pattern"]:
@@ -118,7 +125,7 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, path: Path, part_characters: int = PART_CHARACTERS) -> None:
-        """A text longer than `part_characters` is tokenized in parts."""
+        """Read the tokenizer.json at `path`. A text longer than `part_characters` will be tokenized in parts."""
         self.name = path.name
         self._library = _load(path)
         settings = json.loads(self._library.to_str())
@@ -151,7 +158,7 @@ class HuggingFaceTokenizer:
 
 @contextmanager
 def _panics_raised() -> Iterator[None]:
-    """Raise RuntimeError for a panic of the library, which is not an Exception."""
+    """Convert a panic of the tokenizers library, which is no Exception, to RuntimeError."""
     try:
         yield
     except BaseException as error:
@@ -174,7 +181,7 @@ def _load(path: Path) -> LibraryTokenizer:
 
 
 def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise TokenizerError for a file whose steps can turn a short text into one of any length."""
+    """Raise TokenizerError if a tokenizer.json has so many steps that they could make a short text arbitrarily long."""
     for name, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         kinds = [step["type"] for step in flatten(settings[name], parts)]
         if len(kinds) > _MOST_STEPS or kinds.count("ByteLevel") > 1:
@@ -183,7 +190,10 @@ def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401
-    """Return the bytes of every token id. A special token has none, any other added token the bytes of its text."""
+    """Map every token id to its bytes: b"" for a special token, and the text's bytes for any other added token.
+
+    `decoder` is the `decoder` object of the tokenizer.json at `path`. Raises TokenizerError as `piece_decoder` does.
+    """
     try:
         to_bytes = piece_decoder(decoder)
     except TokenizerError as error:

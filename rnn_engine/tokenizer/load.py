@@ -31,9 +31,10 @@ _LETTERS: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def read_pieces(path: Path) -> list[bytes] | None:
-    """Return the bytes of every id of a GGUF file's vocabulary; None if `path` is of another kind or has none.
+    """Return the bytes of every token id in a GGUF file's vocabulary; b"" for an id without text.
 
-    Raises TokenizerError if the vocabulary is damaged.
+    Returns None if `path` is no GGUF file, or has no vocabulary of byte strings. Raises TokenizerError if the file or
+    its vocabulary is damaged.
     """
     if path.suffix != ".gguf" or not path.is_file():
         return None
@@ -55,7 +56,7 @@ def read_pieces(path: Path) -> list[bytes] | None:
 
 
 def _unescape(token: bytes) -> bytes:
-    """Return the bytes of a token as llama.cpp reads them."""
+    """Return a token's bytes, given its escaped form in a GGUF file; escapes are those that llama.cpp reads."""
     return _ESCAPE.sub(
         lambda match: bytes([int(match[1], 16)]) if match[1] else _LETTERS.get(match[2], match[2]), token
     )
@@ -66,7 +67,10 @@ def _unescape(token: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NoTokenizer:
-    """Refuses every text, with the reason why there is no tokenizer."""
+    """The tokenizer of a model without one: it rejects every text, so clients must send token ids.
+
+    `reason` says in the error why there is no tokenizer.
+    """
 
     size: int
     reason: str
@@ -91,11 +95,12 @@ _VOCABULARIES: Final = ("rwkv_vocab_v20230424.txt", "vocab.txt")  # as in folder
 
 
 def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
-    """Load the tokenizer that `choice` names: auto, world, none, or the path of a tokenizer.json or a vocabulary.
+    """Load the tokenizer that `choice` selects: auto, world, none, or the path of a tokenizer.json or a vocabulary.
 
-    `auto` takes the first of these that exists: the vocabulary of a GGUF file, a tokenizer.json in the model's folder,
-    a vocabulary in the form of World's file there. Otherwise it takes World if the model's vocabulary is as large as
-    World's, or else none. Raises TokenizerError if the file can't be read or the vocabulary does not fit the model.
+    `auto` selects the first of these that exists: the vocabulary of a GGUF file, a tokenizer.json in the model's
+    folder, a vocabulary file there in the format of World's. Otherwise it selects World if the model's vocabulary is as
+    large as World's, or else none. Raises TokenizerError if the file can't be read, or if the vocabulary is larger than
+    `vocab_size`, the model's.
     """
     match choice:
         case "auto":
@@ -145,7 +150,10 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _of_pieces(name: str, pieces: Sequence[bytes]) -> Tokenizer:
-    """Return a tokenizer of byte strings: World's, which is faster, if they are World's vocabulary."""
+    """Return a tokenizer for a vocabulary of byte strings; `pieces` has the bytes of every token id.
+
+    It is World's tokenizer, which is faster, if the vocabulary is World's.
+    """
     world = WorldTokenizer()
     same = all(piece == world.decode_bytes(token) for token, piece in enumerate(pieces))
     return world if same and len(pieces) >= world.size else ByteStringTokenizer(name, pieces)

@@ -1,4 +1,4 @@
-"""The World vocabulary, and other vocabularies of byte strings, by greedy longest match.
+"""Tokenize text by greedy longest match, with RWKV's World vocabulary or another vocabulary of byte strings.
 
 The pyrwkv_tokenizer library encodes. It can't decode a token that is only a part of a character, so the byte strings
 are read here, from the library's own vocabulary file.
@@ -26,12 +26,12 @@ _LINE: Final = re.compile(rf"([0-9]{{1,7}}) ({_LITERAL}) ([0-9]{{1,7}})\r?")
 
 
 class ByteStringTokenizer:
-    """A tokenizer that repeatedly takes the longest matching byte string."""
+    """A tokenizer that repeatedly matches the longest byte string of its vocabulary (greedy longest match)."""
 
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, name: str, pieces: Sequence[bytes]) -> None:
-        """`pieces` has the bytes of every id; an id without text has none."""
+        """Create a tokenizer; `pieces` has the bytes of every token id, b"" for an id without text."""
         self.name = name
         self.size = len(pieces)
         self._pieces = tuple(pieces)
@@ -60,10 +60,10 @@ class ByteStringTokenizer:
 
 
 def read_vocabulary(path: Path) -> list[bytes]:
-    """Return the bytes of every id of a file like World's.
+    """Read a vocabulary file in the format of World's, and return the bytes of every token id.
 
-    The file has a line for each id, with a Python literal and its length in bytes. Ids without a line have no text.
-    Raises TokenizerError if the file can't be read or is of another kind.
+    The file has a line for each id, with a Python literal and its length in bytes. An id without a line has no text,
+    b"". Raises TokenizerError if the file can't be read or has another format.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -113,14 +113,17 @@ _PART_CHARACTERS: Final = 1 << 16  # for these, the library holds the interprete
 
 
 class WorldTokenizer:
-    """The World tokenizer."""
+    """The tokenizer for RWKV's World vocabulary, which encodes with the pyrwkv_tokenizer library."""
 
     name = "world"
     size = WORLD_SIZE
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, part_characters: int = _PART_CHARACTERS) -> None:
-        """A text longer than `part_characters` is tokenized in parts, between which other threads run."""
+        """Load the vocabulary.
+
+        A text longer than `part_characters` is tokenized in parts, between which other threads can run.
+        """
         self._library = RWKVTokenizer()
         self._pieces = read_vocabulary(Path(self._library.vocab_filepath))
         self._longest = max(map(len, self._pieces))
@@ -138,7 +141,10 @@ class WorldTokenizer:
         return ids
 
     def _drop_end(self, part: list[int]) -> int:
-        """Drop the last tokens of a part, which more text may change; return the number of whole characters in them."""
+        """Remove the last tokens of a part, since the text after the part may change them.
+
+        Returns the number of characters that the removed tokens spell; the next part begins with these.
+        """
         end = b""
         while len(end) < self._longest or end[0] & 0xC0 == 0x80:  # a byte within a character
             end = self._pieces[part.pop()] + end
