@@ -19,7 +19,7 @@ from typing import Final
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import WeakFileLock, build_hf_headers
+from huggingface_hub.utils import WeakFileLock, build_hf_headers, disable_progress_bars
 
 from rnn_engine.errors import ModelError, RnnEngineError, is_inner_path
 from rnn_engine.hub.local import Wanted, model_path, models_folder
@@ -40,12 +40,15 @@ class RemoteFile:
 class Hub:
     """Hugging Face's hub, or a mirror of it that HF_ENDPOINT names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_progress: bool = True) -> None:
+        """`shows_progress`: `pull` draws a bar for each file on stderr."""
+        if not shows_progress:
+            disable_progress_bars()
         self._endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
         self._api = HfApi(endpoint=self._endpoint)
 
     def pull(self, wanted: Wanted) -> Path:
-        """Fetch a model, unless it is here, and return the path to open. Draws a bar for each file on stderr.
+        """Fetch a model, unless it is here, and return the path to open.
 
         If this ends early, the fetched part of a file stays, and the next call continues from there.
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +134,11 @@ class LocalModel:
     num_bytes: int
 
 
+def searches_cache() -> bool:
+    """Return True if Hugging Face's cache is searched for models: that needs the packages of the extra `hub`."""
+    return find_spec("huggingface_hub") is not None
+
+
 def models_folder() -> Path:
     """Return the folder of pulled models: RNN_ENGINE_MODELS, else one in the user's cache. It may not exist."""
     chosen = os.environ.get("RNN_ENGINE_MODELS")
@@ -208,6 +214,8 @@ def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
 
 def _cached() -> Iterator[tuple[str, Path, list[str]]]:
     """Yield the repository, folder and files of each revision in Hugging Face's cache, the newest first."""
+    if not searches_cache():
+        return
     from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
     from huggingface_hub.errors import CacheNotFound
 
