@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import PurePosixPath, PureWindowsPath
 from reprlib import Repr
 
@@ -154,6 +155,18 @@ class MaskError(StepError):
 
 class ServerError(RnnEngineError):
     """Another server refuses a request, can't be reached, or broke off its answer."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str, error: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise `error` in place of ModuleNotFoundError, with a message that `what` needs the packages of `extra`.
+
+    For blocks that only import modules.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise error(f"{what} needs the packages of the extra `{extra}`: pip install 'rnn-engine[{extra}]'") from missing
 
 
 def _restore(kind: type[RnnEngineError], args: tuple[object, ...], fields: Mapping[str, object]) -> RnnEngineError:

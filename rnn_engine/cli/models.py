@@ -23,7 +23,7 @@ from rnn_engine.cli.options import (
 from rnn_engine.convert.convert import FILE_FORMATS, FOLDER_TITLE, convert_model, model_bytes
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
-from rnn_engine.hub import KNOWN, list_local
+from rnn_engine.hub import KNOWN, list_local, searches_cache
 from rnn_engine.loading.memory import Inspection, in_words, inspect_model
 from rnn_engine.loading.runner import open_merged, open_model
 from rnn_engine.model import LoraChoice
@@ -43,6 +43,8 @@ def models_command() -> None:
             click.echo("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     else:
         click.echo("no models on this computer")
+    if not searches_cache():
+        click.echo("Hugging Face's cache is not searched; expected pip install 'rnn-engine[hub]'", err=True)
     click.echo("\n`rnn-engine pull NAME` fetches the newest file of:")
     for name, wanted in KNOWN.items():
         click.echo(f"{name:18} {wanted}")

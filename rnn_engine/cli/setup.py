@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 
 import click
-from huggingface_hub.utils import disable_progress_bars
 
+from rnn_engine.errors import needs_extra
 from rnn_engine.hub import Wanted
-from rnn_engine.hub.download import Hub
 from server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
 from server.auth.rates import parse_rate
 
@@ -43,11 +42,11 @@ def pull_command(model: str) -> None:
     NAME is a short name that `rnn-engine models` lists, such as rwkv7-0.1b. REPOSITORY is OWNER/NAME, and FILE one of
     its files or a pattern such as '*Q8_0.gguf'; the newest match is taken. A download that was interrupted is
     continued, and checked by its checksum. HF_ENDPOINT names a mirror, HF_TOKEN opens repositories that are not public,
-    and RNN_ENGINE_MODELS is the folder for models.
+    and RNN_ENGINE_MODELS is the folder for models. Needs the extra `hub`.
     """
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    click.echo(Hub().pull(Wanted.parse(model)))
+    with needs_extra("hub", "fetching a model", click.UsageError):
+        from rnn_engine.hub.download import Hub
+    click.echo(Hub(shows_progress=sys.stderr.isatty()).pull(Wanted.parse(model)))
 
 
 @click.command()

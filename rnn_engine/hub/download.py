@@ -15,7 +15,7 @@ from typing import Final
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import WeakFileLock, build_hf_headers
+from huggingface_hub.utils import WeakFileLock, build_hf_headers, disable_progress_bars
 
 from rnn_engine.errors import ModelError, RnnEngineError, is_inner_path
 from rnn_engine.hub.local import Wanted, model_path, models_folder
@@ -36,7 +36,10 @@ class RemoteFile:
 class Hub:
     """A client of the Hugging Face Hub, or of a mirror of it that HF_ENDPOINT names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_progress: bool = True) -> None:
+        """`shows_progress`: `pull` draws a bar for each file on stderr."""
+        if not shows_progress:
+            disable_progress_bars()
         self._endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
         self._api = HfApi(endpoint=self._endpoint)
 

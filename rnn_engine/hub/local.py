@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -141,6 +142,11 @@ class LocalModel:
     num_bytes: int
 
 
+def searches_cache() -> bool:
+    """Return True if Hugging Face's cache is searched for models: that needs the packages of the extra `hub`."""
+    return find_spec("huggingface_hub") is not None
+
+
 def models_folder() -> Path:
     """Return the folder for downloaded models, which may not exist yet.
 
@@ -229,6 +235,8 @@ def _cached() -> Iterator[tuple[str, Path, list[str]]]:
 
     The revisions of a repository come newest first.
     """
+    if not searches_cache():
+        return
     from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
     from huggingface_hub.errors import CacheNotFound
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from rnn_engine.errors import ModelError
+from rnn_engine.errors import ModelError, needs_extra
 from rnn_engine.types import F32
 
 if TYPE_CHECKING:
     import onnxruntime
+    from tokenizers import Tokenizer
 
 
 MAX_TOKENS: Final = 512
@@ -25,7 +25,6 @@ _FILES: Final = ("model.onnx", "onnx/model.onnx", "model_optimized.onnx", "model
 _TOKENIZER: Final = "tokenizer.json"
 _PART_CHARACTERS: Final = 1 << 14  # of a text that is split into pieces
 _POOLING: Final = "1_Pooling/config.json"
-_EXTRA: Final = "an embedding model needs the packages of the extra `embeds`: pip install 'rnn-engine[embeds]'"
 
 
 class Embedder:
@@ -92,11 +91,10 @@ def load_embedder(folder: Path) -> Embedder:
 
     Raises ModelError if a file is missing or does not fit, or if the extra is not installed.
     """
-    try:
+    with needs_extra("embeds", "an embedding model", ModelError):
         import onnxruntime
         import semantic_text_splitter  # noqa: F401
-    except ImportError:
-        raise ModelError(_EXTRA) from None
+        from tokenizers import Tokenizer
     path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if path is None or not (folder / _TOKENIZER).is_file():
         raise ModelError(

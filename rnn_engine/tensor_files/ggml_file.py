@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import ModelError
+from rnn_engine.errors import ModelError, needs_extra
 from rnn_engine.quantised import BLOCK_FORMATS, Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.source import TensorInfo, show
@@ -42,8 +42,8 @@ class ElementType:
         """Return the numbers of a tensor of `shape` from its bytes; numbers in blocks are decoded to f32."""
         if not self.is_block:
             return data.view(self.dtype).reshape(shape)
-        from gguf import GGMLQuantizationType, quants  # the package takes a second to import
-
+        with needs_extra("gguf", f"reading {self.name}", ModelError):
+            from gguf import GGMLQuantizationType, quants
         blocks = data.reshape(-1, shape[-1] // self.block_size * self.block_bytes)  # [rows, bytes of a row]
         with np.errstate(all="ignore"):  # of a damaged block: its scale may be anything
             numbers = quants.dequantize(blocks, GGMLQuantizationType[self.name])

@@ -10,11 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError
+from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError, needs_extra
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tokenizer.base import Tokenizer
-from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 from rnn_engine.tokenizer.world import (
     WORLD_PADDED_SIZE,
     WORLD_SIZE,
@@ -146,6 +145,8 @@ def _from_file(choice: str) -> Tokenizer:
 def _read(path: Path) -> Tokenizer:
     if path.suffix == ".txt":
         return _of_pieces(path.name, read_vocabulary(path))
+    with needs_extra("tokenizers", f"the tokenizer {path}", TokenizerError):
+        from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
     return HuggingFaceTokenizer(path)
 
 

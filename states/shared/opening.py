@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rnn_engine.errors import RnnEngineError, StateError, UnavailableError
+from rnn_engine.errors import RnnEngineError, StateError, UnavailableError, needs_extra
 from states.shared.config import StoreConfig
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXTRA = "a shared store needs the packages of the extra `store`: pip install 'rnn-engine[store]'"
-_OBJECTS_EXTRA = "an object store needs the packages of the extra `objects`: pip install 'rnn-engine[objects]'"
 _log = logging.getLogger(__name__)
 
 
@@ -42,11 +40,9 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
     `clock` returns seconds and never goes back. Raises StateError if the store denies access or can't be used, or if
     the packages of an extra are missing.
     """
-    try:
+    with needs_extra("store", "a shared store", StateError):
         from states.shared.bodies import ObjectBodies, StoredBodies
         from states.shared.client import StoreClient
-    except ImportError as error:
-        raise StateError(_EXTRA) from error
     client = StoreClient(config.url, config.timeout, clock)
     try:
         capacity = _check(client, config.url.shown, client.check())
@@ -62,10 +58,8 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
 
 
 def _open_objects(url: str, client: StoreClient) -> Objects:
-    try:
+    with needs_extra("objects", "an object store", StateError):
         from states.shared.bodies import Objects
-    except ImportError as error:
-        raise StateError(_OBJECTS_EXTRA) from error
     return Objects(url, client)
 
 

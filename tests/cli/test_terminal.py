@@ -158,7 +158,7 @@ def test_ctrl_c_ends_an_answer_in_markdown(
     install(engine)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80)
-    monkeypatch.setattr("rnn_engine.cli.chat.Console", lambda **_: console)
+    monkeypatch.setattr("rnn_engine.cli.chat.terminal.Console", lambda **_: console)
     rnn_engine("chat", "m", stdin="One\nTwo\n")
     assert "(ended)" in out.getvalue()
     assert "\x1b[1mYes\x1b[0m" in out.getvalue()

@@ -87,6 +87,17 @@ RESTRICTED = (
     Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("obstore", ("states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
+    Restricted("httpx", ("rnn_engine.cli.chat.remote", *DEVELOPMENT), "the terminal's chat is an extra"),
+    Restricted("httpx_sse", ("rnn_engine.cli.chat.remote", *DEVELOPMENT), "the terminal's chat is an extra"),
+    Restricted("prompt_toolkit", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
+    Restricted("markdown_it", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
+    Restricted("gguf", ("rnn_engine.tensor_files", *DEVELOPMENT), "the package for GGUF's blocks is an extra"),
+    Restricted("huggingface_hub", ("rnn_engine.hub", *DEVELOPMENT), "the Hugging Face Hub is an extra"),
+    Restricted(
+        "tokenizers",
+        ("rnn_engine.tokenizer.huggingface", "rnn_engine.operations.onnx_embedder", *DEVELOPMENT),
+        "Hugging Face's tokenizers are an extra",
+    ),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",

@@ -4,7 +4,7 @@
 PYTHON=${DEMO_MODEL_PYTHON:-build/demo-model/venv/bin/python}
 if ! [ -x "$PYTHON" ]; then
     .venv/bin/python -m venv build/demo-model/venv
-    "$PYTHON" -m pip install --quiet --requirement tools/demo_model/requirements.txt --editable .
+    "$PYTHON" -m pip install --quiet --requirement tools/demo_model/requirements.txt --editable '.[tokenizers]'
 fi
 export PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
 export MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456

@@ -17,9 +17,9 @@ from tools.setup.pip_wheel import fetch_pip_wheel
 from tools.setup.shell import SetupError, Shell
 
 Extra = Literal["run", "dev", "fleet"]
-"""What is installed: `run` for serving; `dev` for linting and testing, too; `fleet` for Ray."""
+"""What is installed: `run` for serving and chatting; `dev` for linting and testing, too; `fleet` for Ray."""
 
-REQUIREMENT = {"run": ".", "dev": ".[dev]", "fleet": ".[fleet]"}
+REQUIREMENT = {"run": ".[full]", "dev": ".[dev]", "fleet": ".[fleet]"}
 _HOLDS: dict[Extra, tuple[Extra, ...]] = {"run": ("run", "dev"), "dev": ("dev",), "fleet": ("fleet",)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
@@ -12,26 +11,14 @@ from typing import Final
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 from rnn_engine.chat_template import ChatMessage, Role
 from rnn_engine.cli.chat.conversation import Backend, ChatPlace, KnownState, KnownStates, Reply, Talk, free_name
-from rnn_engine.cli.chat.terminal import (
-    MarkdownScreen,
-    PlainScreen,
-    QuitError,
-    ReadLine,
-    Screen,
-    edited_lines,
-    plain_lines,
-    run_command,
-    show_answer,
-)
 from rnn_engine.cli.generation_options import sampling_options
 from rnn_engine.cli.options import find_model, loading_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session, prompt_of
 from rnn_engine.cli.state_options import with_demo_state
-from rnn_engine.errors import RnnEngineError
+from rnn_engine.errors import needs_extra
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.naming import check_room, run_tokens
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
@@ -39,7 +26,7 @@ from states.cache.config import CacheConfig
 from states.frozen import NO_INITIAL_STATE, FrozenState
 from states.named.entry import MAX_TTL, NamedState, Retention
 
-_HINT = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
+_needs_extra = partial(needs_extra, "chat", "a conversation on the terminal", click.UsageError)
 
 
 @click.command()
@@ -81,8 +68,10 @@ def chat_command(
 
     Lines can be edited and are remembered; Alt+Enter begins a new line in a message. Ctrl-C ends an answer, Ctrl-D
     leaves. /help lists the commands: to take a message back, to put a copy of the conversation aside and return to it,
-    to choose the state that it begins from, and to keep its state in a file.
+    to choose the state that it begins from, and to keep its state in a file. Needs the extra `chat`.
     """
+    with _needs_extra():
+        from rnn_engine.cli.chat.terminal import converse
     if url is not None:
         _refuse_options(context, [field.name for field in fields(loading)])
     with (
@@ -91,10 +80,7 @@ def chat_command(
         talk = Talk(backend, sampling, max_tokens, system)
         if state is not None:
             _begin_from(talk, state)
-        console = Console(highlight=False)
-        screen = MarkdownScreen(console) if console.is_terminal else PlainScreen(console)
-        screen.note(f"{backend.description}. {_HINT}")
-        converse(talk, screen, edited_lines(talk) if sys.stdin.isatty() and console.is_terminal else plain_lines)
+        converse(talk)
 
 
 @contextmanager
@@ -106,7 +92,8 @@ def _engine_backend(model: Path, loading: LoadSettings) -> Iterator[Backend]:
 
 
 def _remote_backend(url: str, api_key: str | None, model: str | None) -> AbstractContextManager[Backend]:
-    from rnn_engine.cli.chat.remote import remote_backend
+    with _needs_extra():
+        from rnn_engine.cli.chat.remote import remote_backend
 
     return remote_backend(url, api_key, model)
 
@@ -127,22 +114,6 @@ def _begin_from(talk: Talk, state: str) -> None:
     else:
         talk.begin_from(state)
     talk.begin_with(system)
-
-
-def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
-    """Read lines until the input ends or a command quits; answer each line, or run it as a command."""
-    while (said := read_line()) is not None:
-        try:
-            if said.startswith("/"):
-                run_command(talk, screen, said)
-            elif said:
-                show_answer(screen, partial(talk.say, said))
-        except QuitError:
-            return
-        except KeyboardInterrupt:  # in a command; during an answer, `Talk` handles it
-            screen.note("(ended)")
-        except (RnnEngineError, OSError) as error:
-            screen.complain(str(error))
 
 
 _RETENTION: Final = Retention(ttl=MAX_TTL)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -22,7 +23,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from rnn_engine.cli.chat.conversation import Talk
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.files import cache_folder
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
 from states.frozen import NO_INITIAL_STATE
@@ -430,3 +431,26 @@ class _CommandCompleter(Completer):
             for name in command.names(self._talk):
                 if name.startswith(rest):
                     yield Completion(name, -len(rest))
+
+
+_HINT: Final = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
+
+
+def converse(talk: Talk) -> None:
+    """Answer each line that is read, until the input ends or a command quits."""
+    console = Console(highlight=False)
+    screen = MarkdownScreen(console) if console.is_terminal else PlainScreen(console)
+    screen.note(f"{talk.backend.description}. {_HINT}")
+    read_line = edited_lines(talk) if sys.stdin.isatty() and console.is_terminal else plain_lines
+    while (said := read_line()) is not None:
+        try:
+            if said.startswith("/"):
+                run_command(talk, screen, said)
+            elif said:
+                show_answer(screen, partial(talk.say, said))
+        except QuitError:
+            return
+        except KeyboardInterrupt:  # in a command; during an answer, `Talk` handles it
+            screen.note("(ended)")
+        except (RnnEngineError, OSError) as error:
+            screen.complain(str(error))
