@@ -144,13 +144,12 @@ def _put_in_place(unfinished: Path, path: Path) -> None:
 
 def _exchange(path: Path, other: Path) -> bool:
     """Exchange two folders in one step. Return False, with nothing done, if the system can't do that."""
-    if sys.platform != "linux":
-        return False
-    try:
-        renameat2 = ctypes.CDLL(None).renameat2
-    except AttributeError:  # an old C library
-        return False
-    return bool(renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # an old C library has no such function
+            exchange = ctypes.CDLL(None).renameat2
+            done: int = exchange(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+            return done == 0
+    return False
 
 
 def delete_file(path: Path) -> None:
