@@ -62,7 +62,13 @@ def _text(content: object) -> str:
 
 
 def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
-    """Return the text parts of a reasoning item's content, or of its summary if it has no content."""
+    """Return the text parts of a reasoning item's content, or of its summary if it has no content.
+
+    Raises RefusedError if these are no lists.
+    """
+    for name in ("content", "summary"):
+        if not isinstance(value.get(name), list | None):
+            raise RefusedError(value[name], "a list of text parts, or null", below=name)
     parts = value.get("content") or value.get("summary") or []
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return [{"type": "reasoning_text", "text": text} for text in texts if text]
