@@ -116,7 +116,7 @@ def _saved(answers: Sequence[Answer]) -> str:
 
 
 def _milliseconds(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return median and 99th percentile."""
+    """Return the median and the 99th percentile of latencies, as a text in milliseconds."""
     return 1e3 * median(seconds), 1e3 * quantiles(seconds, n=100, method="inclusive")[98]
 
 

@@ -1,4 +1,4 @@
-"""The figures of a load: times to the first token and between tokens, tokens per second, savings of the cache."""
+"""The figures of a load: TTFT, times between tokens, tokens per second, and the prompt tokens that the cache saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Figures:
 
 
 def summarise(asked: Asked, *, cache: bool, load: str, size: float, seconds: float) -> Figures:
-    """Return the figures of a load that lasted `seconds` and has at least one answer."""
+    """Return the figures of a load that lasted `seconds`. There must be at least one answer."""
     answers = asked.answers
     firsts = [1e3 * answer.first for answer in answers]
     between = [
