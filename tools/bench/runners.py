@@ -110,11 +110,10 @@ class TimedRunner:
         max_draws: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        """Set the duration of a step: `token_seconds` for each of its tokens, plus `step_seconds` for each draw of the
-        run with the most draws.
+        """Set the duration of a step: `step_seconds` times its draws, plus `token_seconds` for each of its tokens.
 
-        A step without draws takes `step_seconds` once. `max_draws` is the most tokens that a step draws for one run.
-        `clock` must be the host's clock, too; None = real time.
+        The draws are those of the run with the most; a step without draws counts as one. `max_draws` is the most tokens
+        that a step draws for one run. `clock` must be the host's clock, too; None = real time.
         """
         self.shape = shape
         self.num_slots = num_slots
