@@ -1,4 +1,4 @@
-"""Read openings.toml, and judge answers by its patterns."""
+"""Load the openings from openings.toml, and judge the model's answers by each opening's patterns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The messages of a user, and the patterns that the last answer must match or, after "not ", must not match."""
+    """A short conversation with a newcomer: its user messages, and patterns for the last answer.
+
+    A pattern must match; one that begins with "not " must not.
+    """
 
     category: str
     turns: tuple[str, ...]
