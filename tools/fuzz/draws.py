@@ -44,7 +44,7 @@ def main(requests: int, seed: int) -> None:
 
 
 class _Watched:
-    """A runner that counts the tokens that the device draws."""
+    """A wrapper of a runner that counts the tokens that the device draws."""
 
     def __init__(self, runner: Runner) -> None:
         self.counts: Counter[str] = Counter()

@@ -49,9 +49,10 @@ def main(requests: int, choices: int, tokens: int, seed: int) -> None:
 
 
 def _choose(works: Works, limits: KernelLimits, chance: np.random.Generator) -> Choices:
-    """Choose two variants for each count of tokens, and for each work one of the two.
+    """Choose a random kernel variant for each matmul in `works`.
 
-    There are no more than two since each takes seconds to compile.
+    For each count of tokens there are two variants, and each matmul gets one of the two. There are no more than two
+    since each takes seconds to compile.
     """
     pairs: dict[int, list[MatMulVariant]] = {}
     for (_, count), work in works.items():
