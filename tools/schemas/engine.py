@@ -47,7 +47,7 @@ def main(models: str, schemas: int, most: int, device: str) -> None:
 
 
 async def answer_all(model: str, device: str, seeds: range, most: int) -> Counter[str]:
-    """Return how many answers were valid, cut, and streamed in several pieces.
+    """Generate an answer for the schema of each seed. Count the answers that are valid, cut off, or streamed in pieces.
 
     Raises if an answer is neither valid nor cut.
     """
@@ -69,7 +69,10 @@ async def answer_all(model: str, device: str, seeds: range, most: int) -> Counte
 
 
 def check(schema: Schema, heard: Heard) -> str:
-    """Return `valid` or `cut`. Raises if the answer does not follow `schema`, or ends for another reason."""
+    """Return "valid" if the answer is valid under `schema`, or "cut" if it was cut off by the token limit.
+
+    Raises if it is invalid, or ended for another reason.
+    """
     reason = heard.finished.reason
     if reason == "length":
         return "cut"
