@@ -1,4 +1,4 @@
-"""What a soak has shown, in lines for people, and what is wrong."""
+"""The verdict of a soak test: a report for people, and a list of faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory after the warm-up and at the end, in bytes, and the slope between them, in bytes per hour."""
+    """The growth of memory: bytes after the warm-up, bytes at the end, and the slope between them in bytes per hour."""
 
     first: float
     last: float
@@ -35,7 +35,7 @@ class Growth:
 
 
 def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
-    """Return how memory grew after `warm_up` seconds; None if there are fewer than two samples of it."""
+    """Return how memory grew after `warm_up` seconds. None if fewer than two samples after it have a memory figure."""
     points = [(at.seconds, at.memory) for at in samples if at.seconds >= warm_up and at.memory is not None]
     if len(points) < 2:
         return None
@@ -47,7 +47,7 @@ def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a soak."""
+    """The data of a finished soak test, with the faults, the table row and the report that follow from them."""
 
     samples: Sequence[Sample]
     record: Record
@@ -97,7 +97,7 @@ class Verdict:
 
 
 def latency_table(timings: Sequence[Timing]) -> Iterator[str]:
-    """Yield the lines of a table with each operation's latency in the first and the last tenth of the time."""
+    """Yield the lines of a table: each operation's latency in the first tenth and in the last tenth of the test."""
     yield ""
     yield "| operation | times | median ms, first tenth | last tenth | 95 % ms, first tenth | last tenth |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
