@@ -254,7 +254,10 @@ def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
 
 
 def _convert(order: LoadOrder, target: Path) -> int:
-    """Write a model to `target` and return the number of bytes. Raises StorageError."""
+    """Write the model of `order`, with its LoRAs merged, to the file `target`, and return the file's size in bytes.
+
+    Raises StorageError.
+    """
     weights = "f16" if target.suffix == _PREFAB else STORED
     with open_merged(order.path, order.loras) as model:
         try:
@@ -294,7 +297,7 @@ async def save_config(request: web.Request) -> web.Response:
 
 
 def _output(request: web.Request, text: str) -> Path:
-    """Return the folder that `text` names, below one of the folders for unpacked archives.
+    """Return the path that `text` names, which must be below one of the folders for unpacked archives.
 
     Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
     """

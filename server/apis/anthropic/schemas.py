@@ -36,7 +36,7 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content blocks of one message, sorted by type."""
+    """The content of one message, divided by the type of its blocks: texts, thoughts, calls and results."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()

@@ -186,7 +186,7 @@ async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest)
 def _context_and_options(
     engine: EngineLike, limits: Limits, body: ChoosesRequest
 ) -> tuple[Sequence[int], list[Sequence[int]]]:
-    """Return the token ids of the context, and a list with those of each choice.
+    """Return the token ids of the context, and a list with the token ids of each choice.
 
     Raises InvalidRequestError, also for more tokens than `limits` allow.
     """

@@ -337,7 +337,7 @@ def _name(request: web.Request) -> str:
 
 
 def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
-    """Return the list of `entries` for clients, with the default and the memory use of all named states."""
+    """Return the answer that lists `entries`, with the default state's name and the memory use of all states."""
     return {
         "object": "list",
         "data": [state_entry(entry) for entry in entries],
