@@ -20,7 +20,7 @@ CONVERSATIONS = "/v1/conversations"
 class Attack:
     """A hostile request.
 
-    If `stalled` is above 0, it is sent so many times in parallel, each time without its last byte.
+    If `stalled` is above 0, that number of copies is sent in parallel, each without its last byte.
     """
 
     name: str

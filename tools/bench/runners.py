@@ -51,7 +51,7 @@ class Clock(Protocol):
 
 
 class DeviceClock:
-    """A clock that counts the seconds in which its thread worked, and the seconds in which it waited for a device.
+    """A clock that adds up the seconds of work of its thread, and the seconds of waiting for a device.
 
     Time in which other threads had the processor does not count, so a busy machine gives the figures of an idle one.
     For one thread.
@@ -68,7 +68,7 @@ class DeviceClock:
 
 
 class RealClock:
-    """A clock of real seconds."""
+    """A clock of real time, in seconds."""
 
     def now(self) -> float:
         return time.perf_counter()

@@ -106,7 +106,7 @@ def passages(write: Writer) -> Iterator[Prompt]:
 
 
 def strangers(write: Writer) -> Iterator[Prompt]:
-    """Yield long prompts that share nothing, so that their cached states are of no use."""
+    """Yield long prompts without common prefixes, for which cached states are of no use."""
     while True:
         yield Prompt(write.text(500, 4000))
 

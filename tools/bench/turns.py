@@ -48,7 +48,7 @@ class Side:
 
 
 def compare(first: Side, second: Side, rounds: int) -> None:
-    """Run the sides in turns and print, for every figure, both medians and the ratio second / first of each round."""
+    """Run both sides in alternation. Print, for every figure, both medians and the ratio second / first."""
     before, after = take_turns([first, second], rounds)
     click.echo(f"| | {first.name} | {second.name} | ratio, median of {rounds} rounds (least-greatest) |")
     click.echo("|---|---|---|---|")

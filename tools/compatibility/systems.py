@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Another system, whose clients may use this server."""
+    """Another system with an HTTP API whose clients may use this server: its name, its routes and its fields."""
 
     name: str
     about: str

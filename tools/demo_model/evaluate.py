@@ -52,7 +52,7 @@ class Server:
         self._extra = {} if state is None else {"state": state}
 
     def answer(self, dialogue: Dialogue) -> str:
-        """Return the answer to the last question of `dialogue`."""
+        """Return the model's answer to the last question of `dialogue`."""
         return self.chat(dialogue.messages())
 
     def chat(self, messages: list[dict[str, str]]) -> str:

@@ -58,7 +58,7 @@ class Breaches:
 
 
 def try_document(url: str, examples: int, seed: int, *, only: Sequence[str] = (), coverage: bool = False) -> Breaches:
-    """Send the document's own examples and `examples` random bodies to every route, each under its first path.
+    """Send requests to every route, each under its first path: the document's examples and `examples` random bodies.
 
     With `coverage` also bodies at and beyond every bound of the schemas, some thousand requests. `only` names paths.
     """

@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz.files`: damaged files of every kind, each given to its reader.
+"""`python -m tools.fuzz.files`: damage files of every kind, and check that their readers reject or skip them.
 
 A reader must accept a file or raise one of the project's own errors, in little memory and time. It must never return
 another state than the one that was written.

@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz.kernels`: random choices of kernels, with which the demo model must draw the usual tokens.
+"""`python -m tools.fuzz.kernels`: check that the demo model generates the same tokens with random kernel variants.
 
 Logits may differ by rounding alone (`ROUNDING` of the greatest). So a token is the same, with two exceptions: two
 greedy candidates are that near to each other, or a random number is that near to the border between two tokens.

@@ -35,7 +35,7 @@ HOSTILE: tuple[object, ...] = (
 
 
 def mutate_bytes(data: bytes, random: Random) -> bytes:
-    """Return `data` with one to four places damaged."""
+    """Return a copy of `data` with random changes at one to four places."""
     damaged = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         if not damaged:

@@ -51,7 +51,7 @@ _POLL_SECONDS = 0.05
 
 _ENGINE = ("--device", "cpu", "--slots", str(_SLOTS), "--cache-device-bytes", "0")
 _FLEET = ("--cache-host-bytes", "1M", "--replica-cpus", "0.1")  # so little that most prompts go on from the store
-# What is acknowledged survives a kill: each change is on the disk before it is answered.
+# Acknowledged writes survive a kill of the store: each change is on the disk before it is answered.
 _STORE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "256mb")
 _STORE_POLICY = ("--maxmemory-policy", "volatile-lru")
 
@@ -118,7 +118,7 @@ def one_engine(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Campaign:
-    """A test run: a fleet under load whose replicas are killed, whose store is restarted, or whose network is slow."""
+    """A test run: a fleet under load, in which replicas are killed, the store restarts, or the network is slow."""
 
     machines: Machines
     session: ClientSession

@@ -31,10 +31,7 @@ _OPTIONS = ("--cache-device-bytes", "0", "--cache-host-bytes", "2M", "--cache-di
 
 @dataclass
 class Campaign:
-    """A test run over all lives of a server, where a life lasts from a start to its end.
-
-    It has the ledger and the faults.
-    """
+    """A test run over all lives of a server, each from a start to a kill or stop. It has the ledger and the faults."""
 
     folder: Path
     options: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs llama-server's tests against this server, and records the outcome of each.
+"""A pytest plugin that runs llama-server's tests against this server, and records the outcome of each test.
 
 Values that depend on the weights are not compared: texts that must match a pattern, and numbers of tokens.
 """
@@ -24,7 +24,7 @@ from rnn_engine.cli.serve import serve_command
 from tools.live_server.process import wait_for_address
 from tools.llama_server_tests.options import DOES_NOT_APPLY, LARGE_MODEL, DoesNotApplyError, body_of, options_of
 
-# Parameters of tests whose values the tokenizer decides.
+# Names of test parameters. Their values depend on the tokenizer.
 _OF_THE_MODEL = ("n_prompt", "n_tokens", "n_token_output", "batch_count")
 _FORK = multiprocessing.get_context("fork")
 
@@ -122,8 +122,7 @@ class Plugin:
 
 
 def _with_defaults(request: Any) -> Any:  # noqa: ANN401
-    """Wrap `request`, a method of the tests' client, so that bodies get the defaults that the test set for the process.
-    """
+    """Wrap `request`, a method of the tests' client. Bodies then get the defaults that the test set for the process."""
 
     def with_defaults(server: Any, method: str, path: str, data: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
         return request(server, method, path, body_of(server, path, data), *rest, **more)

@@ -36,7 +36,7 @@ def reference() -> str:
 
 
 def families() -> list[Metric]:
-    """Return every metric of the server, with at least one value of each label."""
+    """Return every metric of the server, each with at least one sample."""
     return list(ServerCollector(_readings).collect())
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.reliability.fairness`: time the short answers to one key, alone and beside another key's long ones.
+"""`python -m tools.reliability.fairness`: time one API key's short answers, alone and beside another key's long ones.
 
 Arguments after `--` go to `rnn-engine serve`.
 """

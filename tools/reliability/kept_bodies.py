@@ -1,4 +1,4 @@
-"""`python -m tools.reliability.kept_bodies`: send large bodies that the server stores, one after another for minutes.
+"""`python -m tools.reliability.kept_bodies`: send large bodies that the server stores, and check its memory.
 
 Arguments after `--` go to `rnn-engine serve`.
 """

@@ -1,4 +1,4 @@
-"""`python -m tools.schemas.engine`: let models answer under random JSON schemas, and validate the streamed answers.
+"""`python -m tools.schemas.engine`: generate answers under random JSON schemas, and validate the streamed answers.
 
 Tokens are drawn at temperature 1. Fails if a complete answer is not valid, or if an answer ends for a reason other than
 its end or `max_tokens`.

@@ -1,4 +1,4 @@
-"""The virtual environment `.venv` and the packages in it.
+"""Create the virtual environment `.venv` of a checkout, and install packages into it.
 
 A record in `.venv` lists the installed extras with a hash of pyproject.toml, so that a second call has nothing to do.
 """

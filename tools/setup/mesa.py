@@ -51,7 +51,7 @@ def advice(shell: Shell) -> str:
 
 
 def install(shell: Shell) -> None:
-    """Install the drivers. Raises SetupError if apt fails."""
+    """Install Mesa's Vulkan drivers with apt. Raises SetupError if apt fails."""
     shell.say(f"no Vulkan device was found; installing {' and '.join(PACKAGES)} with apt")
     try:
         shell.run_as_root(*APT, "update")

@@ -21,7 +21,7 @@ class Program:
     packages: Sequence[str]  # the first that can be installed is
 
     def find(self) -> str:
-        """Return the path of the program. Raises FileNotFoundError if it is not installed."""
+        """Return the path of the installed program. Raises FileNotFoundError if it is not installed."""
         found = next((path for command in self.commands if (path := shutil.which(command)) is not None), None)
         if found is None:
             wanted = " or ".join(self.packages)

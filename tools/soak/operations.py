@@ -37,7 +37,7 @@ _PATIENCE = 30.0  # seconds in which the server has to answer nonsense, or to cl
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kind of operation of a client. `weight` is its frequency relative to the others."""
+    """One kind of operation that clients run. `weight` is its frequency relative to the other kinds."""
 
     name: str
     weight: float

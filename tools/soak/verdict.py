@@ -56,7 +56,7 @@ class Verdict:
     exit_status: int | None  # of the server; None where it is not ours
 
     def faults(self) -> Iterator[str]:
-        """Yield a description of each fault."""
+        """Yield a description of each fault that the soak test found."""
         if self.record.num_surprises:
             yield f"{self.record.num_surprises} errors that were not provoked"
         if self.growth is not None and not self.growth.flat:
@@ -67,7 +67,7 @@ class Verdict:
             yield f"the server ended with status {self.exit_status} after SIGTERM"
 
     def row(self, minutes: float, where: str, command: str) -> Row:
-        """Return the row for docs/reliability.md."""
+        """Return the test's row for the table in docs/reliability.md."""
         memory = "" if self.growth is None else f"memory {self.growth.part:+.2%} after the warm-up"
         return Row(
             "mixed traffic of two API keys",
@@ -79,7 +79,7 @@ class Verdict:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the whole report, as Markdown."""
+        """Yield the lines of the whole report, as Markdown."""
         yield f"{self.record.done.total()} operations, {self.record.num_surprises} errors that were not provoked"
         yield from (f"  {count} x {what}" for what, count in self.record.surprises.most_common())
         yield from self._process_lines()

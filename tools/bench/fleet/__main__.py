@@ -1,4 +1,4 @@
-"""`python -m tools.bench.fleet`: the cost and the savings of a fleet on Ray Serve, with modelled steps."""
+"""`python -m tools.bench.fleet`: measure what a fleet on Ray Serve costs and saves, with modelled steps."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tools.bench.load.client import Asked
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one load. Times are in milliseconds."""
+    """The figures of one load: latencies, speed and cache savings. Times are in milliseconds."""
 
     cache: bool
     load: str  # "closed" or "open"
@@ -60,7 +60,7 @@ def _percentile(values: Sequence[float], percent: int) -> float:
 
 
 def table(lines: Sequence[Figures]) -> str:
-    """Return the figures as a table in Markdown."""
+    """Return the figures of several loads as a Markdown table."""
     head = "load | cache | answers | refused | first token ms | 95 % | between tokens ms | longest gaps, 99 %"
     head += " | tokens/s | saved"
     rows = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]

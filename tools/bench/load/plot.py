@@ -56,7 +56,7 @@ class _Scale:
 
 
 def draw(lines: Sequence[Figures], title: str) -> str:
-    """Return an SVG with a row of panels for closed loads and one for open loads, if there are any."""
+    """Return an SVG that plots the figures of loads: a row of panels for closed loads, and one for open loads."""
     loads = [load for load in _LOADS if any(line.load == load for line in lines)]
     panels = [
         {"left": _LEFT + column * _STEP_X, "top": _TOP + row * _STEP_Y}

@@ -150,7 +150,7 @@ def _write_files(version: str, kinds: Iterable[_Kind], folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The results of one side in all rounds."""
+    """The results of one engine in all rounds of the comparison."""
 
     name: str
     figures: Mapping[str, Sequence[float]]  # tokens per second of each round

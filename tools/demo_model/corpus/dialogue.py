@@ -34,7 +34,7 @@ class Turn:
 
     @property
     def record(self) -> str:
-        """The question as the server's chat template writes it."""
+        """The question or tool result as a line of text, in the form of the server's chat template."""
         return f"{self.asker}: {self.question}"
 
 
@@ -48,7 +48,7 @@ class Dialogue:
 
     @property
     def prompt(self) -> str:
-        """The text up to the last answer, as the server's chat template writes it."""
+        """The prompt for the last answer: all text before it, in the form of the server's chat template."""
         return "".join(text for text, _ in self.parts()[:-1])
 
     @property

@@ -90,7 +90,7 @@ def memory(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def told_in_passing(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue of one question. It states what two people have, and asks about what one of them has."""
+    """Return a dialogue of one question: it states a property of two people's things, and asks for one person's."""
     while True:
         first, second = rng.sample(NAMES, 2)
         thing, (one, two) = rng.choice(TEXTS["things"]), rng.sample(_COLOURS, 2)

@@ -93,7 +93,7 @@ def dialogue(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Dialog
 
 
 def dialogues(seed: int, shares: Mapping[str, float] = SHARES) -> Iterator[Dialogue]:
-    """Yield training dialogues without end, the same for the same seed."""
+    """Yield random training dialogues without end. Equal seeds yield equal ones."""
     rng = random.Random(seed)
     while True:
         yield dialogue(rng, shares)

@@ -29,7 +29,7 @@ def listed(value: str | Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def read_data(name: str) -> Mapping[str, Any]:
-    """Return the content of a data file."""
+    """Return the parsed content of a data file in tools/demo_model/data."""
     return tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8"))
 
 

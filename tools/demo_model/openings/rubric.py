@@ -27,11 +27,11 @@ class Opening:
 
     @property
     def is_short(self) -> bool:
-        """Whether every turn has at most SHORT words, so that the training text may contain it."""
+        """True if every turn has at most SHORT words. The training text may contain short openings."""
         return all(len(words(turn)) <= SHORT for turn in self.turns)
 
     def fault(self, answer: str) -> str | None:
-        """Return why `answer` is not sensible; None if it is."""
+        """Return why the patterns judge `answer` not sensible, or None if it is sensible."""
         if not answer.strip():
             return "empty"
         if len(answer) > LONGEST:
@@ -44,7 +44,7 @@ class Opening:
 
 
 def load_openings() -> list[Opening]:
-    """Return the openings in the order of the file."""
+    """Return the openings of openings.toml, in the order of the file."""
     data = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     rubrics: dict[str, list[str]] = data["rubrics"]
     return [
