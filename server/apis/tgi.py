@@ -167,7 +167,7 @@ class TgiEvent(TypedDict):
 
 
 class TgiInfo(TypedDict):
-    """The model that is served, and how much a request may ask for."""
+    """The model that is served, and the limits on a request."""
 
     model_id: str
     model_sha: None

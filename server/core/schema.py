@@ -23,7 +23,7 @@ _MOST_NAMES = 30  # of fields that an error lists
 
 
 class RefusedError(ValueError):
-    """Raised by the check of a single value that is not allowed. Pydantic adds where in the body the value is."""
+    """Raised by the check of a single value that is not allowed. Pydantic adds the value's place in the body."""
 
     def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
         self.value = value

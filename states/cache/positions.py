@@ -20,7 +20,7 @@ from states.tokens import TOKEN_BYTES
 
 
 class GhostEntries:
-    """Ghost entries, ordered from the least recently used: records of positions whose state no tier stores.
+    """Ghost entries, ordered from the least recently used: records of positions without a stored state.
 
     The sum of their lengths in tokens is bounded.
     """

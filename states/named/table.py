@@ -210,7 +210,7 @@ class NamedStateTable:
         return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
 
     def shown(self, entry: NamedState) -> NamedState:
-        """Return a copy of `entry` whose `expires_in` is the time until its lease expires, None if it has no lease."""
+        """Return a copy of `entry` with the time until its lease expires as `expires_in`, None without a lease."""
         lease = None if entry.owner is None else self.leases.find(entry.owner)
         return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
 

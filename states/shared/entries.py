@@ -95,7 +95,7 @@ def bit_of(length: int) -> int:
 
 
 def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
-    """Yield the lengths in tokens of the checkpoints whose bits are set in a block's bitmap, in ascending order.
+    """Yield the lengths in tokens of the checkpoints that a block's bitmap lists, in ascending order.
 
     Bit 0 is the highest bit of the first byte.
     """

@@ -89,7 +89,7 @@ class SharedStateStore:
         return await self._ask(lambda table: table.listing(namespace))
 
     def usage(self) -> StateUsage:
-        """Return the numbers of states, leases and bytes, as they were when the names were last read from the store."""
+        """Return the numbers of states, leases and bytes at the last read of the names from the store."""
         return self._replica.table.usage(self._failed_writes)
 
     async def default(self) -> NamedState | None:

@@ -102,7 +102,7 @@ class ChoosesEntry(RankedChoice):
 
 
 class Chooses(TypedDict):
-    """One entry for each choice, the least perplexity first."""
+    """The ranked choices: one entry for each, the least perplexity first."""
 
     object: Literal["list"]
     model: str
@@ -135,7 +135,7 @@ class ChoiceEntry(RankedChoice):
 
 
 class Choices(TypedDict):
-    """One entry for each choice, the least perplexity first. The usage counts the context once."""
+    """The ranked choices: one entry for each, the least perplexity first. The usage counts the context once."""
 
     object: Literal["list"]
     model: str

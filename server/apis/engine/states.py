@@ -92,7 +92,7 @@ GivenEmbeddings: TypeAlias = Annotated[
 
 
 class AdvanceStateRequest(RequestBody):
-    """Tokens that the model reads from a state, and what to report about them."""
+    """A request to run tokens from a state, and what to report about them."""
 
     input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
     logprobs: int | None = Field(

@@ -290,7 +290,7 @@ class LlamaDialect:
         }
 
     def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the fields of `answer` whose paths `response_fields` lists, or all fields if it lists none."""
+        """Return `answer` with only the fields that `response_fields` lists by path, or with all if it lists none."""
         wanted = self._body.response_fields
         if not wanted:
             return answer

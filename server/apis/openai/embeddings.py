@@ -123,7 +123,7 @@ class EmbeddingEntry(TypedDict):
 
 
 class EmbeddingList(TypedDict):
-    """One entry for each input, in the order of the inputs."""
+    """The embeddings: one entry for each input, in the order of the inputs."""
 
     object: Literal["list"]
     model: str

@@ -26,7 +26,7 @@ _CONVERSATION_BYTES = 1024  # that a conversation takes beside its texts
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """A stored conversation with its items, as it is at one moment. A change makes a new object.
+    """A stored conversation at one moment, with its items. A change makes a new object.
 
     Item ids are unique.
     """

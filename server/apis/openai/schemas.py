@@ -410,7 +410,7 @@ class ChatCompletion(_VerboseField):
 
 
 class InputTokens(TypedDict):
-    """How many tokens the prompt of a conversation has."""
+    """The number of tokens in the prompt of a conversation."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
