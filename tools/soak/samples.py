@@ -57,7 +57,7 @@ class Sampler:
             self.out.flush()
 
     async def take(self, seconds: float) -> Sample:
-        """Return a sample of the server as it is now, from its routes and from the operating system."""
+        """Return a sample of the server at this moment, from its routes and from the operating system."""
         health, cache, states = [await self._get(path) for path in ("/health", "/v1/cache?limit=0", "/v1/states")]
         process = None if self.pid is None else psutil.Process(self.pid)
         operations, surprises = self.counts()
