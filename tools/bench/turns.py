@@ -1,7 +1,7 @@
 """Compare the speed of two sides in alternating runs, so that a change of the machine's speed affects both.
 
-A side may be another commit of this project, each measured by its own tools. `compared` turns a function, which
-measures the tree that it runs in, into a command that also compares trees.
+A side may be another commit of this project, each measured by its own tools. `compared` turns a function that
+measures its own working tree into a command. The command can also compare two trees.
 """
 
 from __future__ import annotations

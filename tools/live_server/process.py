@@ -41,7 +41,7 @@ class ServerProcess:
 
         Raises RuntimeError if it ends or takes too long. Without `log`, what it prints is dropped in the end. `command`
         is a module and its first arguments, `root` the checkout that it is of; `max_memory_mb` bounds the address
-        space, where that can be done.
+        space if the system can do that.
         """
         self._folder = TemporaryDirectory()
         log = log or Path(self._folder.name) / "log"
