@@ -87,9 +87,7 @@ class Waypoints:
 
     @property
     def cut(self) -> int | None:
-        """The position that the prompt's next run may not pass, because of the next waypoint; None if it may end
-        anywhere.
-        """
+        """The position that the prompt's next run may not pass, because of a waypoint; None if it may end anywhere."""
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:

@@ -29,8 +29,7 @@ _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """Counts of correct and wrong predictions of next tokens, by the length of the match; of one text or of all texts.
-    """
+    """Counts of correct and wrong predictions of next tokens, by the match's length; for one text or all texts."""
 
     def __init__(self, of_all: Experience | None = None) -> None:
         """Start with counts of zero, for one text if `of_all`, the experience with all texts, is given.

@@ -106,7 +106,7 @@ class Drafter:
         source = next(one for one in self._sources if one.foretells)
         likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))
         draft = source.draft(likely)
-        # A draft ends at the first stop token, so that the state at the end of the text has no token after it.
+        # A draft ends before the first stop token, so that the state at the end of the text has no token after it.
         if self._ends.isdisjoint(draft):
             return draft
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]

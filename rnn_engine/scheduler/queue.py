@@ -263,8 +263,7 @@ class Waiting:
 
     @property
     def members(self) -> tuple[Waiting, ...]:
-        """The parts of a request, each of which needs a slot: in a mix one for each state, this first; else only this.
-        """
+        """The parts of a request, each of which needs a slot: in a mix one for each state, this first; else this."""
         return (self, *self.others)
 
     @property
