@@ -83,7 +83,7 @@ class Inbox:
         return outcome
 
     def _join(self, first: TextDelta) -> TextDelta:
-        """Return one delta that joins `first` and the text deltas directly after it, and remove these from the inbox."""
+        """Remove the text deltas directly after `first`, and return them and `first` joined into one delta."""
         deltas = [first]
         while self._outcomes and type(following := self._outcomes[0]) is TextDelta:
             deltas.append(following)
