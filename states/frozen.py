@@ -18,7 +18,7 @@ from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
 
 
 class Shaped(Protocol):
-    """Anything with a shape: an array, or the header entry that describes an array in a file."""
+    """The interface of anything with a shape: an array, or the header entry that describes an array in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -133,7 +133,7 @@ class FrozenState:
 
     @property
     def for_request(self) -> InitialState:
-        """The state as the `InitialState` of a request. It is identified by its digest, not by a name."""
+        """The state as the `InitialState` of a request, identified by its digest."""
         return InitialState(self.digest, self.state, self.logits)
 
     @property

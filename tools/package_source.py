@@ -1,4 +1,4 @@
-"""Parts of the source of a package on PyPI, in the user's cache folder."""
+"""Download selected source files of a package from PyPI into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from pathlib import Path
 
 
 def cache_folder(package: str, version: str) -> Path:
-    """Return the default folder for the source of this version."""
+    """Return the default folder for the source files of this version of a package."""
     return Path.home() / ".cache" / "rnn-engine" / f"{package}-{version}"
 
 
 def fetch_source(package: str, version: str, inside: str, parts: tuple[str, ...], folder: Path) -> None:
-    """Download the source of a package, and write some of its files to `folder`.
+    """Download a package's source archive, and extract some of its files to `folder`.
 
-    The files are those below the source's folder `inside` with a path that begins with one of `parts`.
-    Does nothing if `folder` already has the first of `parts`.
-    Raises subprocess.CalledProcessError if pip can't download the source.
+    The files are those below the source's folder `inside` with a path that begins with one of `parts`. Does nothing if
+    `folder` already has the first of `parts`. Raises subprocess.CalledProcessError if pip can't download the source.
     """
     if (folder / parts[0]).is_dir():
         return

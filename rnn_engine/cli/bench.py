@@ -171,7 +171,7 @@ def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
     return (runner.device.info.name, weights) if isinstance(runner, GpuRunner) else ("cpu", "f32")
 
 
-# `rnn-engine tune`: find the fastest kernels for a model's matrices on a device, and show or delete what is kept.
+# `rnn-engine tune`: find the fastest kernels for a model's matrices on a device, and show or delete the stored choices.
 
 
 @click.command()

@@ -30,7 +30,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The conditions of a benchmark: model, device, weights and repetitions. A figure means nothing without them."""
+    """The conditions of a benchmark, shown with its figures: model, device, weights and number of repetitions."""
 
     model: str
     shape: ModelShape
@@ -41,7 +41,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The measured speed of decode with some number of slots, or of the prefill of one prompt: a line of the result."""
+    """One line of the result: the speed of decode with a number of slots, or of the prefill of one prompt."""
 
     phase: str  # decode or prefill
     slots: int  # sequences that run at the same time
@@ -51,7 +51,7 @@ class Measurement:
 
 
 def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure decode steps, in which each of `slots` sequences advances by one token. `clock` returns seconds."""
+    """Measure the speed of decode steps of `slots` sequences, one token each. `clock` returns seconds."""
     for slot in range(slots):
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
@@ -60,7 +60,10 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
 
 
 def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure the prefill of `length` tokens, in steps as large as the runner takes. `clock` returns seconds."""
+    """Measure the speed of prefill with a prompt of `length` tokens, in the largest steps that the runner allows.
+
+    `clock` returns seconds.
+    """
     prompt = [_token(runner.shape, position) for position in range(length)]
     parts = [prompt[start : start + runner.max_tokens] for start in range(0, length, runner.max_tokens)]
     runs = [TokenRun(0, part) for part in parts[:-1]] + [TokenRun(0, parts[-1], rows=1)]
@@ -75,7 +78,7 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
 
 
 def _token(shape: ModelShape, position: int) -> int:
-    """Return any valid token id for `position`; the speed does not depend on the token."""
+    """Return some valid token id for `position`, since speed does not depend on the token."""
     return (position * 31 + 1) % shape.vocab_size
 
 
@@ -91,12 +94,12 @@ def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[],
     return statistics.median(seconds)
 
 
-# A profile divides the time of a step: on the device by kernel, on the host by part.
+# Profiles: the time of a step, divided on the device by kernel and on the host by activity.
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """The time, bytes and operations of one part of a step, such as "key" or "head", summed over all layers.
+    """The measured time, memory traffic and arithmetic of one part of a step, such as "key", over all layers.
 
     `moved_bytes` are those of matrices and states, `operations` the multiplications and additions of matrices.
     """
@@ -119,7 +122,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """The median times of one kind of step, in seconds: on the device by kernel, and on the host by part."""
+    """The median times of a decode or prefill step, in seconds: on the device by kernel, on the host by activity."""
 
     step: str
     kernels: tuple[KernelTime, ...]  # in the order in which they run first
@@ -128,7 +131,7 @@ class StepProfile:
 
     @property
     def device(self) -> float:
-        """The sum of all kernels' times, in seconds."""
+        """The time of all kernels of the step together, in seconds."""
         return sum(kernel.seconds for kernel in self.kernels)
 
 
@@ -180,7 +183,7 @@ def _by_part(dispatches: Sequence[Dispatch], seconds: Sequence[float]) -> tuple[
 
 
 def _part(dispatch: Dispatch) -> str:
-    """Return the part of the model that a dispatch computes: its label without the layer."""
+    """Return the name of the model's part that a dispatch computes: the dispatch's label without the layer."""
     words = dispatch.label.split()
     return " ".join(words[2:] if words[0] == "layer" else words)
 

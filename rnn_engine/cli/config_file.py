@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_config(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
-    """Make the settings in the TOML file `path` the defaults of the command's options. An eager click callback."""
+    """Use the settings in the TOML file `path` as defaults of a command's options. An eager click callback."""
     if path is None:
         return
     try:
@@ -64,7 +64,10 @@ def read_config(context: click.Context, _parameter: click.Parameter, path: Path 
 
 
 def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
-    """Return the settings of a file that uses the options' names, with `-` or `_`. Raises ValueError for any other."""
+    """Return the settings of a file whose keys are option names, with `-` or `_`.
+
+    Raises ValueError for any other key.
+    """
     known: dict[str, click.Parameter] = {
         name.removeprefix("--").replace("-", "_"): parameter
         for parameter in command.params
@@ -85,7 +88,10 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
 
 
 def _value(key: str, parameter: click.Parameter, value: object) -> object:
-    """Return a file's value for `parameter` in the form that click takes. Raises ValueError for a wrong type."""
+    """Convert the file's value of the setting `key` to the form that click takes.
+
+    Raises ValueError for a wrong type.
+    """
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if isinstance(value, bool):
             return value
@@ -111,7 +117,7 @@ def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
-    """Return the settings that ai00's Config.toml contains. Raises ValueError for one that can't be applied here."""
+    """Convert ai00's Config.toml to this command's settings. Raises ValueError for a setting that can't be applied."""
     _check("the file", content, _TABLES, _UNUSED)
     model, listen, embed = content["model"], _table(content, "listen"), _table(content, "embed")
     all_states, app_keys = _tables(content, "state"), _tables(listen, "app_keys")
@@ -197,7 +203,10 @@ def _device(adapter: object) -> Settings:
 
 
 def _embed_model(embed: Mapping[str, Any]) -> Settings:
-    """Return the setting of the embedding model's folder. ai00 itself downloads the model by its name instead."""
+    """Return the setting for the folder of the embedding model, from ai00's table `embed`.
+
+    ai00 itself downloads that model by its name; this command does not.
+    """
     if embed and "path" not in embed:
         _log.warning("[embed] has no effect without path, a folder with a model.onnx and its tokenizer.json")
     return _renamed(embed, {"path": "embed_model"})
@@ -228,7 +237,7 @@ def _place(folder: Path, file: object) -> Path:
 
 
 def configured_models(context: click.Context) -> Sequence[str]:
-    """Return the models that the config file names; a command line without models uses them."""
+    """Return the models that the config file lists, for a command line that has none."""
     models: Sequence[str] = (context.default_map or {}).get(MODELS, ())
     return models
 

@@ -136,7 +136,7 @@ def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None
 
 
 def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
-    """Return True if the model has its own chat template, and `prompt` has no text that begins a user's turn."""
+    """Return True if `prompt` probably lacks the markers of a chat: the model's own template has them, `prompt` not."""
     if template == WorldTemplate():  # for models that bring none
         return False
     content = "\ue000"  # of private use, so that no template has it
@@ -149,7 +149,7 @@ def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The tokens to continue, and the stop strings and stop tokens to use in addition to the user's."""
+    """The input of a generation: prompt tokens, and stop strings and stop tokens besides those that the user gave."""
 
     tokens: Sequence[int]
     stop: Sequence[str] = ()
@@ -173,7 +173,7 @@ def _read_prompt() -> str:
 
 
 class _TextPrinter:
-    """Prints text as it comes, and records if all of it was white space."""
+    """Prints generated text as it comes, and records if it was white space only."""
 
     only_blanks = True
 
@@ -189,7 +189,7 @@ def _print_ids(delta: TextDelta) -> None:
     sys.stdout.flush()
 
 
-# `rnn-engine logits` writes the results of a forward pass to a file, to compare this engine with another.
+# `rnn-engine logits` writes the logits and the state of a forward pass to a file, to compare engines.
 
 _SLOT = 0
 
@@ -273,7 +273,7 @@ def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report
 
 
 def _read_state(runner: Runner) -> dict[str, F32]:
-    """Return the sequence's state as one array for each layer and field, named "state.LAYER.FIELD"."""
+    """Return the state of the sequence as arrays, one for each layer and field, named "state.LAYER.FIELD"."""
     return {
         f"state.{layer}.{name}": values
         for name, layers in runner.read_state(_SLOT).items()

@@ -70,7 +70,7 @@ def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tup
 
 
 def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts that an option was given, or the option's default if there are none. A click callback."""
+    """Return the texts given for an option, or the option's default if none was given. A click callback."""
     [default] = [one.default for one in PARAMETERS if one.name == parameter.name]
     return texts or tuple(default)
 
@@ -110,7 +110,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None) -> Grammar | None:
-    """Return the grammar that the options give; None if they give none. Raises UsageError for several."""
+    """Return the grammar that the options specify; None if they specify none. Raises UsageError for more than one."""
     given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
     chosen = [one for one in given if one is not None]
     if len(chosen) > 1:
@@ -150,7 +150,7 @@ def _make_regex(pattern: str | None) -> Grammar | None:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The states from which one text starts: none (then the model file's own applies), one, or several in a mix."""
+    """The states from which a text starts: one, several that are mixed, or none, for the model file's own."""
 
     files: Sequence[Path | None] = ()  # None is a state of fill values
     weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
@@ -158,14 +158,14 @@ class Starts:
 
     @property
     def settings(self) -> StateSettings:
-        """The settings for an engine that loads these states and has the first of them as its default."""
+        """The `StateSettings` of an engine that loads these states; the first of them is the default state."""
         if not self.files:
             return StateSettings()
         named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
         return StateSettings(named, default=NO_INITIAL_STATE if self.files[0] is None else _name(0))
 
     def mix(self, session: Session) -> StateMix | None:
-        """Return the mix of the engine's default state with the other states; None if there is no mix."""
+        """Return the mix of the engine's default state with the other states here; None if no mix was asked for."""
         if not self.weights:
             return None
         others = [
@@ -195,7 +195,7 @@ def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
 
 
 def _divide(text: str) -> tuple[str, float | None]:
-    """Split FILE:WEIGHT into the file and the weight, None if there is none. A file's name may have colons too."""
+    """Split FILE:WEIGHT into file and weight; without a weight, return None for it. File names may contain colons."""
     file, colon, weight = text.rpartition(":")
     try:
         return (file, float(weight)) if colon and file else (text, None)

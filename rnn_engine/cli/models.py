@@ -51,7 +51,7 @@ def models_command() -> None:
 
 
 def _version(path: Path) -> str:
-    """Return the RWKV version of the model in the file `path`, or "-" if it is no model that can be served."""
+    """Return the RWKV version of the model in the file `path`; "-" if the file has no model that can be served."""
     try:
         with open_model(path) as model:
             return model.shape.version

@@ -1,4 +1,4 @@
-"""The command-line arguments and options that several commands share, and how their values are parsed."""
+"""Command-line arguments and options that several commands share, and functions that parse their values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
 from rnn_engine.scheduler import LONGEST_WAIT, parse_policy
 from rnn_engine.types import ModelShape
 
-# Options that belong together are passed to a command as one typed object.
+# Groups of options: a command gets the values of options that belong together as one typed object.
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -62,13 +62,13 @@ def option_group(
     return add
 
 
-# Numbers as options: sizes in bytes, such as 4096, 256M or 2G, and finite numbers in a range.
+# Types of options with numbers: sizes in bytes, such as 4096, 256M or 2G, and finite numbers in a range.
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class FiniteRange(click.FloatRange):
-    """A click type for numbers in a range, without infinity and NaN; click's own type lets NaN through."""
+    """A click type for finite numbers in a range. Click's own type accepts NaN and infinity."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
-    """Start the replicas of one model; return the engine that passes requests on to them.
+    """Start the replicas of one model, or connect to them; return the engine that runs requests on them.
 
     This also opens the part of the model that this process needs, see `front_opener`.
     """
@@ -43,7 +43,7 @@ async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: P
 
 
 def front_opener(choice: EngineChoice) -> Callable[[], Front]:
-    """Return a function that opens what this process needs of a model: tokenizer, chat template and named states."""
+    """Return a function that opens the model's tokenizer, chat template and named states in the server's process."""
     from rnn_engine.fleet.remote import open_front
 
     return partial(
@@ -84,7 +84,7 @@ class ReplicaArgs(BaseModel):
 
 
 def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application of Ray Serve's
-    """Return the Ray Serve application with a model's replicas, for the settings `args` of a config file.
+    """Return the Ray Serve application that runs a model's replicas. Serve calls this with the `args` of a config file.
 
     The replicas' number and resources are set beside `args`.
     """

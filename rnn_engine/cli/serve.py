@@ -46,7 +46,7 @@ _MOST_NAME = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The path of a model's file, and the name by which requests choose the model."""
+    """A model to serve: the path of its file, and the name by which requests choose it."""
 
     name: str
     path: Path
@@ -78,7 +78,7 @@ models_argument = click.argument("models", nargs=-1, callback=_parse_models, met
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """The options for the models of a server: which there are, how requests choose one, and what admins may change."""
+    """The options on a server's models: their files, how requests choose one, and what admins may change."""
 
     models: tuple[NamedModel, ...]
     default_model: str | None
@@ -147,7 +147,7 @@ models_options = option_group(
 async def load_models(
     choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
 ) -> ModelRegistry:
-    """Load all models, each by calling `load`. The LoRAs and states of `choice` are for the first model.
+    """Load all `models`, each by calling `load`; return their registry. LoRAs and states of `choice` are for the first.
 
     `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
     is no model called `default`.
@@ -169,7 +169,7 @@ def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOr
 
 
 def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
-    """Return `choice` changed for the model of `order`: the settings with which to load it.
+    """Return the settings with which to load the model of `order`, adapted from those of the first model, `choice`.
 
     All models except the one called `first` use their own folders within those of `choice`.
     """
@@ -197,7 +197,7 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
 
 
 def _folder_name(name: str) -> str:
-    """Return a folder's name for the model called `name`, in characters that every file system takes."""
+    """Return the name of a folder for the model called `name`, in characters that all file systems allow."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
     return f"model-{safe}"
 
@@ -216,7 +216,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The options for how requests are read and run."""
+    """The options on how the server reads and runs requests."""
 
     slots: int
     batching: str
@@ -226,7 +226,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """The options for the address of the server, and for how its process ends."""
+    """The options on the server's address, and on how its process ends."""
 
     host: str
     port: int
@@ -239,7 +239,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """All options of a server, one field for each group."""
+    """All options of `rnn-engine serve`, with one field for each group."""
 
     loading: LoadSettings
     requests: RequestOptions

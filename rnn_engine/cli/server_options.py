@@ -175,7 +175,7 @@ _CONNECTIONS = ConnectionSettings()
 
 
 def seconds_option(name: str, default: float, meaning: str) -> AddOption:
-    """Return a click option called `name` that takes a number of seconds greater than 0; `meaning` is its help text."""
+    """Return a click option called `name` whose value is a positive number of seconds; `meaning` is its help text."""
     return click.option(
         name,
         type=FiniteRange(min=0, min_open=True),
@@ -282,7 +282,10 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Wait until all lines are written and end the thread; wait at most two seconds if nothing reads the lines."""
+        """Wait until all lines are written, and end the thread.
+
+        If nothing reads the lines, wait at most two seconds.
+        """
         with suppress(queue.Full):
             self._lines.put(None, timeout=_CLOSING_SECONDS)
             self._thread.join(_CLOSING_SECONDS)

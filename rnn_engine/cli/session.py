@@ -1,4 +1,4 @@
-"""Load an engine for the duration of one command; its event loop runs only while the command waits for a result."""
+"""Load an engine for one command, and run its event loop whenever the command waits for a result."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ _MAX_CHARACTERS: Final = 2**24
 def prompt_of(
     engine: EngineLike, initial: FrozenState | None, messages: Sequence[ChatMessage], *, answers: bool = True
 ) -> ChatPrompt:
-    """Return the prompt of a conversation that begins from the state `initial`.
+    """Return the prompt of the conversation `messages`, which starts from the state `initial`.
 
     With `answers`, the prompt ends so that the model's answer can follow.
     """

@@ -1,4 +1,4 @@
-"""`rnn-engine devices`, `pull` and `key`: list devices, fetch models and make API keys."""
+"""`rnn-engine devices`, `pull` and `key`: list devices, download models and make API keys."""
 
 from __future__ import annotations
 

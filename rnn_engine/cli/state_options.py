@@ -1,4 +1,4 @@
-"""Options for the states that a server stores: cached ones of prompts and answers, and named ones."""
+"""Options on stored states: the cached states of prompts and answers, and named states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STORE = StoreConfig(StoreUrl.parse("valkey://localhost"))
 
 
 def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str | None) -> StoreUrl | None:
-    """Parse the URL of a store that servers share, in Valkey or Redis. A click callback."""
+    """Parse the URL of a state store, in Valkey or Redis, that several servers share. A click callback."""
     try:
         return None if text is None else StoreUrl.parse(text)
     except InvalidRequestError as error:
@@ -189,7 +189,7 @@ _QUOTA = Quota()
 
 
 class _NamedFile(click.ParamType[StateFile]):
-    """The click type of NAME=FILE, a state's name and file. A value from a config file may be a `StateFile` already."""
+    """The click type of NAME=FILE, the name and file of a state. It also accepts a `StateFile`, from a config file."""
 
     name = "NAME=FILE"
 

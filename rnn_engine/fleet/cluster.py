@@ -93,7 +93,7 @@ def _check_address(address: str) -> None:
 
 
 def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, Any]:
-    """Return the arguments of `ray.init` that start a cluster on this machine: its numbers of CPUs and GPUs.
+    """Return the arguments of `ray.init` for a cluster on this machine: the numbers of CPUs and GPUs that it offers.
 
     Raises InvalidRequestError if the GPUs are too few for the replicas.
     """
@@ -140,7 +140,7 @@ def check_application(name: str) -> None:
 
 
 def _failure(name: str) -> str | None:
-    """Return the error message of an application's replicas that fail to start, or None if Serve reports none."""
+    """Return Serve's message of why the replicas of the application `name` fail to start; None if it has none."""
     application = serve.status().applications.get(name)
     if application is None or NAME not in application.deployments:
         return None
@@ -149,10 +149,10 @@ def _failure(name: str) -> str | None:
 
 
 class RayLinks:
-    """The connection of a front to the replicas of a Serve application. Implements `Links` by calls of Ray Serve."""
+    """A front's connection to the replicas of a Serve application: implements `Links` by calls of Ray Serve."""
 
     def __init__(self, application: str, *, owned: bool) -> None:
-        """Connect to the application called `application`. If it is `owned`, `close` deletes it."""
+        """Connect to the Serve application `application`. If `owned`, `close` deletes the application."""
         self._application = application
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
@@ -207,7 +207,7 @@ class RayLinks:
 
 @contextmanager
 def _losing(replica: str) -> Iterator[None]:
-    """Raise ReplicaLostError if the block raises an exception of Ray that means that the replica can't be reached."""
+    """While the block runs, raise ReplicaLostError in place of Ray's exceptions for a replica that can't be reached."""
     try:
         yield
     except RayTaskError:  # the replica is well, but the call in it has failed
@@ -216,7 +216,7 @@ def _losing(replica: str) -> Iterator[None]:
         raise ReplicaLostError(replica, type(error).__name__) from error
 
 
-# Opening a fleet from its settings: deploy the replicas on Ray, and make the engine that represents them.
+# Open a fleet from its settings: deploy or find the replicas on Ray, and make the engine that runs requests on them.
 
 
 async def open_fleet(

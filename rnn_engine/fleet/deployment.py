@@ -25,10 +25,10 @@ _CHECK_SECONDS = 2.0  # between two of Serve's checks that a replica lives
 
 
 class EngineReplica:
-    """A replica in one of Serve's processes. The first argument of each call is its name, for `NamedReplicaRouter`."""
+    """The deployed class: a replica in a process of Serve's. Each call's first argument is the name of the replica."""
 
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
-        """Load the engine by `load`. Serve sends calls only after this returns."""
+        """Load the replica's engine by calling `load`. Serve sends calls only after this returns."""
         freeze_modules()
         context = serve.get_replica_context()
         gpus = get_runtime_context().get_accelerator_ids()["GPU"]
@@ -111,7 +111,7 @@ def make_application(
     resources: Resources | None = None,
     drain_seconds: float = 30.0,
 ) -> serve.Application:
-    """Return a Serve application with `replicas` replicas, or more when requests need them and `scaling` allows it.
+    """Return a Serve application with `replicas` replicas. If `scaling` is given, Serve adds and removes replicas.
 
     `load` loads a replica's engine, which has `slots` slots. A replica that is removed finishes its requests first,
     within `drain_seconds`.

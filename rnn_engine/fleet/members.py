@@ -1,4 +1,4 @@
-"""The replicas that a front knows, called members: their reports, their requests, and the sums of their counters."""
+"""The replicas that a front knows, called members, with their reports and requests; and sums over all of them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from states.cache.config import CacheStats, TierStats
 from states.frozen import NO_INITIAL_STATE
 from states.shared.client import StoreCounters
 
-# One replica as a front sees it: the requests that it runs for the front, and the stream of their outcomes.
+# A front's record of one replica: the requests that it runs for the front, and the stream of their outcomes.
 
 _log = logging.getLogger(__name__)
 
 
 class EndedError(RnnEngineError):
-    """The replica ended a request's stream of events without a last event or an error."""
+    """Raised if a replica ends a request's stream of events without a last event or an error."""
 
 
 class Member:
@@ -61,7 +61,7 @@ class Member:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the replica may get new requests."""
+        """True if new requests may be sent to the replica."""
         return self.ready.is_set() and not self.leaving and not self.lost and self.report.health.status == "ok"
 
     @property
@@ -85,14 +85,14 @@ class Member:
         return RemoteRequest(self, key, call)
 
     def enter(self, request: RemoteRequest) -> asyncio.Task[None]:
-        """Send a request to the replica, and return the task that runs it. Called by `RemoteRequest`."""
+        """Send a request to the replica; return the task that waits until it was run. Called by `RemoteRequest`."""
         self._requests[request.key] = request
         if self.lost:
             request.put(self._lost_error("its stream has ended"))
         return self._spawn(self._run(request))
 
     def leave(self, request: RemoteRequest) -> None:
-        """Ignore the outcomes of a request from now on. Called by `RemoteRequest`."""
+        """Ignore all further outcomes of a request, which its reader has left. Called by `RemoteRequest`."""
         del self._requests[request.key]
 
     def hold(self, key: int, held: bool) -> None:
@@ -103,18 +103,21 @@ class Member:
         self._spawn(self._links.hold(self.name, self._front, key, held))
 
     def fail(self, error: RnnEngineError) -> None:
-        """End all requests at the replica with `error`."""
+        """End this front's requests at the replica with `error`."""
         for request in self._requests.values():
             request.put(error)
 
     def cancel(self) -> None:
-        """Cancel the stream and all tasks."""
+        """Cancel the stream of outcomes from the replica and the tasks that run requests.
+
+        `ended` waits for their end.
+        """
         self._stream.cancel()
         for task in self._tasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until all that was cancelled has ended."""
+        """Wait until the tasks that `cancel` has cancelled have ended."""
         await asyncio.wait((self._stream, *self._tasks))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -124,7 +127,7 @@ class Member:
         return task
 
     async def _run(self, request: RemoteRequest) -> None:
-        """Call the replica to run a request.
+        """Have the replica run a request, and wait until it has ended.
 
         The stream reports the request's outcomes, unless the call itself fails.
         """
@@ -173,7 +176,7 @@ class RemoteRequest:
         self._ended = False
 
     def put(self, outcome: Outcome) -> None:
-        """Pass an outcome from the replica to the reader of the request. Ignore outcomes after the end."""
+        """Queue an outcome from the replica for the request's reader. Outcomes after the last one are ignored."""
         if self._ended:
             return
         if outcome is None:
@@ -208,7 +211,7 @@ _MOST_GONE = 64  # replicas that are gone and would be recognised if they came b
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What one replica or several have counted since their start."""
+    """The counters of one replica, or the sum of several replicas' counters, since the replicas' start."""
 
     engine: EngineCounters
     cache: CacheStats | None  # without sizes
@@ -218,7 +221,7 @@ class _Counts:
         return cls(report.counters, None if report.cache is None else report.cache.without_sizes())
 
     def plus(self, other: _Counts) -> _Counts:
-        """Return the sum of both."""
+        """Return the sum of these counters and `other`."""
         caches = [cache for cache in (self.cache, other.cache) if cache is not None]
         return _Counts(total_counters(EngineCounters(), (self.engine, other.engine)), total_cache_stats(caches))
 
@@ -230,7 +233,7 @@ class Members:
     """
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
-        """No replica is known before `survey`. `front` is the id of this front."""
+        """Start without members; `survey` adds them. `front` is the id of this front."""
         self._links = links
         self._front = front
         self._router = router
@@ -287,7 +290,7 @@ class Members:
         self.health().check()
 
     def choose(self, request: GenerateRequest) -> Member:
-        """Return the replica that a request shall run on. Raises UnavailableError if no replica takes requests."""
+        """Return the replica to run `request` on. Raises UnavailableError if no replica takes requests."""
         self.refuse_if_unable()
         candidates = [Candidate(one.name, one.report.info.num_slots, one.outstanding) for one in self.takers]
         if not candidates:
@@ -297,7 +300,7 @@ class Members:
         return self._members[found.name]
 
     async def ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Send a question about a cache position to the replica in the position's id, and return the answer.
+        """Send a question about the cache position with the id `position` to its replica, and return the answer.
 
         Raises NotFoundError for an unknown position.
         """
@@ -310,7 +313,7 @@ class Members:
             raise position_missing(position) from None
 
     async def ask_all(self, question: bytes) -> dict[str, Any]:
-        """Return each replica's answer, by its name.
+        """Send a question to all replicas; return their answers by the replicas' names.
 
         A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
         """
@@ -328,7 +331,7 @@ class Members:
         return answers
 
     async def survey(self) -> None:
-        """Update the replicas and their reports. Raises what `Links.survey` raises."""
+        """Get a report of each replica and update the members from them. Raises what `Links.survey` raises."""
         found = await self._links.survey(self._router.versions())
         if found is None:  # a replica that hangs must not make the others count as gone
             return
@@ -351,7 +354,7 @@ class Members:
                 await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
 
     async def close(self) -> None:
-        """End the requests at replicas with EngineClosedError, and the streams of their outcomes."""
+        """End the requests at all replicas with EngineClosedError, and cancel the streams of their outcomes."""
         for member in self:
             member.fail(_stopped())
         await asyncio.sleep(0)  # the readers of these requests leave
@@ -360,7 +363,7 @@ class Members:
         await asyncio.gather(*(member.ended() for member in self))
 
     def _note(self, reports: Mapping[str, Report]) -> list[Member]:
-        """Record the replicas' reports. Forget and return the replicas that are gone and run no requests any more."""
+        """Update the members from `reports`, by name; remove and return those that are gone and run no requests."""
         gone: list[Member] = []
         for name, member in list(self._members.items()):
             member.note(reports.get(name))
@@ -419,7 +422,7 @@ def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
 
 
 def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
-    """Return the sum of the counters of several clients of a shared store, or None if there are no clients."""
+    """Return the sum of the `counters` of several clients of a shared store; None if there are no clients."""
     known = [counters for counters in clients if counters is not None]
     if not known:
         return None
@@ -437,7 +440,7 @@ def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounte
 
 
 def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
-    """Return the uses of all replicas' slots, replica by replica, each replica's oldest request first.
+    """Return the `SlotUse` of each held slot of all replicas, by replica, each replica's oldest request first.
 
     Slots are numbered across all replicas, and requests too, so that no two have the same number.
     """

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The parts of a fleet in the server's process: tokenizer, chat template and named states."""
+    """The parts of a fleet that the server's process has itself: tokenizer, chat template and named states."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -75,7 +75,7 @@ class RemoteEngine:
     """
 
     def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
-        """Use `open`. `close` closes `links` and `front`."""
+        """For `open`, which callers use instead. The engine's `close` also closes `links` and `front`."""
         self._links = links
         self._front = front
         self._keys = itertools.count()
@@ -122,7 +122,7 @@ class RemoteEngine:
         return self._front.state_files
 
     def stats(self) -> EngineStats:
-        """Return how many requests of this front are in a slot, and how many wait for one."""
+        """Return the estimated number of this front's requests that are in a slot, and the number that wait for one."""
         active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members)
         return EngineStats(active, self._admission.taken - active)
 
@@ -203,7 +203,7 @@ class RemoteEngine:
         self._front.close()
 
     async def _close_members(self) -> None:
-        """End the requests and the streams of all replicas, and ask the replicas nothing more."""
+        """Reject new requests, end the running ones and their streams, and cancel calls of the replicas under way."""
         self._members.closing = True
         self._admission.close()
         tasks = [*self._forgetting, *(() if self._surveying is None else (self._surveying,))]
@@ -243,7 +243,10 @@ class RemoteEngine:
                     return
 
     def _note_forgotten(self, root: str) -> None:
-        """Drop the replicas' checkpoints that start from the state with the digest `root`. Called on any thread."""
+        """Have the replicas drop checkpoints that start from the state with digest `root`.
+
+        May be called on any thread.
+        """
         with suppress(RuntimeError):  # the loop was closed, so the replicas are no longer used
             self._loop.call_soon_threadsafe(self._forget_root, root)
 
@@ -254,7 +257,7 @@ class RemoteEngine:
             task.add_done_callback(self._forgetting.discard)
 
     async def _have_forgotten(self, root: str) -> None:
-        """Have the replicas drop what they keep of a state that has no name any more; log if one fails."""
+        """Have all replicas drop their checkpoints that start from the state with digest `root`; log a failure."""
         try:
             await self._members.ask_all(pack_question("forget_root", root))
         except Exception:

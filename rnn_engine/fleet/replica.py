@@ -26,14 +26,14 @@ from states.cache.browse import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):
-    """The interface that a replica needs of its engine: `EngineLike` and two methods for the cache."""
+    """The protocol of a replica's engine: `EngineLike`, and two more methods for its cache."""
 
     def forget_root(self, root: str) -> None:
-        """Drop the checkpoints of sequences that started from the state with the digest `root`."""
+        """Drop the checkpoints that start from the state with the digest `root`."""
         ...
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return the changes of the cache's summary after version `since`, or None if there is no summary yet."""
+        """Return how the cache's summary has changed since its version `since`; None if there is no summary yet."""
         ...
 
 
@@ -45,7 +45,7 @@ class Replica:
     """
 
     def __init__(self, engine: ReplicaEngine, name: str) -> None:
-        """`name` must differ from the names of all other replicas."""
+        """Start a replica called `name`, which differs from all other replicas' names, on `engine`."""
         self.name = name
         self._engine = engine
         self._outboxes: dict[str, _Outbox] = {}  # of the fronts that read their streams
@@ -137,7 +137,7 @@ class Replica:
 
 
 class _Outbox:
-    """The outcomes that wait to be sent to one front."""
+    """The queue of outcomes that wait to be sent to one front, and the pauses of that front's requests."""
 
     def __init__(self) -> None:
         self.is_closed = False  # True: nobody reads the outcomes any more
@@ -147,7 +147,10 @@ class _Outbox:
 
     @contextmanager
     def reader(self, key: int) -> Iterator[asyncio.Event]:
-        """Yield an event that is clear while the request is paused."""
+        """While the block runs, let the request `key` be paused.
+
+        The yielded event is set unless the request is paused.
+        """
         reading = self._reading[key] = asyncio.Event()
         reading.set()
         try:

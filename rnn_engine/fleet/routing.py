@@ -17,14 +17,15 @@ from states.tokens import TOKEN_BYTES, pack
 
 MOST_BLOCKS = 1 << 16  # remembered for each replica: the prompts of the last four million tokens
 
-# How much each request at a replica delays a new one, in tokens of a prompt that could be run in the same time.
+# The delay of a new request by each request that a replica has already, as the number of prompt tokens that could be
+# run in that time.
 RUNNING_TOKENS = 8  # a running request shares the steps
 QUEUED_TOKENS = 32  # a queued request has to end first
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may be chosen for a request, with its number of slots and of this front's requests."""
+    """A replica that may be chosen for a request: its name, its slots, and how many of the front's requests it has."""
 
     name: str
     num_slots: int
@@ -62,7 +63,7 @@ class PrefixRouter:
         return chosen
 
     def note(self, replica: str, changes: SummaryChanges) -> None:
-        """Apply the changes of a replica's cache summary since the version that `versions` returned."""
+        """Update a replica's known prefixes from the changes of its cache summary since the version in `versions`."""
         self._replica(replica).note(changes)
 
     def versions(self) -> Mapping[str, int]:
@@ -98,7 +99,7 @@ _Holders: TypeAlias = defaultdict[bytes, set[str]]
 
 
 class _Kept:
-    """The prompt prefixes that one replica has probably cached: those that it was sent, and those in its summary."""
+    """The prompt prefixes that one replica probably has cached: sent to it in prompts, or listed in its summary."""
 
     def __init__(self, name: str, holders: _Holders) -> None:
         """Start without prefixes. `holders` maps each prefix's hash to the replicas that have it; this updates it."""
@@ -146,7 +147,7 @@ class _Kept:
             self._remove(next(iter(self._sent)))
 
     def note(self, changes: SummaryChanges) -> None:
-        """Apply a summary of the replica's cache, or the changes of one."""
+        """Update the cached prefixes from a summary of the replica's cache, or from the changes of one."""
         lost = {(mark.blocks, mark.path) for mark in unpack_marks(changes.lost)}
         if changes.whole:
             lost = {(blocks, path) for blocks, paths in self._marks.items() for path in paths}
@@ -166,7 +167,7 @@ class _Kept:
         self._notes += 1
 
     def _lengths(self, block: bytes, number: int, packed: bytes) -> Iterable[int]:
-        """Yield the lengths of the replica's checkpoints on a prompt's path that end in the block after a prefix.
+        """Yield the lengths, in tokens, of the replica's checkpoints of a prompt that end in the block after a prefix.
 
         The prefix has the hash `block` and `number` whole blocks.
         """
@@ -176,7 +177,7 @@ class _Kept:
                 yield length
 
     def _prune(self, block: bytes | None) -> None:
-        """Remove a sent prefix that the replica no longer has cached, and the shorter ones that led only to it.
+        """Remove a prefix that was sent but is no longer cached, and then each next shorter one with no other use.
 
         A prefix that was sent since the summary before the last one stays, because the last one may not cover it.
         """
@@ -206,7 +207,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Sent:
-    """The record of a prefix of whole blocks of prompts that were sent to a replica."""
+    """When a prefix of whole blocks was last sent to a replica, and the prefix that is one block shorter."""
 
     shorter: bytes | None  # the beginning that is one block shorter
     notes: int  # how many summaries had come when it was last sent

@@ -61,7 +61,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """A replica's number in the fleet and on its machine, and the GPUs that Ray reserved for it."""
+    """Where a replica runs: its number in the fleet, its number on its machine, and the GPUs reserved for it."""
 
     number: int  # among all replicas, from 0; that of a replica that is gone is used again
     local_number: int = 0  # among the replicas on its machine
@@ -69,7 +69,7 @@ class ReplicaPlace:
 
 
 def device_at(place: ReplicaPlace, choice: str) -> str:
-    """Return which device a replica uses, in the form of the option `--device`. `choice` is the fleet's device setting.
+    """Return the device for the replica at `place`, as a value of the option `--device`; `choice` is the fleet's value.
 
     WebGPU ignores the variable by which Ray hides a process's other GPUs (CUDA_VISIBLE_DEVICES), so the device is
     named. Of several devices that are as good for `choice`, the replica gets the one with the number of its GPU. If Ray

@@ -23,7 +23,7 @@ RETRY_SECONDS = 1.0  # after which another replica is likely to answer
 
 
 class ReplicaLostError(UnavailableError):
-    """The replica that ran a request has ended or can't be reached.
+    """Raised if the replica that ran a request has ended or can't be reached.
 
     Another replica may run the request from the start.
     """
@@ -116,7 +116,7 @@ def pack_question(method: Question, *args: object) -> bytes:
 
 
 def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
-    """Return the method's name and the arguments in a question. Raises InvalidRequestError if it may not be called."""
+    """Return the method's name and the arguments in a packed question; raise InvalidRequestError for other methods."""
     method, args = pickle.loads(data)
     for question in get_args(Question):
         if method == question:
@@ -130,7 +130,7 @@ def pack_answer(value: object, error: RnnEngineError | None) -> bytes:
 
 
 def unpack_answer(data: bytes) -> Any:  # noqa: ANN401 - the question says which type it has
-    """Return the result in an answer, or raise the error in it."""
+    """Return the result in the packed answer to a question, or raise the error in it."""
     value, error = pickle.loads(data)
     if error is not None:
         raise error
@@ -151,28 +151,28 @@ class Links(Protocol):
         ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
-        """Run a packed request at a replica, until it has ended; see `Replica.run`.
+        """Have a replica run a packed request, and wait until it has ended; see `Replica.run`.
 
         Cancelling this cancels the request there. Raises ReplicaLostError if the replica is gone.
         """
         ...
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        """Yield parcels, packed lists of outcomes of the requests of `front` at a replica; see `Replica.parcels`.
+        """Yield the outcomes of a front's requests at a replica, several packed in each item; see `Replica.parcels`.
 
         Ends, or raises, when the replica is gone.
         """
         ...
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
-        """Pause or resume the events of a request at a replica; see `Replica.hold`.
+        """Pause, or if `held` is False resume, the events of a request at a replica; see `Replica.hold`.
 
         Does nothing if the replica is gone.
         """
         ...
 
     async def ask(self, replica: str, question: bytes) -> bytes:
-        """Return a replica's packed answer to a packed question; see `Replica.ask`.
+        """Send a packed question to a replica and return the packed answer; see `Replica.ask`.
 
         Raises ReplicaLostError if the replica is gone.
         """

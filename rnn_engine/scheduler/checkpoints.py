@@ -56,7 +56,7 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The positions at which a prompt's next waypoint may lie: from `earliest` to `cut`. See `Waypoints`.
+    """The range of positions, from `earliest` to `cut`, where a prompt's next waypoint (a saved state) may lie.
 
     The first run that ends at or after `earliest` makes the waypoint. No run may pass `cut`.
     """
@@ -87,7 +87,7 @@ class Waypoints:
 
     @property
     def cut(self) -> int | None:
-        """The position at which the next run must end at the latest; None if it may end anywhere."""
+        """The position that the prompt's next run may not pass, because of a waypoint; None if it may end anywhere."""
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
@@ -127,7 +127,7 @@ class Waypoints:
         return _Window(max(earliest, cut - self._step + 1), cut)
 
     def _window_of_short(self) -> _Window | None:
-        """Return the positions for the only waypoint of a prompt of few steps; None if it needs none.
+        """Return the range of positions for the only waypoint of a prompt of few steps; None if it needs no waypoint.
 
         Such a prompt is cut once at most, at nine tenths of its length or a little later.
         """
@@ -233,7 +233,10 @@ class PromptPrefix:
 
 
 class CheckpointPlan:
-    """The checkpoint points that one running prompt has not passed yet; waiting prompts may add some."""
+    """The positions at which the state of one running prompt is still to be saved.
+
+    Waiting prompts may add positions.
+    """
 
     def __init__(
         self,
@@ -242,7 +245,10 @@ class CheckpointPlan:
         points: Iterable[CheckpointPoint] = (),
         waypoints: Waypoints | None = None,
     ) -> None:
-        """Plan for a prompt whose first `saved` tokens need not be run. Others may wait for it if it has a `prefix`."""
+        """Plan the checkpoints of a prompt whose first `saved` tokens come from the cache.
+
+        Other prompts may wait for this one only if its `prefix` is given.
+        """
         self.prefix = prefix
         self.position = saved  # tokens that have been run, and whose checkpoints have been kept
         self.submitted = saved  # tokens that have been run or are in flight
@@ -292,7 +298,7 @@ class CheckpointPlan:
         self._points[position] = CheckpointPoint(position, kind, logits or (planned is not None and planned.logits))
 
     def close(self) -> None:
-        """Stop other prompts from waiting for this one, because it was run or will be run no further. Idempotent."""
+        """Let no prompt wait for this one any more, because all of it was run or no more of it will be. Idempotent."""
         self.open = False
 
 
@@ -305,24 +311,28 @@ class Wait:
     logits: bool  # whether the waiting prompt ends at the position, and so needs the logits there to go on
 
     def claim(self) -> None:
-        """Make the running prompt save its state at the position that is waited for."""
+        """Have the running prompt save its state at `position`, for the waiting prompt."""
         self.plan.claim(self.position, logits=self.logits)
 
     @property
     def ready(self) -> bool:
-        """True if the waiting prompt should look in the cache again: the position was passed, or never will be."""
+        """True if the wait is over: the running prompt has passed the position, or it never will.
+
+        Then look in the cache again.
+        """
         return self.passed or not self.plan.open
 
     @property
     def passed(self) -> bool:
-        """True if the running prompt has passed the position. The cache may have had no room for the state."""
+        """True if the running prompt has passed the position. Its state is not saved there if the cache had no room."""
         return self.plan.position >= self.position
 
 
 class SingleFlight:
-    """The plans of running prompts, for which prompts with the same beginning may wait.
+    """The plans of all running prompts.
 
-    Waiters hold no resources, so a cancelled one needs no clean-up.
+    A new prompt with the same beginning waits for one, so that it is run only once. Waiters hold no resources, so a
+    cancelled one needs no clean-up.
     """
 
     def __init__(self, min_shared: int = MIN_SHARED) -> None:

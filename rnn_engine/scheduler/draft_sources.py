@@ -29,10 +29,12 @@ _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """Counts how often matches of each length have predicted the next token correctly, in one text or in all texts."""
+    """Counts of correct and wrong predictions of next tokens, by the match's length; for one text or all texts."""
 
     def __init__(self, of_all: Experience | None = None) -> None:
-        """Start without counts. `of_all` has the counts of all texts: it gives the first estimates and is updated too.
+        """Start with counts of zero, for one text if `of_all`, the experience with all texts, is given.
+
+        Estimates begin at those of `of_all`, which is updated too.
 
         If it is None, little is expected of short matches.
         """
@@ -42,7 +44,7 @@ class Experience:
         self._right = [0.0] * len(_CLASSES)  # those of them that came
 
     def note(self, length: int, *, is_right: bool) -> None:
-        """Count one prediction by a match of `length` tokens, which was correct if `is_right`."""
+        """Count one prediction, made because `length` tokens matched; `is_right` if the predicted token came."""
         which = _class_of(length)
         if self._seen[which] >= self._memory:
             self._seen[which] /= 2.0
@@ -53,7 +55,10 @@ class Experience:
             self._of_all.note(length, is_right=is_right)
 
     def chance(self, length: int) -> float:
-        """Return the share of correct predictions by matches of `length` tokens, blended with the expected share."""
+        """Return the estimated probability that a prediction is correct if `length` tokens matched.
+
+        It is the share of correct predictions so far, blended with the expected share.
+        """
         which = _class_of(length)
         expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
         return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
@@ -68,7 +73,10 @@ class Lookup:
     is_over = False  # a text may repeat itself at any time
 
     def __init__(self, prompt: Sequence[int], of_all: Experience | None = None) -> None:
-        """Start with the last tokens of `prompt`; `of_all` is the experience with all texts, see `Experience`."""
+        """Start with the last tokens of `prompt` as the text.
+
+        `of_all` is the experience with all texts; see `Experience`.
+        """
         self._text = array("I", prompt[-_WINDOW:])
         self._num_known = 0  # tokens of the text that can be found
         self._num_given = len(self._text)  # tokens of the prompt
@@ -80,7 +88,10 @@ class Lookup:
         self._experience = Experience(of_all)
 
     def extend(self, generated: Sequence[int], first: int = 0) -> None:
-        """Add the tokens `generated[first:]` to the text. Also makes a further part of a long prompt searchable."""
+        """Append the tokens `generated[first:]` to the text.
+
+        Each call also adds a part of a long prompt to the search index.
+        """
         self._text.extend(generated[first:])
         if self._num_known < self._num_given:
             self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
@@ -90,7 +101,7 @@ class Lookup:
 
     @property
     def foretells(self) -> bool:
-        """True if there is a prediction: all of the text is searchable, and its end repeats an earlier place."""
+        """True if a prediction can be made: all of the text is in the search index, and its end has occurred before."""
         return self._place is not None and self._num_known == len(self._text)
 
     def draft(self, count: int) -> list[int]:
@@ -120,7 +131,7 @@ class Lookup:
         return likely, product ** (1.0 / max(likely, 1))
 
     def _take_in_prompt(self, end: int) -> None:
-        """Make the prompt's tokens up to position `end` searchable."""
+        """Add the prompt's tokens up to position `end` to the search index."""
         start = self._num_known
         tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with up to `MIN_MATCH - 1` tokens before `start`
         known = min(start, MIN_MATCH - 1)
@@ -139,7 +150,7 @@ class Lookup:
             self._find(before.item(-1))
 
     def _take_in(self, token: int) -> None:
-        """Make the next token of the text searchable, and compare it with the predicted one."""
+        """Add `token`, the next one of the text, to the search index, and record if it was predicted correctly."""
         if self._place is not None:
             self._judge(is_right=self._text[self._place] == token)
         self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
@@ -159,7 +170,10 @@ class Lookup:
             self._place, self._length = None, 0
 
     def _find(self, place: int) -> None:
-        """Predict from the place that agrees with the text's end over the most tokens: `place`, or an earlier one."""
+        """Find the earlier place in the text that agrees with its end over the most tokens, and predict from there.
+
+        The search begins at `place` and continues with the places before it.
+        """
         text, end = self._text, self._num_known
         for _ in range(_MOST_PLACES):
             longest = self._length
@@ -182,7 +196,7 @@ def _class_of(length: int) -> int:
     return sum(length >= least for least in _CLASSES[1:])
 
 
-# Drafts from an earlier equal text: what followed when the same tokens were last run from the same state.
+# Drafts from an earlier equal text: the tokens that followed when the same tokens were last run from the same state.
 
 _EARLIER_PRIOR = 4.0  # weight of the expected share of an earlier text, in tokens
 _EXPECTED = 0.8  # share of an earlier text's tokens that come again
@@ -196,9 +210,10 @@ class EarlierText:
     """
 
     def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """Start without a prediction. `find` takes all generated tokens and returns those that once followed them.
+        """Start without a prediction.
 
-        It returns an empty sequence if it knows none.
+        `find` gets all generated tokens and returns those that followed them in an earlier request. It returns an empty
+        sequence if it knows none.
         """
         self._find = find
         self._ahead: Sequence[int] = ()
@@ -234,7 +249,7 @@ class EarlierText:
         return list(self._ahead[self._place : self._place + count])
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens to draft, which is all, and their mean chance to be correct."""
+        """Return the number of tokens to draft, which is `count`, and the estimated chance of each to be correct."""
         return count, self.chance
 
     @property

@@ -75,7 +75,7 @@ class Drafter:
         self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Pass what was generated since the last call to the sources of drafts; return True if a draft can be proposed.
+        """Pass newly generated tokens to the sources of drafts; return True if a draft can be proposed.
 
         The longer nothing was predicted, the more tokens pass between two look-ups.
         """
@@ -106,7 +106,7 @@ class Drafter:
         source = next(one for one in self._sources if one.foretells)
         likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))
         draft = source.draft(likely)
-        # Nothing is run after a token that ends the text, so that the state at the end is right.
+        # A draft ends before the first stop token, so that the state at the end of the text has no token after it.
         if self._ends.isdisjoint(draft):
             return draft
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
@@ -176,7 +176,7 @@ class Drafts:
         self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Add the duration of a step to the mean times of steps, if all of its sequences decode.
+        """Update the mean durations of steps by that of one step. Ignores a step that runs part of a prompt.
 
         `now` is the time at which the step's outcome has been processed.
         """
@@ -243,7 +243,7 @@ class DraftPlan:
 
     @property
     def is_full(self) -> bool:
-        """True if no further draft can be added."""
+        """True if the step has no room for another draft, or if no spare slot is left for one."""
         return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
@@ -269,7 +269,7 @@ def _expected(count: int, chance: float) -> float:
 
 
 def _expected_again(count: int, chance: float) -> float:
-    """Return the expected number of tokens that are run again because a token of the draft is wrong.
+    """Return how many tokens are expected to run a second time because a token of the draft is wrong.
 
     They are the correct tokens and the one before the draft.
     """
@@ -279,7 +279,7 @@ def _expected_again(count: int, chance: float) -> float:
 def _find_longest(
     plain: StepCosts, longer: StepCosts, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float
 ) -> int:
-    """Return the length of draft with which the most tokens are drawn a second; 0 if no draft pays.
+    """Return the length of the draft with which the most tokens per second are drawn; 0 if no draft is worth its time.
 
     The lengths tried are `longest`, half of it, and so on. Each token of the draft is correct with probability
     `chance`. The draft is added to a step of `num_tokens` that is expected to draw `gained` tokens. `plain` are the
@@ -322,14 +322,14 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def may_draft(self) -> bool:
-        """True if the next run may have a draft, after the tokens that were drawn and not run yet."""
+        """True if a draft may be added to the sequence's next run, after its known tokens."""
         if self.drafter.is_off or self.answer.ending is not None:
             return False
         return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
 
     @property
     def num_certain(self) -> int:
-        """The number of known tokens that have not been submitted, with which the next run begins."""
+        """The number of known tokens that were not submitted yet. The next run begins with them; a draft may follow."""
         return self.end - self.submitted
 
     @property
@@ -366,7 +366,7 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def draft_demand(self) -> DraftDemand:
-        """How many tokens and rows the next run needs for the tokens that were drawn and the draft after them."""
+        """The numbers of tokens and logit rows that the next run needs: its known tokens, and the draft after them."""
         num_drafted = len(self.drafter.draft)
         return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
 
@@ -528,7 +528,7 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
-    """Choose the drafts of the next step's sequences `live`, and set them in those for which a draft pays."""
+    """Choose drafts for those sequences of the next step, `live`, for which a draft saves time, and set them there."""
     if not drafts.is_on:
         return
     num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)

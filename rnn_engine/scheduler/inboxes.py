@@ -45,7 +45,10 @@ class Inbox:
     """
 
     def __init__(self, pause: Callable[[bool], None]) -> None:
-        """Start empty. `pause(True)` is called if the reader is too far behind, `pause(False)` once it caught up."""
+        """Start empty.
+
+        Call `pause(True)` when the reader falls too far behind, and `pause(False)` when it has caught up.
+        """
         self._pause = pause
         self._outcomes: deque[Event | RnnEngineError] = deque()
         self.num_tokens = 0  # that have been put
@@ -80,7 +83,7 @@ class Inbox:
         return outcome
 
     def _join(self, first: TextDelta) -> TextDelta:
-        """Remove the text deltas that directly follow `first`; return `first` joined with them as one delta."""
+        """Remove the text deltas directly after `first`, and return them and `first` joined into one delta."""
         deltas = [first]
         while self._outcomes and type(following := self._outcomes[0]) is TextDelta:
             deltas.append(following)
@@ -136,7 +139,7 @@ class Inboxes:
                 self._loop.call_soon_threadsafe(self._dispatch)
 
     def end(self, make_error: Callable[[], RnnEngineError]) -> None:
-        """Deliver what was posted, then put an error from `make_error` into each inbox, a new one for each."""
+        """Deliver all posted events, then put an error into each inbox; `make_error` makes a new one for each."""
         self._empty_outbox()
         for inbox in self._inboxes.values():
             inbox.put(make_error())
@@ -162,7 +165,7 @@ class Inboxes:
         return len(deliveries) > 0
 
 
-# The number of requests that an engine has at a time is bounded: further ones are refused, or wait.
+# Admission: an engine has a bounded number of requests at a time; further ones are rejected, or wait to be admitted.
 
 RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
@@ -198,7 +201,7 @@ class Admission:
         return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
 
     def check(self, client: Client = ANONYMOUS) -> None:
-        """Raise OverloadedError if no place is free for a request of `client` now."""
+        """Raise OverloadedError if a request of `client` would find no free place now."""
         if not self._has_place(client):
             raise OverloadedError(
                 f"{self._taken} requests are running or queued; expected at most {self._num_running} running and "
@@ -285,7 +288,7 @@ class Admission:
 
 
 class QueuePlace:
-    """An async context manager that holds a place of an `Admission` for one request.
+    """The context manager that `Admission.place` returns: it holds a place for one request while its block runs.
 
     It is not a generator, because a loop that shuts down closes all generators at once: this one would be closed before
     the block inside it.

@@ -30,7 +30,7 @@ _SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequ
 
 
 class Threads:
-    """A pool of at most `most` threads that do pieces of work. One thread, always the same, hands the work over.
+    """A pool of at most `most` threads that run functions. All functions are handed over by the same one thread.
 
     An executor with a condition to wait for does the same, but takes more processor time, and every step of a text with
     a grammar would pay for it.
@@ -46,7 +46,7 @@ class Threads:
         self._end = finalize(self, self._handed.put, None)
 
     def hand_over(self, work: _Work) -> None:
-        """Have a thread of the pool do `work`, at once if one is free or can be started."""
+        """Have a thread of the pool run the function `work`, at once if a thread is free or can be started."""
         while self.wait(0.0):
             pass
         if self._num_busy >= self._num_threads < self._most:
@@ -57,7 +57,7 @@ class Threads:
         self._handed.put(work)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for a piece of work to be done; return True if one is, perhaps since long ago."""
+        """Wait at most `seconds` until a function has run; return True if one has, perhaps before this call."""
         try:
             is_own = self._done.get(timeout=max(seconds, 0.0))
         except Empty:
@@ -66,16 +66,19 @@ class Threads:
         return True
 
     def note(self) -> None:
-        """Make `wait` return because work outside this pool is done. May be called on any thread."""
+        """Make `wait` return, because something that its caller waits for was done outside the pool.
+
+        Any thread may call this.
+        """
         self._done.put(False)
 
     def close(self) -> None:
-        """Make the threads end after the work that was handed over."""
+        """End the threads after they have run all functions that were handed over."""
         self._end()
 
 
 def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
-    """Do the work from `handed` until None comes, then put None back so that the next thread ends too."""
+    """Run the functions from the queue `handed` until None comes; put None back for the pool's other threads."""
     while (work := handed.get()) is not None:
         try:
             work()
@@ -151,7 +154,7 @@ class MaskThreads:
         return not mask.is_late
 
     def make(self, mask: SequenceMask) -> bool:
-        """Compute `mask` outside a step: add it, start, and wait for it; return as `wait` does."""
+        """Compute `mask` outside a step, on the pool. As `wait`, return True if it was computed in time, else False."""
         self.add(mask)
         self.start()
         return self.wait(mask)

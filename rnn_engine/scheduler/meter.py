@@ -1,4 +1,4 @@
-"""Measure how long steps take, decide from that how steps are submitted, and fill the engine's counters."""
+"""Measure the durations of steps, choose from them how steps are submitted, and update the engine's counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rnn_engine.scheduler.phases import DECODE, TAKE_IN, DraftDemand
 from rnn_engine.scheduler.queue import TokenDemand, running_mean
 from rnn_engine.telemetry import EngineCounters, Timing
 
-# The times of steps decide how many tokens one submit draws, and whether a step is submitted ahead.
+# Measured durations of steps decide how many tokens the device draws in one submit, and if a step is submitted before
+# the previous one was collected.
 
 DRAW_SECONDS = 0.02  # that the draws of two submits may take: a new request or a reader waits no longer
 _MARGIN = 4.0  # seconds of work that the device is given for each second of the host's part of a submit
@@ -18,7 +19,7 @@ SHORT_STEP = 0.02  # seconds; the time between two longer steps hardly matters
 
 
 class StepTimes:
-    """The number of tokens and sequences of one step, and the times at which it was submitted and collected."""
+    """The measurements of one step: its numbers of tokens and sequences, and when it was submitted and collected."""
 
     __slots__ = (
         "begun",
@@ -54,7 +55,7 @@ class StepTimes:
 
     @property
     def seconds(self) -> float:
-        """The duration of the step, without the time before the previous step was collected."""
+        """The duration of the step in seconds, counted only from when the previous step was collected."""
         return self.collected - max(self.begun, self.last)
 
     @property
@@ -74,7 +75,7 @@ class StepTimes:
 
 
 class StepSeconds:
-    """Running means of the durations of a scheduler's steps, from which it decides how much to submit ahead."""
+    """Running means of step durations. They decide how many tokens a submit draws, and if a step is submitted ahead."""
 
     def __init__(self) -> None:
         self._last_collect = 0.0
@@ -83,7 +84,10 @@ class StepSeconds:
         self._host: float | None = None  # of the host between two steps, while the device had one to run
 
     def note(self, times: StepTimes, asked: float, now: float) -> None:
-        """Add the duration of a step that was collected, or failed, at `now`, after the host waited since `asked`."""
+        """Update the means by a step.
+
+        The host began to wait for it at `asked`; it was collected, or failed, at `now`.
+        """
         times.last, times.collected = self._last_collect, now
         if times.was_ahead:
             self._host = running_mean(self._host, asked - times.last)
@@ -118,7 +122,10 @@ class StepSeconds:
 
 
 def _mean(before: float | None, value: float, *, is_most: bool) -> float:
-    """Return the running mean `before` updated by `value`. With `is_most`, `value` is only an upper bound."""
+    """Return the running mean `before` updated by `value`.
+
+    If `is_most`, `value` is an upper bound: it never raises the mean.
+    """
     return before if is_most and before is not None and value > before else running_mean(before, value)
 
 
@@ -129,7 +136,10 @@ _MEMORY = 4096  # steps after which a class that was not run is forgotten, as de
 
 
 class StepCosts:
-    """The mean seconds that a step takes, by its size: steps of similar numbers of tokens share a mean."""
+    """Measured step durations by step size.
+
+    Steps of similar numbers of tokens form a size class, which has one mean.
+    """
 
     def __init__(self) -> None:
         self._classes: dict[int, _Mean] = {}  # by the place in `_SIZES`, ascending
@@ -150,7 +160,7 @@ class StepCosts:
             mean.take(tokens, seconds, self._num_noted)
 
     def of(self, tokens: int) -> float | None:
-        """Return the mean seconds of a step of `tokens`; None if no step of its size class was measured."""
+        """Return the mean seconds of a step with `tokens` tokens; None if no step of its size class was measured."""
         mean = self._classes.get(bisect_left(_SIZES, tokens))
         return None if mean is None or mean.count == 0 else mean.seconds
 
@@ -206,11 +216,11 @@ class Meter:
         self._busy_since = 0.0
 
     def rest(self) -> None:
-        """Record that there is nothing to run, so that the time until `resume` is not counted."""
+        """Record that no sequence can run from now on; the time until `resume` does not count as busy."""
         self._resting = True
 
     def resume(self) -> None:
-        """Record that there is something to run."""
+        """Record that a sequence can run again."""
         if self._resting:
             self._resting = False
             self._busy_since = self._clock()

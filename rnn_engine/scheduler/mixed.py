@@ -1,4 +1,4 @@
-"""Run a mix of states: the same tokens run from each state, and the next one is drawn from the mixed logits of all."""
+"""Mixed generation: several states run the same tokens, and each next token is drawn from their mixed logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.types import F32, TokenRun
 
 
 class MixedSequence(SamplingSequence):
-    """The sequence of a mix that runs from its first state and draws the tokens for all of its sequences."""
+    """The first sequence of a mix: it runs from the first state and draws the tokens that all sequences run."""
 
     _followers: tuple[Follower, ...] = ()
 
@@ -28,7 +28,7 @@ class MixedSequence(SamplingSequence):
         return (self, *self._followers)
 
     def join(self, request: GenerateRequest, slot: int, start: Start) -> None:
-        """Add the sequence of the mix's next state, in `slot` from `start`. Call it only before anything is run."""
+        """Add a sequence that runs in `slot` from the mix's next state. Call it only before anything is run."""
         self._followers = (*self._followers, Follower(self, request, slot, start))
 
     def begin(self) -> list[Event]:
@@ -77,7 +77,10 @@ class MixedSequence(SamplingSequence):
         return events
 
     def _leave_rows(self) -> None:
-        """Drop the rows of all sequences after a draw, except at the end of the text or while a mask is awaited."""
+        """Drop the logit rows of all sequences after a draw.
+
+        Keep them if the text has ended or its next mask is awaited.
+        """
         if not self.finished and not self.awaits_mask:
             self.row = None
             for follower in self._followers:
@@ -91,7 +94,10 @@ class MixedSequence(SamplingSequence):
 
 
 class Follower(SlotSequence):
-    """A further sequence of a mix. It runs the tokens that `first` draws, and passes its logit rows to `first`."""
+    """A sequence of a mix other than the first.
+
+    It runs the tokens that `first` draws, and passes its logit rows to it.
+    """
 
     def __init__(self, first: MixedSequence, request: GenerateRequest, slot: int, start: Start) -> None:
         super().__init__(first.key, request, slot, start, first.context)

@@ -28,7 +28,7 @@ _NOT_KNOWN = (0,)  # stands for the token of a run that follows one in flight
 
 
 class DraftDemand(TokenDemand):
-    """The tokens and rows that a sequence needs for tokens that were drawn and a draft after them."""
+    """The numbers of tokens and logit rows of a run with a draft: tokens drawn already, then drafted ones."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class Phase(Generic[Of]):
     """
 
     def draws_ahead(self, sequence: Of) -> bool:
-        """Return True if the device can draw the token that follows the next run, and run that token too."""
+        """Return True if the device may draw the token after the next run and run it too, before the host sees it."""
         return False
 
     def demand(self, sequence: Of) -> TokenDemand:
@@ -94,7 +94,7 @@ class PromptScores:
         return tuple(self._infos)
 
     def take(self, rows: RunRows) -> None:
-        """Score the next prompt tokens by `rows`, whose targets they are. A row after the last token is left out."""
+        """Score the next prompt tokens, which are the targets of `rows`. Ignore a row after the prompt's last token."""
         for index in range(len(rows)):
             self.take_row(rows.row(index), rows.target_logit(index))
 
@@ -106,7 +106,7 @@ class PromptScores:
             self._infos.append(TokenInfo(token, self._token_bytes(token), logit - row.logsumexp, top))
 
     def take_unknown(self) -> None:
-        """Leave the next prompt token without a log-probability, because no row before it is known."""
+        """Record the next prompt token without a log-probability, because the logit row before it is not known."""
         token = next(self._unscored)
         self._infos.append(TokenInfo(token, self._token_bytes(token), None))
 
@@ -135,7 +135,10 @@ def begin_scores(
 
 
 class Prompt(Phase["SlotSequence"]):
-    """The phase that runs the prompt in chunks, none of which passes a checkpoint. Two chunks may be in flight."""
+    """The phase that runs the prompt in chunks, each ending at a checkpoint point at the latest.
+
+    Two may be in flight.
+    """
 
     def demand(self, sequence: SlotSequence) -> TokenDemand:
         point, request = sequence.plan.next(), sequence.request
@@ -158,10 +161,10 @@ class Prompt(Phase["SlotSequence"]):
         sequence.plan.submit(end)
         run = TokenRun(sequence.slot, prompt[start:end])
         if (rows := _count_scored(request, start, end)) > 0:
-            # The prompt's last row has no target of its own; its logit at the last token is not used.
+            # The prompt's last row has no next token as its target; it gets the last token, whose logit is not used.
             run.targets = (*prompt[end - rows + 1 : end + 1], prompt[-1])[:rows]
         else:
-            # A state that is kept gets a row too, because its logits show whether the state is sound.
+            # A state that will be saved gets a logit row too, because finite logits show that the state is sound.
             rows = int(at_end or sequence.plan.at(end) is not None)
             run.embeddings = None if request.embeddings is None else request.embeddings[start:end]
         run.rows = rows
@@ -213,13 +216,13 @@ class Decode(Phase[Of]):
 
 
 class TakeIn(Decode["SlotSequence"]):
-    """The phase that runs the token drawn last only for its state: another sequence draws, or the text has ended."""
+    """The phase that runs the last drawn token without a draw after it: another sequence draws, or the text is over."""
 
     _demand = TAKE_IN
 
 
 class AwaitSequences(Phase["SlotSequence"]):
-    """The phase of a mix's sequence that has its row of the next token and waits for the other sequences' rows."""
+    """The phase of a mix's sequence that has its logit row for the next token and waits for those of the others."""
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
@@ -341,7 +344,7 @@ class Given(Phase["SamplingSequence"]):
 
 
 class Closing(Given):
-    """The phase that runs the last tokens of a text that has ended, for the state after them."""
+    """The phase that runs the last tokens of a text that has ended, only because the state after them is wanted."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         return TAKE_IN if self._end - sequence.submitted == 1 else super().demand(sequence)

@@ -37,7 +37,7 @@ _MOST_EARLIER = 4096  # tokens of an earlier text that one look-up returns at mo
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a prompt's run: its number of cached tokens, its checkpoint plan, and logits if all is cached."""
+    """From where a prompt is run: its number of cached tokens, its checkpoint plan, and the logits if all is cached."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
     plan: CheckpointPlan = field(default_factory=CheckpointPlan)
@@ -65,7 +65,10 @@ class Prefixes:
         self._flights = SingleFlight()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Use another runner of the same model from now on. The cache itself is switched over by its owner."""
+        """Use another runner of the same model from now on.
+
+        The cache's owner connects the cache with the new runner.
+        """
         self._runner = runner
 
     @property
@@ -78,7 +81,10 @@ class Prefixes:
         return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
 
     def hold_back(self, waiting: Waiting) -> bool:
-        """Let a request wait for a running one, or for the read of a state, if that saves work; return True if so."""
+        """Return True if a request should wait, because a running prompt or the read of a state will save it work.
+
+        Begins the reads that it should wait for.
+        """
         held_back = [self._hold_back(member) for member in waiting.members]  # a list, so that all reads begin at once
         return any(held_back)
 
@@ -227,7 +233,7 @@ def _root(request: GenerateRequest) -> str:
 
 
 def _limit(request: GenerateRequest) -> int | None:
-    """Return the most tokens of the prompt that may come from the cache; None is all.
+    """Return how many of the prompt's first tokens may come from the cache at most; None if all may.
 
     A token is scored by the logits after the token before it, so that one must be run.
     """

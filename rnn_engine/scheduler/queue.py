@@ -15,7 +15,7 @@ from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
 from states.cache.tiers.shared import Inquiry
 from states.cache.tiers.tiered import Fetch
 
-# When a step is run, and how many tokens each sequence runs in it.
+# Batching policies decide when a step is run; `allocate_tokens` decides how many tokens each sequence runs in it.
 #
 # A step costs little more for many sequences than for one, so a request that arrives just before a step is served far
 # sooner than one that arrives just after its beginning. But waiting for a request delays the sequences at hand. The
@@ -29,7 +29,7 @@ _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a step if it ran now: its sequences, the most that a step can run, and how long it has waited."""
+    """What a batching policy decides by: how many sequences would run now, how many could, and the step's delay."""
 
     sequences: int  # at least 1
     capacity: int  # the most that a step can run
@@ -38,7 +38,7 @@ class Load:
 
 
 class BatchingPolicy(Protocol):
-    """Decides before each step how long to wait for more requests, from the arrivals and steps before it."""
+    """Decides before each step how long to wait for more requests, from the earlier arrivals and step durations."""
 
     def arrived(self, now: float) -> None:
         """Record that a request has arrived at the time `now`."""
@@ -102,7 +102,7 @@ class Adaptive:
         if self._interval is None or self._step is None or self._last_arrival is None:
             return 0.0
         longest = min(self._step / (load.sequences + 1), LONGEST_WAIT)
-        # If no request has come for longer than the mean interval, the mean is too short.
+        # If no request has arrived for longer than the mean interval between arrivals, the mean is too short.
         interval = max(self._interval, load.now - self._last_arrival)
         if load.sequences >= load.capacity or interval >= longest:
             return 0.0
@@ -158,13 +158,13 @@ class TokenDemand:
 
 @dataclass(slots=True)
 class _Share:
-    """The tokens and rows of a step that have not been allocated to sequences yet."""
+    """A number of tokens and of logit rows of a step, to be allocated to sequences."""
 
     tokens: int
     rows: int
 
     def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Share:
-        """Return one prompt's part if the fraction `share` of this is divided equally among `num_prompts` prompts.
+        """Return one prompt's part, if the fraction `share` of this is divided equally among `num_prompts` prompts.
 
         The rows are divided among the `num_scored` prompts that want several rows.
         """
@@ -212,7 +212,7 @@ def allocate_tokens(
 
 
 def _rows(demand: TokenDemand, tokens: int) -> int:
-    """Return how many logit rows may be wanted if only the first `tokens` of `demand` are run."""
+    """Return how many logit rows the first `tokens` tokens of a run with `demand` may need."""
     return max(1, tokens - (demand.tokens - demand.rows))
 
 
@@ -245,7 +245,10 @@ class Queued(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request that waits for its first slot; in a mix, the part of it that will run from one of the states."""
+    """A request that waits for its first slot.
+
+    In a mix, there is one for each state, from which one sequence will run.
+    """
 
     key: int
     request: GenerateRequest
@@ -260,7 +263,7 @@ class Waiting:
 
     @property
     def members(self) -> tuple[Waiting, ...]:
-        """All parts of a mix, this one first, each of which needs a slot; this one alone if there is no mix."""
+        """The parts of a request, each of which needs a slot: in a mix one for each state, this first; else this."""
         return (self, *self.others)
 
     @property
@@ -276,7 +279,7 @@ class Waiting:
         return not self.others or all(other.ready for other in self.others)
 
     def set_fetch(self, fetch: Fetch | None) -> None:
-        """Make the request wait for the state read `fetch` (None: for no read), and release the read before it."""
+        """Let the request wait for `fetch`, the read of a stored state (None: for none); release the read before it."""
         before, self.fetch = self.fetch, fetch
         if before is not None:
             before.release()
@@ -368,11 +371,15 @@ class Queue:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients that have queued requests."""
+        """The clients with at least one queued request."""
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
-        """Queue a request. With `has_begun`, it comes before others of its client, and the client's turn is over."""
+        """Queue a request at the end of its client's line.
+
+        If `has_begun`, it comes before those of the client's requests that have not begun, and the client's turn is
+        over.
+        """
         client = self._clients[queued.key] = queued.request.client
         line = self._lines.get(client)
         if line is None:

@@ -26,7 +26,8 @@ from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
 
-# After a step, each run takes in its rows; then the next tokens of all runs are drawn together.
+# Processing a step's read-out: each sequence processes the logit rows of its run, then all next tokens are drawn
+# together.
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _UNSOUND = "the model's logits are not finite for this request; try another prom
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was submitted and has not been collected."""
+    """A step that was submitted and not collected yet: its ticket, times, token runs, and the sequences of these."""
 
     ticket: Ticket
     times: StepTimes
@@ -102,7 +103,7 @@ def take_in(
 
 
 def go_on(live: SamplingSequence) -> RunOutcome:
-    """Draw the token that waited for a late mask, which is computed now, and return the outcome.
+    """Draw the next token of a sequence whose late mask has been computed, and return the outcome.
 
     The caller concludes it like the outcome of a step.
     """
@@ -172,7 +173,7 @@ class Scheduler:
         self._runner = runner
         infos = TokenInfos(token_bytes)
         self._prefixes = Prefixes(runner, cache, infos.data, wake)
-        # With no more sequences than tokens and rows in a step, each can always run one token.
+        # Not more sequences than the tokens and logit rows of a step, so that each can run a token in every step.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
@@ -211,7 +212,10 @@ class Scheduler:
         return len(self._slots.live)
 
     def slot_uses(self) -> list[SlotUse]:
-        """Return what each held slot is used for. May be called on any thread."""
+        """Return a `SlotUse` for each held slot: its request, and the request's progress.
+
+        May be called on any thread.
+        """
         return self._slots.uses()
 
     @property
@@ -220,7 +224,7 @@ class Scheduler:
 
     @property
     def num_late(self) -> int:
-        """The number of requests that take part in no step because they wait for a mask."""
+        """The number of requests that no step runs, because the masks of their next tokens are not computed yet."""
         return self._slots.num_late
 
     @property
@@ -283,7 +287,7 @@ class Scheduler:
         self._admission.pause(key, paused)
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request with `error` if it waits for its first slot; return the delivery of the error, or none."""
+        """End a request with `error` if it has had no slot yet. Return the error's delivery, or else an empty list."""
         if not self._admission.has_not_begun(key):
             return []
         self.cancel(key)
@@ -358,7 +362,7 @@ class Scheduler:
         return deliveries + self._settle()
 
     def _settle(self) -> list[Delivery]:
-        """After a failure, collect all steps in flight; return what they deliver."""
+        """If a step has failed, collect all steps in flight; return the deliveries of their requests."""
         deliveries: list[Delivery] = []
         while self.failure is not None and self._steps:
             deliveries += self._collect()
@@ -433,7 +437,7 @@ class Scheduler:
         return self._step_seconds.count_draws(most) if all(one.phase.draws_ahead(one) for one in live) else 1
 
     def _collect(self) -> list[Delivery]:
-        """Wait for the oldest step in flight, if there is one, and process it; return what it delivers."""
+        """Wait for the oldest step in flight, if there is one, and process its read-out; return the deliveries."""
         if not self._steps:
             return []
         step, asked = self._steps.popleft(), self._clock()
@@ -492,7 +496,7 @@ class Scheduler:
         return deliveries
 
     def _begin(self, live: SamplingSequence) -> list[Delivery]:
-        """Return the deliveries of a request that has just got its slot, before its first step."""
+        """Make a request's first events when it has got its slot, before its first step; return their deliveries."""
         try:
             events = live.begin()
         except MaskError as error:
@@ -533,7 +537,10 @@ class Scheduler:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
 
     def _end(self, live: SlotSequence) -> None:
-        """Save the end states of a mix's other sequences if their rows are known, and release the ended request."""
+        """Release an ended request.
+
+        In a mix, first save the end states of the other sequences whose logit rows are known.
+        """
         for other in live.sequences:
             if other is not live and other.row is not None and (point := other.due) is not None:
                 self._keep(other, point, other.row.copy)

@@ -94,7 +94,7 @@ class SlotSequence(ABC):
     @property
     @abstractmethod
     def sequences(self) -> tuple[SlotSequence, ...]:
-        """All sequences of the request, which begin, pause and end together; the one that draws tokens comes first."""
+        """All sequences of this one's request, the one that draws tokens first. They begin, pause and end together."""
 
     @abstractmethod
     def take_rows(self, rows: RunRows) -> list[Event]:
@@ -140,7 +140,7 @@ class SlotSequence(ABC):
 
     @property
     def may_be_due(self) -> bool:
-        """True if a checkpoint may be `due` at this position. Within an answer, none is."""
+        """True if a checkpoint may be due at this position, which is never so within an answer; see `due`."""
         return self.position <= self.prompt_length or self.finished
 
     @property
@@ -153,12 +153,12 @@ class SlotSequence(ABC):
         return None
 
     def passed(self) -> None:
-        """Record that the checkpoint at this position, if there was one, has been saved."""
+        """Record that the state at this position was saved, if a checkpoint was due here."""
         if self.plan.position < self.prompt_length:
             self.plan.advance(self.position)
 
     def use(self, *, paused: bool) -> SlotUse:
-        """Return what the slot is used for now. May be called on any thread."""
+        """Return a `SlotUse`: the slot, its request, and the request's progress. May be called on any thread."""
         return SlotUse(
             slot=self.slot,
             request=self.key,
@@ -172,11 +172,11 @@ class SlotSequence(ABC):
         )
 
     def drop_draft(self) -> bool:
-        """Undo the run that was just collected if it had a draft, and make no more drafts; return True if it had."""
+        """Undo the run that was just collected if it had a draft, and stop drafting; return True if it had a draft."""
         return False
 
     def close(self) -> None:
-        """Release the prompts that wait for this sequence's prompt, because the sequence runs no more."""
+        """End the wait of prompts for this sequence's prompt, because the sequence runs no more."""
         self.plan.close()
 
     def progress(self) -> list[Event]:
@@ -202,7 +202,7 @@ class SlotSequence(ABC):
 
 
 class SamplingSequence(SlotSequence):
-    """A sequence that draws its own tokens and makes their events."""
+    """A sequence that draws its own tokens and makes the events of its request."""
 
     _stays_on_device = True  # once the device draws, it keeps drawing
 
@@ -355,7 +355,7 @@ class SamplingSequence(SlotSequence):
 
     @property
     def awaits_draw(self) -> bool:
-        """True if a run in flight yields tokens of the text that the host does not know yet."""
+        """True if the device draws tokens in a run in flight, so that the host does not know them yet."""
         return self.device.num_drawing > 0
 
     def _end_here(self) -> None:
@@ -365,7 +365,7 @@ class SamplingSequence(SlotSequence):
             self.enter(Closing(self.end))
 
     def _go_on_or_end(self) -> list[Event]:
-        """Return the events of accepted tokens that do not end the text.
+        """Return the events of newly accepted tokens, none of which ended the text.
 
         If the text was cut and no draw is in flight, end it here.
         """
@@ -384,7 +384,7 @@ class SamplingSequence(SlotSequence):
 
     @property
     def own_logits(self) -> F32 | None:
-        """The logits [V] after all tokens that were run, while the sequence awaits its mask; None at other times."""
+        """The logits [V] for the next token while the sequence waits for the token's mask; None at other times."""
         return self.phase.logits if isinstance(self.phase, AwaitMask) else None
 
     def draw_late(self) -> list[Event]:
@@ -418,7 +418,7 @@ class SamplingSequence(SlotSequence):
         return mask.for_last(num_rows)
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
-        """Continue from the whole logit row `logits` [V] and return the events. Draws a token if its mask is ready."""
+        """Continue from the whole logit row `logits` [V], and draw a token if its mask is ready; return the events."""
         if self._mask is not None and not self._mask.forced and self.answer.ending is None:
             self._mask_threads.make(self._mask)
         row = LogitRow.of_full(logits, _CANDIDATES)
@@ -430,14 +430,20 @@ class SamplingSequence(SlotSequence):
         return self.take_draw(self.sampler.draw(row), lambda: row)
 
     def draw_from(self, row: RowSource) -> None:
-        """Have the scheduler draw the next token from `row`, by setting `draws`; wait instead if the mask is late."""
+        """Set `draws`, so that the scheduler draws the next token from `row`.
+
+        If the token's mask is late, wait for it instead.
+        """
         if self._mask is None or not self._mask.is_late:
             self.draws = self.sampler
         else:
             self.enter(AwaitMask(row().read_full().copy()))
 
     def go_on(self, row: RowSource) -> list[Event]:
-        """Continue from `row`, the logit row after all tokens, up to the draw of the next token; return the events."""
+        """Continue from `row`, the logit row after all known tokens; return the events.
+
+        The request ends, or forced tokens are accepted, or the next token will be drawn.
+        """
         events = [] if self.generated else self._end_prompt()
         if self.answer.ending is not None:
             return [*events, *self.answer.events(), self._finish(self.answer.ending, row)]
@@ -499,7 +505,10 @@ class SamplingSequence(SlotSequence):
         self.enter(Closing(end, unscored, events))
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
-        """Return the position up to which known tokens are run before the next draw or the request's end."""
+        """Return the position up to which the known tokens are run.
+
+        After that run comes the next draw, or the request's end if `ending` is given.
+        """
         if ending is None:
             return self.end
         if self.request.keep_end:  # the state at the end has all tokens except the one that ended the text

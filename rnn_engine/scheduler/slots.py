@@ -65,7 +65,7 @@ class Slots:
 
     @property
     def lowest_free(self) -> int | None:
-        """The free slot that `take` will return; None if no slot is free."""
+        """The lowest free slot, which `take` will return; None if no slot is free."""
         return self._free[0] if self._free else None
 
     def take(self) -> int:
@@ -93,7 +93,7 @@ class Slots:
             self._paused.discard(key)
 
     def note_mask(self, live: SlotSequence) -> None:
-        """Update whether the live request of `live` counts as waiting for its mask."""
+        """Record if the live request of `live` waits for its next token's mask."""
         if live.awaits_mask:
             self._late.add(live.key)
         else:
@@ -104,7 +104,7 @@ class Slots:
         return self._taking_part([one for one in self._sequences.values() if one.phase.can_run(one)])
 
     def uses(self) -> list[SlotUse]:
-        """Return what each held slot is used for, the oldest request first. May be called on any thread."""
+        """Return a `SlotUse` for each held slot, the oldest request first. May be called on any thread."""
         return [one.use(paused=one.key in self._paused) for one in list(self._sequences.values())]
 
     def runnable_ahead(self) -> list[SlotSequence]:
@@ -125,7 +125,7 @@ class Slots:
         return key in self._paused
 
     def tokens_since(self, live: SamplingSequence) -> int:
-        """Return how many tokens a request has run since it got its current slots."""
+        """Return how many tokens the request of `live` has run since it got the slots that it holds now."""
         return live.position - self._since[live.key]
 
     def set_leaving(self, leaving: Iterable[SamplingSequence]) -> None:
@@ -139,7 +139,7 @@ class Slots:
             sequence.released = True
 
     def suspend(self, live: SlotSequence) -> None:
-        """Remove the request of `live` from the live ones and free its slots. Later it may hold others."""
+        """Free the slots of the live request of `live`, which is no longer live. It may get other slots later."""
         del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
@@ -170,10 +170,10 @@ class Slots:
         return [one for one in runnable if one.key not in self._paused and one.key not in self._leaving]
 
 
-# A suspended request gives up its slots before its end, so that other clients get their share, and goes on later.
+# Suspension: a request gives up its slots before its end, so that other clients get their share, and resumes later.
 #
 # A state has a fixed size, so it is read from the device and later written into any slot, and nothing is run twice. The
-# sequence keeps what it knows of its text. It goes on exactly as if it had never been suspended.
+# sequence object keeps its tokens and text, so it resumes exactly as if it had never been suspended.
 
 LEAST_TOKENS = 64  # that a request of a client of weight 1 runs in its slots before it may be suspended
 
@@ -249,7 +249,10 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
 
 
 def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
-    """Return True if a client could give up one of its `held` slots to one of `clients` with a smaller share."""
+    """Return True if some client could give a slot to one of `clients`, which would still have no greater share.
+
+    A client's share is the number of slots that it holds, by `held`, divided by its weight.
+    """
     if not clients or not held or (len(held) == 1 and held.keys() >= set(clients)):
         return False
     least = min(held[client] / client.weight for client in clients)
@@ -257,7 +260,10 @@ def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
 
 
 def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
-    """Return True if without `live` its client would still hold at least as many slots for its weight as `client`."""
+    """Return True if the request of `live` may give up its slots for a request of `client`, another client.
+
+    It may if its own client would keep at least the share of `client`: slots, by `held`, divided by the weight.
+    """
     owner = live.request.client
     left = held[owner] - len(live.sequences)
     return owner != client and left / owner.weight >= held[client] / client.weight
@@ -297,7 +303,10 @@ class SlotAllocator:
         least_tokens: int,
         mask_threads: MaskThreads,
     ) -> None:
-        """Start with an empty queue. A request of a client of weight 1 runs `least_tokens` before it is suspended."""
+        """Start with an empty queue.
+
+        `least_tokens` are run before a suspension by a request of a client of weight 1.
+        """
         self._runner = runner
         self._draws = draws
         self._infos = infos

@@ -20,7 +20,7 @@ from rnn_engine.types import TokenLogprobs, mask_words
 
 
 class TokenInfos(dict[int, TokenInfo]):
-    """The `TokenInfo` of every token that has occurred, by id, without log-probabilities.
+    """A dict from token id to `TokenInfo`, without log-probabilities. An entry is made when its token first occurs.
 
     All events share these objects, so none may be changed.
     """
@@ -157,7 +157,7 @@ class _Automaton:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a text ends: the reason, and the stop string or token that ended it."""
+    """How a text has ended: the finish reason, and the stop string or stop token, if one ended it."""
 
     reason: FinishReason
     stop: bytes | int | None = None  # the stop string or token that ended it
@@ -246,7 +246,10 @@ class Answer:
         return self.ending is None
 
     def end(self, ending: Ending) -> None:
-        """End the text after the tokens so far, with the text that was held back."""
+        """End the text after the tokens so far.
+
+        Text that was held back for a possible stop string becomes part of it.
+        """
         self.ending = ending
         self._new_text += self._text.flush()
 
@@ -259,7 +262,7 @@ class Answer:
         return [delta]
 
 
-# A device that draws several tokens at a time stops at each token that may end the text.
+# Masks of the tokens that may end a text: a device that draws several tokens at a time stops after each of them.
 
 _Vocabulary: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.intp]]
 
@@ -267,7 +270,7 @@ _MASKS = 256  # kept; requests that end in the same way share one
 
 
 class Halts:
-    """Makes bit masks of the tokens that may end a text: stop tokens, and those that may complete a stop string."""
+    """Makes bit masks of the tokens that may end a text: stop tokens, and tokens that may complete a stop string."""
 
     def __init__(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> None:
         text = cache(partial(_text_of, vocab_size, token_bytes))

@@ -175,7 +175,7 @@ LOAD_SECONDS = 600.0  # the same for each part of loading a model
 
 
 class Deadline(NamedTuple):
-    """What the device is doing for the worker, when that began (`time.monotonic`), and how many seconds it may take."""
+    """A time limit for the device: its task for the worker, the start (`time.monotonic`), and the seconds allowed."""
 
     what: str
     begun: float
@@ -217,7 +217,7 @@ class Worker:
 
     @property
     def health(self) -> Health:
-        """The engine's health: whether the device answers. May be read on any thread."""
+        """The engine's health, which says if the device answers. May be read on any thread."""
         deadline, health, now = self._deadline, self._health, time.monotonic()
         if deadline is not None and now - deadline.begun > deadline.seconds:
             seconds = now - deadline.begun
@@ -360,7 +360,7 @@ class Worker:
         raise DeviceError(f"the device did not come back in {len(RETRY_SECONDS)} attempts: {failure}")
 
     def _obey_for(self, seconds: float) -> None:
-        """Run the commands that have arrived, and for `seconds` those that come."""
+        """Run the commands that have arrived, and those that arrive in the next `seconds`."""
         end = time.monotonic() + seconds
         while not self._stopping:
             try:

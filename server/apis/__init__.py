@@ -1,1 +1,1 @@
-"""The HTTP APIs, each in a package or module of its own."""
+"""The HTTP APIs that the server implements, each in a package or module of its own."""

@@ -50,7 +50,7 @@ class SchedulerStats(TypedDict):
 
 
 def describe_scheduler(engine: EngineLike, recent: Sequence[RecentReport]) -> SchedulerStats:
-    """Return an engine's counts and mean times since its start, and the times of the `recent` requests."""
+    """Return an engine's counts and mean times since its start, with the times of the requests in `recent`."""
     counters, now = engine.counters(), engine.stats()
     answer: SchedulerStats = {
         "total_tasks": sum(counters.outcomes.values()) + now.active + now.queued,

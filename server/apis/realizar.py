@@ -54,7 +54,7 @@ class BatchStatistics(TypedDict):
 
 
 class BatchCompletion(TypedDict):
-    """One entry for each answer, prompt by prompt."""
+    """The answers to a batch: one entry for each answer, prompt by prompt."""
 
     results: list[BatchResult]
     stats: BatchStatistics
@@ -98,7 +98,7 @@ class TokenizedText(TypedDict):
 
 
 class BatchTokens(TypedDict):
-    """One entry for each text."""
+    """The tokens of several texts: one entry for each text."""
 
     results: list[TokenizedText]
 

@@ -167,7 +167,7 @@ class TgiEvent(TypedDict):
 
 
 class TgiInfo(TypedDict):
-    """The model that is served, and how much a request may ask for."""
+    """The model that is served, and the limits on a request."""
 
     model_id: str
     model_sha: None
@@ -218,7 +218,7 @@ def _error(failure: Failure, kind: ErrorType) -> TgiError:
 
 @dataclass(slots=True)
 class _Stream:
-    """The progress of a streamed answer: its text, and the token that is held back for the last event."""
+    """The state of a streamed answer while it is sent: its text so far, and the token that waits for the last event."""
 
     started: Started | None = None
     text: str = ""
@@ -375,7 +375,7 @@ async def _answer(request: web.Request, body: TgiRequest) -> web.StreamResponse:
 
 
 def _check(body: TgiRequest) -> None:
-    """Raise InvalidRequestError for combinations of values that this API does not support."""
+    """Raise InvalidRequestError for a combination of fields that this API does not support."""
     if body.num_prompts != 1:
         raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
     if body.n != 1:

@@ -40,7 +40,10 @@ def is_local(address: object) -> bool:
 
 
 def network_of(address: str) -> str:
-    """Return a client's address; for IPv6 its /64 network, since one client usually has all of those addresses."""
+    """Return the unit in which clients are counted: an IPv4 address itself, or the /64 network of an IPv6 address.
+
+    One client usually has all addresses of such a network.
+    """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -91,7 +94,7 @@ class AllowedHosts:
         self._names = {_plain_host(name) for name in ("localhost", *names)}
 
     def __contains__(self, header: object) -> bool:
-        """Return True if a Host header, with a port or without, names this server."""
+        """Return True if a Host header, with or without a port, has an allowed name or any IP address."""
         match = _HOST_AND_PORT.fullmatch(header) if isinstance(header, str) else None
         if match is None:
             return False
@@ -115,13 +118,14 @@ def _is_address(name: str) -> bool:
 #
 # A browser says which page a request comes from: in Origin for everything except plain loads (links, images, scripts),
 # in Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
-# A request from another page is refused before anything is read or changed, so it does not matter which bodies a page
+# A request from another page is rejected before anything is read or changed, so it does not matter which bodies a page
 # can send without a preflight (a form, `text/plain`). The type of a body is therefore not checked: `curl -d` labels
 # its JSON as a form although it is no web page.
 #
 # Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
-# (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins. Other pages
-# can hide themselves, and an address that a person typed counts as no page's even if another site redirects to it.
+# (`Route.changes_by_get`) is rejected if a browser sends it, except on the server's own page and on listed origins.
+# Other pages can hide themselves, and an address that a person typed counts as no page's even if another site redirects
+# to it.
 
 LOCAL = "localhost"
 """The origin that allows every port of this machine's own names."""
@@ -215,7 +219,10 @@ def _page(origin: str) -> SplitResult | None:
 
 
 def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
-    """Return True if a request loads a whole window or tab, as a link does. The page with the link can't read it."""
+    """Return True if a browser sends a request to load a whole page, as by a link.
+
+    The page with the link can't read it.
+    """
     wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
     return method in _PLAIN_LOADS and wanted == ("navigate", "document")
 
@@ -364,7 +371,7 @@ _RETRY_SECONDS = 1.0
 
 
 def clients_middleware(most: int) -> Middleware:
-    """Return middleware that rejects a client's requests beyond `most` at a time.
+    """Return middleware that rejects a client's requests while `most` of its requests are running.
 
     It must run after the check of the key. A client is an API key, or without keys an address. Without keys, requests
     through a Unix socket are not bounded.

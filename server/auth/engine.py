@@ -182,7 +182,7 @@ def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
 
 
 async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
-    """Add headers with the client's remaining quota to an answer.
+    """Add headers to an answer that report the client's remaining quota.
 
     A handler of aiohttp's signal `on_response_prepare`.
     """
@@ -207,10 +207,10 @@ def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None
 
 # The named states that one principal sees.
 #
-# States that a key makes are in the namespace of the key's name. Other keys don't meet them, not even as a name that
-# is taken or in the list of an error. States with a plain name are shared: the operator's files, states from a time
-# without keys, and those that a key with the scope `admin` made for all. Other keys may only read them. Without keys
-# there is one principal, without a namespace, and all states belong to it.
+# States that a key makes are in the namespace of the key's name. Other keys can't see or use them: their names stay
+# free for other keys, and no error message lists them. States with a plain name are shared: the operator's files,
+# states that were made without keys, and those that a key with the scope `admin` made for all. Other keys may only read
+# them. Without keys there is one principal, without a namespace, and all states belong to it.
 
 
 class OwnStates:
@@ -287,7 +287,7 @@ class OwnStates:
         return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Rename a state within its namespace, or move it from there to the shared states."""
+        """Rename a state within its namespace, or move it to the shared states if `retention` says so."""
         held = await self._require_changeable(name_or_id)
         namespace = "" if retention.shared else held.namespace
         plain = held.plain_name if name == self._shown(held).name else name
@@ -338,7 +338,7 @@ class OwnStates:
         return held
 
     async def _place(self, name: str, retention: Retention) -> str:
-        """Return the full name for a new state, after checking it. Raises what `_check_new` raises."""
+        """Check the name of a new state, and return its full name. Raises the errors of `_check_new`."""
         await self._check_new(name, retention)
         return full_name(self._namespace_of(retention), name)
 
@@ -384,12 +384,12 @@ class OwnStates:
 
 
 def _plain(name: str, namespace: str) -> str:
-    """Return `name` without its namespace if that is `namespace`, else unchanged."""
+    """Return `name` without its namespace if it is in `namespace`, else unchanged."""
     return split_name(name)[1] if split_name(name)[0] == namespace else name
 
 
 def _owned(retention: Retention, namespace: str) -> Retention:
-    """Return `retention` with its owner's name placed in `namespace`."""
+    """Return `retention` with the full name of its owner, in `namespace`, in place of the plain one."""
     if retention.owner is None:
         return retention
     check_name(retention.owner, "owner")

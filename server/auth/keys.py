@@ -33,7 +33,10 @@ _ASCENDING = tuple(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The sender of a request: an API key's name, scope and limits, or whoever calls a server without keys."""
+    """The sender of a request, as far as access control knows it: an API key's name, scope and limits.
+
+    Without keys, one principal stands for all senders.
+    """
 
     name: str  # of the key; empty where no key is asked for
     scope: Scope
@@ -60,7 +63,7 @@ _MOST_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that the server accepts: its principal, and the key's hash instead of the key."""
+    """A key that the server accepts: the principal that it identifies, and the hash of the key."""
 
     principal: Principal
     digest: bytes = field(repr=False)
@@ -191,7 +194,7 @@ def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
 
 
 def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
-    """Parse the weight and the rate in the words that follow a key on its line. Raises InvalidRequestError."""
+    """Parse the words that follow a key in a file of keys: its weight and its rate. Raises InvalidRequestError."""
     weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
     rates = [word for word in words if not word.startswith("weight=")]
     return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None

@@ -21,7 +21,7 @@ _FORM = f"requests=NUMBER, tokens=NUMBER or both with a comma, each the most in 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A client's limits per minute. None = no limit."""
+    """A client's limits per minute on requests and tokens. None = no limit."""
 
     requests: int | None = None
     tokens: int | None = None  # of prompts and answers
@@ -64,11 +64,11 @@ class Bucket:
         return self._left
 
     def take(self, amount: float, now: float) -> None:
-        """Subtract `amount`, even if less is left. A negative amount is given back, up to the limit."""
+        """Subtract `amount`, even if less is left. A negative amount is added, up to the limit."""
         self._left = min(self.left(now) - amount, self.limit)
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """Return the number of seconds until `amount` is left."""
+        """Return in how many seconds the bucket has refilled to `amount`."""
         return max(amount - self.left(now), 0.0) * _SECONDS / self.limit
 
 
@@ -80,7 +80,7 @@ class ClientBuckets:
         self.buckets = {what: Bucket(limit, now) for what, limit in limits.items() if limit is not None}
 
     def is_full(self, now: float) -> bool:
-        """Return True if nothing of the quotas is used at the time `now`, as for a new client."""
+        """Return True if all buckets are full at the time `now`, as those of a new client."""
         return all(bucket.left(now) >= bucket.limit for bucket in self.buckets.values())
 
 

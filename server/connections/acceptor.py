@@ -63,7 +63,7 @@ class Acceptor:
         self._start(self._accept(listener))
 
     async def close(self) -> None:
-        """Accept no more connections. Open connections are not closed."""
+        """Stop accepting connections. Open connections stay open."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,7 +145,7 @@ class Acceptor:
             _log.debug("a connection was not set up: %s", error)
 
     def _forget(self, connection: Connection) -> None:
-        """Stop counting a connection that is closed or about to be. A second call for the same one does nothing."""
+        """Remove a closed or closing connection from the counts. A second call for the same one does nothing."""
         client = self._connections.pop(connection, None)
         if client is not None:
             self._counters.open -= 1

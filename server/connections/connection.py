@@ -117,7 +117,7 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the rest of an answer, then wait for the next request."""
+        """Send the rest of an answer, and prepare the connection for the next request."""
         self._set_timer(None)
         if isinstance(resp, web.HTTPException):
             resp = describe_http(resp, resp.text or resp.reason).response(openai_error)
@@ -183,7 +183,7 @@ class Connection(web.RequestHandler):
             self.transport.close()
 
     def _check_body(self) -> None:
-        """Make reading the body fail with status 408 if it arrives too slowly; else set the timer to check again."""
+        """Fail the read of a request's body with status 408 if its time limit is exceeded, else set the timer again."""
         request, transport = self._request, self.transport
         if request is None or transport is None or request.content.is_eof():
             return

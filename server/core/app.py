@@ -216,7 +216,10 @@ async def serving(
 
 
 async def _drain(app: web.Application) -> None:
-    """Reject new requests and wait for the running ones; end those that take too long. A second call does nothing."""
+    """Reject new requests and wait for the running ones. End those that still run after the time limit.
+
+    A second call does nothing.
+    """
     lifecycle, seconds = app[LIFECYCLE], app[SETTINGS].drain_seconds
     if lifecycle.closing:
         return

@@ -56,12 +56,12 @@ class MemoryBudget:
         return self.capacity // 2 + FREE_BYTES
 
     def lease(self) -> MemoryLease:
-        """Return a context manager for the memory of one request; leaving it returns all of it to the budget."""
+        """Return a context manager that counts one request's memory; its end returns all of that to the budget."""
         return MemoryLease(self)
 
 
 class MemoryLease:
-    """One request's share of a memory budget."""
+    """The memory that one request holds, counted in a memory budget. A context manager."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -69,7 +69,7 @@ class MemoryLease:
         self._counted = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Set the bytes that the request holds to `num_bytes` in all.
+        """Set the number of bytes that the request holds in total to `num_bytes`.
 
         Raises OverloadedError if the budget has no room.
         """
@@ -114,7 +114,7 @@ def make_workers() -> ThreadPoolExecutor:
 
 
 async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
-    """Run `function` and return its result; run it on a worker thread if `size` is more than `SHORT_WORK`.
+    """Run `function`, on a worker thread if `size` is more than `SHORT_WORK`, and return its result.
 
     `size` is about the number of characters or tokens that the function looks at.
     """
@@ -135,7 +135,7 @@ LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
 
 @web.middleware
 async def memory_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give each request a memory lease in `request[LEASE]`, which ends with the request."""
+    """Give each request a `MemoryLease` as `request[LEASE]`, which ends with the request."""
     with request.app[BUDGET].lease() as lease:
         request[LEASE] = lease
         return await handler(request)
@@ -188,7 +188,7 @@ def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
 
 
 async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
-    """Add a header with the unknown fields of the body to an answer.
+    """Add to an answer a header that lists the request's unknown fields, which were ignored.
 
     A handler of aiohttp's signal `on_response_prepare`.
     """
@@ -235,7 +235,7 @@ async def _write(request: web.Request, file: BinaryIO) -> None:
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body piece by piece, and count each piece as held memory from then on.
+    """Yield the body piece by piece, and count each piece in the request's memory.
 
     The body may have `most` bytes, or fewer if its route says so.
     """

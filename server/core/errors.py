@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error to answer with: HTTP status, the fields of the error object, and headers."""
+    """An error answer, not yet in the form of an API: HTTP status, the fields of the error object, and headers."""
 
     status: int
     message: str
@@ -126,7 +126,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error"}
 
 
 def describe_http(error: web.HTTPException, message: str) -> Failure:
-    """Convert an exception of aiohttp's own to the error answer for it, with the given message."""
+    """Convert an exception that aiohttp raised to an error answer with the given message."""
     kind = "server_error" if error.status >= 500 else _KINDS.get(error.status, "invalid_request_error")
     code = error.reason.lower().replace(" ", "_")
     headers = {

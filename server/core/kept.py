@@ -58,13 +58,13 @@ class BoundedStore(Generic[Key, Value]):
 
     @property
     def oldest(self) -> Value | None:
-        """Return the value that was unused for longest, None if the store is empty."""
+        """Return the least recently used value, or None if the store is empty."""
         return next((value for value, _ in self._kept.values()), None)
 
     def put(self, key: Key, value: Value, num_bytes: int) -> list[Value]:
-        """Keep a value and replace one with the same key. Return the evicted values.
+        """Store a value, replacing one with the same key. Return the values that were evicted to make room.
 
-        A value that has no room by itself is evicted at once, and no other with it.
+        A value that exceeds the store's bound on bytes by itself is returned as evicted, and no other is.
         """
         self.pop(key)
         if num_bytes > self._most_bytes or self._most_values == 0:
@@ -78,12 +78,12 @@ class BoundedStore(Generic[Key, Value]):
         return evicted
 
     def get(self, key: Key) -> Value | None:
-        """Return a value, None if it is not kept. The value does not count as used by that."""
+        """Return a value, or None if it is not stored. Does not mark the value as used."""
         kept = self._kept.get(key)
         return None if kept is None else kept[0]
 
     def use(self, key: Key) -> Value | None:
-        """Return a value as `get` does, and count it as used, so that it is evicted last."""
+        """Return a value, or None if it is not stored, and mark it as the most recently used."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self.get(key)
@@ -97,7 +97,7 @@ class BoundedStore(Generic[Key, Value]):
         return value
 
     def evict(self) -> Value:
-        """Remove the value that was unused for longest, and return it. Raises KeyError if the store is empty."""
+        """Remove and return the least recently used value. Raises KeyError if the store is empty."""
         _, (value, num_bytes) = self._kept.popitem(last=False)
         self.num_bytes -= num_bytes
         self._evictions += 1

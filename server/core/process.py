@@ -68,7 +68,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 
 def end_process() -> NoReturn:
-    """End the process with code 0 even if its threads are busy, after the log and standard output were flushed."""
+    """Flush the log and standard output, and end the process with exit code 0 even if its threads are busy."""
     logging.shutdown()
     with suppress(OSError):
         sys.stdout.flush()

@@ -70,7 +70,7 @@ class Route:
         return (*self._prefixed_paths, *self.also)
 
     def most_body_bytes(self, limit: int) -> int:
-        """Return the most bytes that a body may have on this route; `limit` is the server's own limit for its kind."""
+        """Return the largest body in bytes that the route accepts; `limit` is the server's limit for such bodies."""
         most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
         return limit if most is None else min(most, limit)
 
@@ -141,7 +141,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no more requests and wait for the running ones; return False if some still run after `seconds`."""
+        """Reject new requests and wait for the running ones. Return False if some still run after `seconds`."""
         self._closing.set()
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)

@@ -23,7 +23,7 @@ _MOST_NAMES = 30  # of fields that an error lists
 
 
 class RefusedError(ValueError):
-    """Raised by the check of one value that is not allowed; pydantic adds the value's place in the body."""
+    """Raised by the check of a single value that is not allowed. Pydantic adds the value's place in the body."""
 
     def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
         self.value = value
@@ -41,7 +41,7 @@ class UnknownFields:
 
 
 class UnknownFieldError(InvalidRequestError):
-    """A request has a field that this server does not know. `allowed` is advice for the client."""
+    """Raised if a request has a field that this server does not know. `allowed` is advice for the client."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(field, value, allowed)
@@ -91,7 +91,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _as_spelled(cls, data: object, error: InvalidRequestError) -> InvalidRequestError:
-        """Return `error` with the field named as the client spelled it, which may be an alias."""
+        """Return `error` with its field under the name that the client sent, which may be an alias."""
         if not isinstance(data, dict) or type(error) is not InvalidRequestError:
             return error
         objects = [data, *(data[name] for name in cls.unfolded if isinstance(data.get(name), dict))]

@@ -134,7 +134,7 @@ class Limits:
     max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 24 * 3600
 
     def check(self, limit: str, field: str, value: float) -> None:
-        """Raise InvalidRequestError if `value` is beyond the limit of the name `limit`. The error names `field`."""
+        """Raise InvalidRequestError, which names `field`, if `value` is greater than the limit called `limit`."""
         most: int = getattr(self, limit)
         if value > most:
             allowed = f"at most {most} {BOUNDS[limit].unit} ({limit})"
@@ -175,13 +175,14 @@ class ConnectionSettings:
 #
 # A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
 # Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
-# A request from another page is refused before anything is read or changed, so it does not matter what a page can send
+# A request from another page is rejected before anything is read or changed, so it does not matter what a page can send
 # without asking first (a form, `text/plain`). The type of a body is therefore not checked: `curl -d` claims that its
 # JSON is a form, and is no web page.
 #
 # Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
-# (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins: other pages
-# can hide themselves, and an address that a person typed comes from no page, even if another site redirects it.
+# (`Route.changes_by_get`) is rejected if a browser sends it, except on the server's own page and on listed origins:
+# other pages can hide themselves, and an address that a person typed comes from no page, even if another site redirects
+# it.
 
 ANY = "*"
 """The origin that allows all pages; only for servers with API keys, which a page must know."""

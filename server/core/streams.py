@@ -30,7 +30,7 @@ EVENT_STREAM = f"{EVENTS}; charset=utf-8"
 
 
 class EventStream:
-    """One response that is sent piece by piece: server-sent events, unless its type says otherwise.
+    """A response that is sent piece by piece: server-sent events, unless its content type says otherwise.
 
     Nothing is sent before `open`.
     """
@@ -50,7 +50,10 @@ class EventStream:
         await self._response.prepare(self._request)
 
     async def write(self, events: bytes) -> None:
-        """Send encoded events; wait while the client reads slowly. Raises ConnectionError if it has left."""
+        """Send encoded events, and wait if the client reads slowly.
+
+        Raises ConnectionError if the client has disconnected.
+        """
         if events:
             await self._response.write(events)
 
@@ -68,7 +71,7 @@ _CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
 async def send_repeatedly(
     request: web.Request, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
 ) -> web.StreamResponse:
-    """Send server-sent events with what `make` returns: one at once, then one every `seconds`.
+    """Send a stream of status events: call `make` at once and then every `seconds`, and send each result as JSON.
 
     The stream ends when the server takes no more requests, so that it does not delay a stop, or when the time of a
     request is up (`max_request_seconds`).

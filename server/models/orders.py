@@ -68,7 +68,7 @@ class ModelFolder:
         return place_below(self._folders, (self.path, Path.cwd()), text)
 
     def find(self, text: str) -> Path:
-        """Return the path of an existing file or folder.
+        """Return the path of the existing file or folder that `text` names.
 
         Raises ForbiddenError if `text` leads out of the folders, or NotFoundError if nothing exists there.
         """

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadProgress(NamedTuple):
-    """A report on loading a model: its present action `what`, of which `done` of `total` parts are done."""
+    """A report on the progress of a load: the running step `what`, of which `done` of `total` parts are done."""
 
     what: str
     done: int
@@ -85,7 +85,7 @@ class ServedModel:
 
     @property
     def open_engine(self) -> EngineLike | None:
-        """The engine, even while it only finishes its last requests; None if there is none."""
+        """The engine, also while it finishes its last requests before it is freed; None if there is none."""
         return self._engine or self._leaving
 
     @property
@@ -109,11 +109,11 @@ class ServedModel:
         return Health("closing", f"the model {self.name!r} is unloaded") if self._withdrawn else Health()
 
     def idle_seconds(self, now: float) -> float:
-        """Return for how long no request has used the model. `now` is by `time.monotonic`."""
+        """Return how many seconds ago the last request ended, 0 if one is running. `now` is by `time.monotonic`."""
         return 0.0 if self.running else now - self.used
 
     async def acquire(self, wait_seconds: float) -> EngineLike:
-        """Return the engine for one more request, loading the model first if necessary. The caller must `release` it.
+        """Return the engine and count one more running request, loading the model first if necessary.
 
         Raises UnavailableError if the model was withdrawn, can't be loaded, or is not loaded within `wait_seconds`.
         """
@@ -124,7 +124,7 @@ class ServedModel:
         return engine
 
     def release(self) -> None:
-        """Stop counting a request that has ended."""
+        """Subtract a request that has ended from the running ones."""
         self.running -= 1
         self.used = time.monotonic()
         if self.running == 0:
@@ -153,7 +153,7 @@ class ServedModel:
             raise
 
     async def unload(self, *, withdraw: bool) -> None:
-        """Take no new requests, wait for the running ones, and free the engine.
+        """Reject new requests for now, wait for the running ones, and free the engine.
 
         With `withdraw`, only `load` loads the model again; otherwise the next request for it does.
         """
@@ -264,7 +264,7 @@ class ModelRegistry:
         return iter(tuple(self._models.values()))
 
     async def put(self, order: LoadOrder) -> ServedModel:
-        """Add a model and load it; it replaces the model of the same name, if there is one.
+        """Load the model that `order` describes, and add it; it replaces the model of the same name, if there is one.
 
         The first model becomes the default. Raises what loading raises; a new model is then not added.
         """
@@ -300,11 +300,14 @@ class ModelRegistry:
             raise InvalidRequestError(field, text, allowed)
 
     def set_default(self, name: str) -> None:
-        """Make the model of that name answer requests that name none. Raises ModelNotFoundError."""
+        """Make the model called `name` the default, which serves requests that name no model.
+
+        Raises ModelNotFoundError.
+        """
         self._default = self.find(name).name
 
     def infos(self) -> tuple[EngineInfo, ...]:
-        """Return the facts of all models that have been loaded at least once, those of the default first."""
+        """Return the properties of all models that have been loaded at least once, those of the default first."""
         models = (self.default, *(model for model in self if model is not self.default))
         return tuple(model.info for model in models if model.info is not None)
 
@@ -342,7 +345,7 @@ class ModelUse:
     """One request's use of a model: a context manager that keeps the chosen model loaded until the end of the block."""
 
     def __init__(self, registry: ModelRegistry, *, wait_seconds: float, any_name: bool) -> None:
-        """Prepare to choose a model; loading it may take `wait_seconds`.
+        """Prepare to choose a model for the request. The load of the model may take up to `wait_seconds`.
 
         With `any_name`, a name that no model has stands for the default.
         """

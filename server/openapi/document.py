@@ -59,7 +59,7 @@ def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapp
 
 
 class _BodySchema(GenerateJsonSchema):
-    """A schema generator that also lists what a request body accepts beside its fields, such as aliases and null."""
+    """A generator of JSON schemas that adds what a request body accepts beside its fields, such as aliases."""
 
     unknown: ClassVar[Schema] = _NULL  # the schema of an unknown field
 
@@ -79,7 +79,7 @@ class _LenientSchema(_BodySchema):
 
 
 def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schema:
-    """Extend a body's schema by the aliases of its fields, null for their defaults, and fields without effect."""
+    """Return a body's schema with its fields' aliases, null for their defaults, and fields that have no effect."""
     fields: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", [])
     properties = {name: field if name in required else _or_null(field) for name, field in fields.items()}

@@ -83,7 +83,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class EngineReadings:
-    """The current properties and counts of one model's engine, from which its metrics are made."""
+    """One model's properties and counts, read from its engine at one moment, from which its metrics are made."""
 
     info: EngineInfo
     health: Health
@@ -100,7 +100,7 @@ class EngineReadings:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The current counts of the server and its engines, from which all metrics are made."""
+    """The counts of the server and of all its engines, read at one moment, from which all metrics are made."""
 
     loaded: Mapping[str, bool]  # of each model, by its name
     engines: Mapping[str, EngineReadings]  # of the models that are loaded

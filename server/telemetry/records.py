@@ -165,7 +165,7 @@ class HttpCounters:
         self.aborted: dict[AbortCause, int] = dict.fromkeys(get_args(AbortCause), 0)
 
     def refused_by_quota(self, what: str) -> None:
-        """Count a request of a client that has too few `requests` or `tokens` left."""
+        """Count a request that was rejected because its client has too few of `what` left: requests or tokens."""
         self.over_quota[what] += 1
 
     @contextmanager
@@ -239,7 +239,7 @@ def request_logged_as(request_id: str) -> Iterator[None]:
 
 
 def log_request(record: RequestRecord, slow_seconds: float | None) -> None:
-    """Log the one line of a request that has ended. It shows no text of the request, and only the name of its key.
+    """Log one line about a request that has ended, without texts of the request; of its API key only the name.
 
     Routine requests of those who watch the server are logged at the level DEBUG, except slow ones.
     """

@@ -108,7 +108,7 @@ class CacheSummary:
 
 
 def unpack_marks(packed: bytes) -> Iterator[Mark]:
-    """Yield the marks in `packed`, the `kept` or `lost` bytes of a `SummaryChanges`."""
+    """Yield the marks that are packed in `packed`, which is `SummaryChanges.kept` or `SummaryChanges.lost`."""
     return (Mark(*fields) for fields in _MARK.iter_unpack(packed))
 
 
@@ -144,7 +144,10 @@ def _start(root: str) -> hashlib.blake2b:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotNode:
-    """One position of a cache in a snapshot. Its parent is earlier in the snapshot."""
+    """The record of one position in a snapshot of a cache: its place in the tree, its use and its copies.
+
+    A snapshot is a list in which each position comes after its parent.
+    """
 
     parent: int | None  # index in the list of the nearest shorter position that is in it
     root: str
@@ -210,7 +213,7 @@ class TreeQuery:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A copy of the record of one position, in a list of positions. `parent` is an index in that list."""
+    """A copy of the record of one position. `parent` is the index of the parent position in the list of positions."""
 
     id: str
     parent: int | None
@@ -250,7 +253,7 @@ class CacheTree:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list of a cache's most recently used positions, made on the thread that owns the cache."""
+    """The most recently used positions of a cache at one moment. Made on the thread that owns the cache."""
 
     places: list[tuple[Checkpoint, Place[Checkpoint]]]
     num_known: int
@@ -258,7 +261,7 @@ class Listing:
 
 
 def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return the `most` positions that were used last, and how many there are. For the thread that owns the cache.
+    """Return a `Listing` of the `most` positions that were used last. For the thread that owns the cache.
 
     Waypoints are left out, since they say nothing about the requests.
     """
@@ -374,7 +377,9 @@ def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> boo
 
 
 def _below(positions: Sequence[Position], under: str | None) -> list[int]:
-    """Return the indexes of position `under` and all its descendants, or of all positions if it is None, parents first.
+    """Return the indexes of the position with the id `under` and of its descendants, parents first.
+
+    If `under` is None, return the indexes of all positions.
 
     Raises NotFoundError if there is no position with the id `under`.
     """
@@ -408,7 +413,7 @@ def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], b
 
 
 def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: Iterable[int]) -> list[int]:
-    """Return the indexes of the positions `matches` and of their ancestors in `asked`, ancestors first."""
+    """Return the indexes in `matches`, and those of their positions' ancestors that are in `asked`; ancestors first."""
     wanted, allowed = set(matches), set(asked)
     for one in sorted(wanted, reverse=True):
         above = positions[one].parent
@@ -419,7 +424,7 @@ def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: It
 
 
 def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, int]:
-    """Return the level of each position in `asked`, by its index.
+    """Return the depth of each position in `asked` below its topmost ancestor in `asked`, as a dict from its index.
 
     A position without a parent in `asked` has level 0.
     """
@@ -431,7 +436,7 @@ def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, in
 
 
 def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
-    """Return the indexes of at most `limit` positions of `near`: the most recently used and their ancestors."""
+    """Return at most `limit` of the indexes in `near`: the most recently used positions, with their ancestors."""
     told: set[int] = set()
     allowed = set(near)
     for one in sorted(near, key=lambda one: positions[one].idle_seconds):
@@ -446,7 +451,10 @@ def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> 
 
 
 def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
-    """Yield the indexes in `told`: each position before its descendants, the most recently used of siblings first."""
+    """Yield the indexes in `told` in the order of a tree: each position before its descendants.
+
+    Of siblings, the most recently used comes first.
+    """
     below: dict[int | None, list[int]] = defaultdict(list)
     for one in told:
         above = positions[one].parent

@@ -57,14 +57,19 @@ class LookUps:
     """Finds the checkpoints from which prompts can be continued, and counts hits and misses."""
 
     def __init__(self, positions: Positions, tiers: TieredStore, stats: CacheStats, clock: Callable[[], float]) -> None:
-        """Look up in `positions` and `tiers`, and count in `stats`. `clock` is the clock of `Checkpoint.used`."""
+        """Search `positions` and `tiers`, and count hits and misses in `stats`.
+
+        `clock` is the clock of `Checkpoint.used`.
+        """
         self._positions = positions
         self._tiers = tiers
         self._stats = stats
         self._clock = clock
 
     def best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
-        """Return the longest checkpoint, in any tier, from which a prompt can be continued, or None. Counts nothing.
+        """Return the longest checkpoint, in any tier, from which a prompt can be continued, or None if there is none.
+
+        Does not count a hit or a miss.
 
         The checkpoint has at most `limit` tokens, if that is given.
         """
@@ -194,7 +199,7 @@ class StateCache:
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
-        """Add a ghost entry for the path of packed `tokens`, which another server has.
+        """Add a ghost entry for a path of packed `tokens` that another server's sequences have run.
 
         So a prompt that leaves this path has a branch point.
         """
@@ -265,7 +270,10 @@ class StateCache:
             self._index.trim()
 
     def release(self, match: Match) -> None:
-        """Unlock the checkpoint of a match. Does nothing for a miss or for a match that was released before."""
+        """Unlock the checkpoint that `look_up` locked for a match.
+
+        Does nothing for a miss, or if it was unlocked before.
+        """
         if match.checkpoint is not None and match.locked:
             match.locked = False
             match.fetched = None
@@ -329,7 +337,7 @@ class StateCache:
         return self._drop_all([checkpoint]) == 1
 
     def summarise(self) -> None:
-        """Create `summary` and keep it up to date from now on. Does nothing the second time."""
+        """Create `summary`, and update it with every change from now on. Does nothing if it was created before."""
         self._positions.summarise()
 
     @property
@@ -360,7 +368,7 @@ class StateCache:
         return self._positions.find(position)
 
     def now(self) -> float:
-        """Return the current time of the cache's clock, which `Checkpoint.used` is compared with."""
+        """Return the current time by the cache's clock, the clock of `Checkpoint.used`."""
         return self._clock()
 
     def stats(self) -> CacheStats:

@@ -24,7 +24,7 @@ class CheckpointKind(Enum):
 
 
 class MissReason(Enum):
-    """The reason why a look-up found no usable checkpoint. If several apply, the last one in this list is reported."""
+    """The reason why a look-up found no usable checkpoint. If several apply, the one listed last here is reported."""
 
     NO_PATHS = "no_paths"  # nothing is known for this initial state
     UNKNOWN_PROMPT = "unknown_prompt"  # the prompt's first token begins no known path
@@ -38,7 +38,7 @@ class MissReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """The record of one position on a token path: its kind, its use, and the sizes of its copies in the tiers.
+    """The record of one position on a token path: its kind, when it was used, and the sizes of its copies in the tiers.
 
     Compared by identity: a position has one record, whatever happens to its copies.
     """
@@ -66,7 +66,7 @@ class Checkpoint:
         return self.kind is CheckpointKind.WAYPOINT
 
     def known_place(self) -> Place[Checkpoint]:
-        """Return this record's place in the token tree. The tree must have the record."""
+        """Return this record's place in the token tree. The record must still be in the tree."""
         assert self.place is not None, "the tree has forgotten this checkpoint"
         return self.place
 
@@ -76,7 +76,7 @@ class Checkpoint:
         return self.known_place().length
 
     def tokens_to_shorter(self) -> int:
-        """Return how many tokens there are between the next shorter checkpoint on the path and this one.
+        """Return how many tokens must be run to get from the next shorter checkpoint on the path to this one.
 
         Waypoints are evicted before others, so they count only for other waypoints.
         """
@@ -93,8 +93,8 @@ def position_missing(position: str) -> NotFoundError:
 # The roots under which checkpoints are kept. A root names the initial state of a sequence, and the scope whose clients
 # share the checkpoints.
 #
-# A scope is a path of names, as `ann/1f3a`. A prompt of one scope never goes on from a checkpoint of another. The empty
-# scope is for a server whose clients share everything.
+# A scope is a path of names, as `ann/1f3a`. A prompt of one scope never continues from a checkpoint of another. The
+# empty scope is for a server whose clients share everything.
 
 
 def make_root(initial_state: str, scope: str) -> str:

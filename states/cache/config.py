@@ -50,7 +50,7 @@ class CacheStats:
     store: StoreCounters | None = None  # counters of the shared store; None without one
 
     def without_sizes(self) -> CacheStats:
-        """Return the counts alone, for a cache that is gone."""
+        """Return the counts with all current sizes set to zero, for a cache that no longer exists."""
         return replace(
             self,
             tiers=tuple(replace(tier, capacity=0, used=0, copies=0) for tier in self.tiers),

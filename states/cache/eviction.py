@@ -82,7 +82,10 @@ class EvictionQueue:
         return waypoint if waypoint is not None or waypoints_only else self._others.weakest()
 
     def weakest_other(self) -> Checkpoint | None:
-        """Return the checkpoint to evict first that is no waypoint, or None. Advances the clock as `weakest` does."""
+        """Return the checkpoint to evict first among those that are not waypoints, or None if all of these are locked.
+
+        Advances the clock to its worth.
+        """
         return self._others.weakest()
 
     def weakest_for_waypoint(self, size: int) -> Checkpoint | None:

@@ -20,7 +20,7 @@ from states.tokens import TOKEN_BYTES
 
 
 class GhostEntries:
-    """The ghost entries, least recently used first: records of positions without a stored state in any tier.
+    """Ghost entries, ordered from the least recently used: records of positions without a stored state.
 
     The sum of their lengths in tokens is bounded.
     """
@@ -70,7 +70,7 @@ class Index:
     """
 
     def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
-        """Bound the records of `positions` and `tiers` to `capacity` bytes."""
+        """Limit the host memory that the records of `positions` and `tiers` take to `capacity` bytes."""
         self._positions = positions
         self._tiers = tiers
         self.capacity = capacity
@@ -82,11 +82,11 @@ class Index:
         return self._positions.num_bytes + _COPY_BYTES * self._tiers.num_copies + logits
 
     def is_too_long(self, tokens: bytes) -> bool:
-        """Return True if a path of packed `tokens` would not fit even into an empty index."""
+        """Return True if the path of packed `tokens` takes more than `capacity` bytes by itself."""
         return self._positions.cost(tokens) + _COPY_BYTES > self.capacity
 
     def trim(self) -> None:
-        """Remove records until they fit into `capacity` or all remaining ones are locked."""
+        """Remove the least useful records until the others take at most `capacity` bytes or are all locked."""
         while self.num_bytes > self.capacity:
             spared = _WAYPOINT_BYTES * self._tiers.num_waypoints <= WAYPOINT_SHARE * self.capacity
             if not spared and self._forget(waypoints=True):
@@ -117,7 +117,7 @@ class Index:
             self.adopt(tier, found)
 
     def adopt(self, tier: Tier, found: FoundCopy) -> None:
-        """Add a copy found in a tier, if its position has no copy and the tier has room.
+        """Register `found`, a copy that was found in a tier, if its position has no copy and the tier has room.
 
         Otherwise add only its path.
         """
@@ -146,10 +146,13 @@ _MOST_BEYOND = 64  # positions after a path that are examined, which takes up to
 
 
 class Positions:
-    """The trees of a cache's positions, one for each root. Its owner must bound `num_bytes`."""
+    """The trees of token paths that a cache knows, one tree for each root, with a record for each position.
+
+    The owner of this object must bound `num_bytes`, the size of the trees.
+    """
 
     def __init__(self, max_ghost_tokens: int, clock: Callable[[], float]) -> None:
-        """Start without positions. The lengths of ghost entries add up to at most `max_ghost_tokens` tokens."""
+        """Start without positions. All ghost entries together may have at most `max_ghost_tokens` tokens."""
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
         self._ghosts = GhostEntries(max_ghost_tokens)
         self._clock = clock
@@ -202,7 +205,7 @@ class Positions:
         raise position_missing(position)
 
     def cost(self, tokens: bytes) -> int:
-        """Return how many bytes a path of packed `tokens` takes in a tree of its own."""
+        """Return how many bytes the path of packed `tokens` takes if it shares no tokens with other paths."""
         return _EMPTY_TREE.cost(tokens) + _EMPTY_TREE.num_bytes
 
     def record(self, root: str, tokens: bytes, kind: CheckpointKind) -> Checkpoint:

@@ -29,7 +29,10 @@ _VALUE_BYTES = 600
 
 
 class _Node(Generic[V]):
-    """A node of the trie: the end of a path of `depth` whole blocks of tokens, the last of which is `label`."""
+    """A node of the trie.
+
+    It stands for the path of `depth` whole blocks of tokens from the root; `label` is the last block.
+    """
 
     __slots__ = ("continuations", "depth", "label", "parent", "values")
 
@@ -52,7 +55,7 @@ class _Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[V]):
-    """A position in a token tree: a node and fewer than a block of tokens after it.
+    """A position on a token path: a node of the tree and a `tail` of fewer than a block of tokens after it.
 
     Valid while the tree has the node.
     """
@@ -73,7 +76,7 @@ class Place(Generic[V]):
         return b"".join(self.blocks())
 
     def values_back(self) -> Iterator[V]:
-        """Yield the values of this position's sequence and of its prefixes, the longest first."""
+        """Yield the values of the token sequence that ends here and of its prefixes, the longest first."""
         node: _Node[V] | None = self.node
         ahead = self.tail
         while node is not None:
@@ -101,7 +104,7 @@ class TokenTree(Generic[V]):
         self.num_bytes = _TREE_BYTES  # an estimate of the memory, including the records that are the values
 
     def __len__(self) -> int:
-        """Return how many sequences have a value."""
+        """Return the number of token sequences that have a value."""
         return self._size
 
     def __iter__(self) -> Iterator[V]:
@@ -133,7 +136,7 @@ class TokenTree(Generic[V]):
         return None if node is None else node.values.get(tokens[len(blocks) * self._block :])
 
     def remove(self, place: Place[V]) -> None:
-        """Remove the value at `place`, and all nodes that no other value needs."""
+        """Remove the value at `place`, and the nodes that only this value needed."""
         node, tail = place.node, place.tail
         del node.values[tail]
         self._size -= 1
@@ -143,7 +146,7 @@ class TokenTree(Generic[V]):
         self._prune(node)
 
     def follow(self, tokens: bytes) -> Place[V]:
-        """Return the last position along `tokens` that is on a known path."""
+        """Return the place after the longest prefix of `tokens` that is on a path in the tree."""
         node: _Node[V] = next(reversed(list(self._nodes.prefixes(self._blocks(tokens))))).value
         start = node.depth * self._block
         rest = tokens[start : start + self._block]
@@ -151,7 +154,7 @@ class TokenTree(Generic[V]):
         return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
     def values_beyond(self, place: Place[V], most: int) -> list[V]:
-        """Return the values of sequences that continue the sequence at `place`, or only some of them if there are many.
+        """Return the values of token sequences that extend the one at `place`, or only some of them if there are many.
 
         Examines at most `most` values and nodes.
         """

@@ -74,7 +74,10 @@ class CacheUpkeep:
     def __init__(
         self, cache: StateCache, call: Callable[[Callable[[], None]], None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Start to write states of `cache` every second. `call` runs its argument on the thread that owns `cache`."""
+        """Start to write states of `cache` to its slow tiers every second.
+
+        `call` runs its argument on the thread that owns `cache`.
+        """
         self._cache = cache
         self._call = call
         self._loop = loop
@@ -84,7 +87,7 @@ class CacheUpkeep:
             self._write_behind()
 
     def stop(self) -> None:
-        """Stop the periodic writing. The thread that owns the cache is about to end, and writes the rest itself."""
+        """Stop the periodic writing. When its thread ends, the cache writes the remaining states itself."""
         self._stopped = True
         if self._next is not None:
             self._next.cancel()  # and drop the reference to the cache
@@ -94,14 +97,17 @@ class CacheUpkeep:
         self._do(partial(self._cache.drop_state, root), "states that no request can reach stay in it")
 
     def changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the cache's summary since a version. If there is none, start it; return None."""
+        """Return the changes of the cache's summary after version `since`.
+
+        If there is no summary yet, create it; return None.
+        """
         if self._cache.summary is None:
             self._do(self._cache.summarise, "its contents are not reported")
             return None
         return self._cache.summary.changes(since)
 
     def _write_behind(self) -> None:
-        """Have states that are old enough written to disk, now and every second from then on."""
+        """Write the states that are old enough to the slow tiers, now and every second from then on."""
         if self._stopped:
             return
         if self._cache.has_unwritten:

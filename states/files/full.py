@@ -113,7 +113,7 @@ _METADATA_CHECKSUM = "crc32"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a state: its model, the state that its sequence started from, and the tokens run since then."""
+    """The origin of a state: its model, the initial state of its sequence, and the tokens run from there."""
 
     model: str  # fingerprint
     initial_state: str  # what the sequence started from; see `states.frozen.NO_INITIAL_STATE`
@@ -125,7 +125,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The content of a full-state file without the arrays of the state and the logits."""
+    """What a full-state file says about its state: the origin, the tokens if known, and if there are logits.
+
+    Has no arrays.
+    """
 
     origin: Origin
     tokens: bytes | None  # packed; None if they are not known
@@ -151,7 +154,10 @@ def save_full_state(path: Path, saved: SavedState, model_version: str) -> None:
 
 
 def full_state_parts(saved: SavedState, model_version: str) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the full-state file of `saved`, in pieces; `save_full_state` writes the same bytes."""
+    """Yield the bytes of the full-state file of `saved`, in pieces.
+
+    `save_full_state` writes the same bytes to a path.
+    """
     tensors = _tensors(saved)
     return file_parts(tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
 

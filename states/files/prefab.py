@@ -129,7 +129,10 @@ def _num_rows(field: StateField) -> int:
 
 
 def _fields(shape: ModelShape, source: str) -> tuple[StateField, ...]:
-    """Return the state fields of a model. Raises StateError if a field does not fill whole rows of D numbers."""
+    """Return the fields of a model's state, if the prefab format can hold them.
+
+    Raises StateError, whose message begins with `source`, if a field does not fill whole rows of D numbers.
+    """
     for field in shape.state_fields:
         sizes = (field.shape[0] * field.shape[1],) if field.kind is FieldKind.MATRIX else field.shape
         if sizes != (shape.width,):

@@ -130,7 +130,7 @@ _PREFAB_SLACK = 1 << 16  # bytes that a CBOR file may have besides the array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedState:
-    """A state that was read from a file or a request, with the description that came with it."""
+    """A state that was read from a file or a request, with its logits, tokens, name and id if they were given."""
 
     form: StateForm
     state: State
@@ -143,7 +143,9 @@ class LoadedState:
 
 
 def read_state(path: Path, shape: ModelShape, model: str | None, layout: Layout | None = None) -> LoadedState:
-    """Read a state file; its first bytes decide the format. `layout` overrides the format's layout of a tuned state.
+    """Read a state file in any supported format, which is recognised by the first bytes.
+
+    `layout` overrides the format's layout of a tuned state's matrices.
 
     `model` is the fingerprint that a full state must have; None accepts any model whose shapes fit. Raises StateError
     if the file can't be read, is damaged or does not fit the model.

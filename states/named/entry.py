@@ -45,7 +45,7 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A name with the state that it stood for at one moment. Two are equal if their ids and versions are.
+    """A name together with the state that it stood for at one moment. Equal if id and version are equal.
 
     It stays usable after the name was deleted or stands for another state.
     """
@@ -170,7 +170,10 @@ def check_full_name(name: str, field: str) -> None:
 
 
 class ReferenceCounts:
-    """Counts the names of each state and the bytes of all states. A state with several names counts its bytes once."""
+    """Counts how many names each state has, and the bytes of all states.
+
+    A state with several names counts its bytes once.
+    """
 
     def __init__(self) -> None:
         self._names: Counter[FrozenState] = Counter()
@@ -235,11 +238,11 @@ class Quotas:
         self._counts: dict[str, ReferenceCounts] = {}
 
     def add(self, entry: NamedState) -> None:
-        """Count the state `entry` in its namespace."""
+        """Add the state `entry` to the counts of its namespace."""
         self._counts.setdefault(entry.namespace, ReferenceCounts()).add(entry.frozen)
 
     def remove(self, entry: NamedState) -> None:
-        """Stop counting the state `entry` in its namespace."""
+        """Subtract the state `entry` from the counts of its namespace."""
         counts = self._counts[entry.namespace]
         counts.remove(entry.frozen)
         if counts.num_names == 0:
@@ -254,7 +257,10 @@ class Quotas:
         return self._of(namespace).growth(added, removed)
 
     def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
-        """Raise OverloadedError if `num_bytes` and `num_names` more exceed the quota of a namespace."""
+        """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names would exceed a namespace's quota.
+
+        `retry_after` is the number of seconds that the error advises to wait.
+        """
         if not namespace:
             return
         counts = self._of(namespace)
@@ -272,7 +278,7 @@ class Quotas:
             )
 
     def check_ttl(self, name: str, ttl: float | None) -> None:
-        """Raise InvalidRequestError if `ttl` exceeds the quota of the namespace of a name."""
+        """Raise InvalidRequestError if the quota of the namespace in `name` does not allow the time to live `ttl`."""
         if split_name(name)[0] and ttl is not None and ttl > self._quota.ttl:
             raise InvalidRequestError(
                 "ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, the longest lease of an API key"
@@ -322,7 +328,7 @@ class Leases:
         self._soonest = math.inf  # nothing expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Restart the time to live of the owner's lease, or create the lease. Return the lease.
+        """Restart the time to live of the owner's lease, or create a lease if there is none. Return the lease.
 
         `ttl` replaces the lease's time to live; None leaves it unchanged, or is `DEFAULT_TTL` for a new lease.
         """
@@ -338,9 +344,9 @@ class Leases:
         return lease
 
     def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
-        """Add a lease from another table of leases with its number, replacing the owner's lease if there is one.
+        """Add a lease that was made in another table, with its number there.
 
-        `used` is the clock's time when the lease was last renewed.
+        It replaces the owner's lease, if there is one. `used` is the clock's time when the lease was last renewed.
         """
         lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
         self._last_number = max(self._last_number, number)

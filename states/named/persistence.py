@@ -31,10 +31,10 @@ class FoundState:
 
 
 class SavedStates:
-    """The folder with the files of persistent states. Ignores other files in it."""
+    """The folder with the files of persistent states. Other files in it are ignored."""
 
     def __init__(self, files: StateFiles, folder: Path) -> None:
-        """Create `folder` if it is missing. Raises OSError if that fails. `files` reads and writes the files."""
+        """Use `folder`, creating it if it is missing, and `files` to read and write its files. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         self._files = files
         self._folder = folder

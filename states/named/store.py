@@ -75,7 +75,10 @@ class StateStore(Protocol):
         ...
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        """Raise the error that `put` would raise now for a state of `num_bytes` under `name`. Reserves no room."""
+        """Check that `put` would accept a state of `num_bytes` bytes under `name`, and raise its error if not.
+
+        Reserves no room.
+        """
         ...
 
     async def put(
@@ -366,7 +369,7 @@ class LocalStateStore:
             yield self._table
 
     def report_forgotten(self, digest: str) -> None:
-        """Call the callbacks of `on_forgotten` with `digest`: no name stands for a state with this digest any more."""
+        """Report to the callbacks of `on_forgotten` that no name stands for a state with this digest any more."""
         _report(self._listeners, digest)
 
     def _shown(self, entry: NamedState) -> NamedState:
@@ -374,7 +377,7 @@ class LocalStateStore:
             return table.shown(entry)
 
     def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
-        """Write the files of `entries`, which the table has already. If that fails, call `undo` and raise the error.
+        """Write the files of `entries`, which are already in the table. If that fails, call `undo` and raise the error.
 
         `undo` is not called if one of the entries was changed meanwhile.
         """
@@ -419,7 +422,10 @@ class LocalStateStore:
             self._failed_writes += 1
 
     def _sync(self, key: uuid.UUID) -> None:
-        """Write the file of the state with id `key`, or delete the file if the table has no such persistent state."""
+        """Make the file of the state with id `key` match the table.
+
+        Write the file, or delete it if the table has no persistent state with this id.
+        """
         if self._saved is None:
             return
         with self._disk_lock:

@@ -36,7 +36,10 @@ from states.named.entry import (
 
 
 class NameIndex:
-    """An index of named states by name, id, owner and namespace. Iterating yields them in the order of entry."""
+    """An index of named states by name, id, owner and namespace.
+
+    Iteration yields them in the order in which they were added.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, NamedState] = {}
@@ -116,7 +119,10 @@ _NAMES_TOLD = 20
 
 
 class NamedStateTable:
-    """The named states with their leases, quotas, reference counts and tombstones, in memory. Not thread-safe."""
+    """The table of named states in memory, with their leases, quotas, reference counts and tombstones.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -173,7 +179,7 @@ class NamedStateTable:
         ]
 
     def end_lease(self, owner: str) -> OwnerLease:
-        """End an owner's lease and remove all its states. Return what `leases_of` returned for the lease.
+        """End an owner's lease and remove all its states. Return the description of the lease before its end.
 
         Raises NotFoundError if the owner has no lease.
         """
@@ -198,13 +204,13 @@ class NamedStateTable:
         return StateListing(tuple(map(self.shown, self.entries(namespace))), self.default, used, capacity)
 
     def usage(self, failed_writes: int) -> StateUsage:
-        """Return the numbers of states, leases and bytes in the table. `failed_writes` is passed on in the result."""
+        """Return the numbers of states, leases and bytes in the table, with `failed_writes` as a further count."""
         entries = self.entries()
         persistent = sum(entry.persistent for entry in entries)
         return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
 
     def shown(self, entry: NamedState) -> NamedState:
-        """Return `entry` with `expires_in` set to the time until its lease expires, or to None if it has no lease."""
+        """Return a copy of `entry` with the time until its lease expires as `expires_in`, None without a lease."""
         lease = None if entry.owner is None else self.leases.find(entry.owner)
         return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
 
@@ -219,7 +225,9 @@ class NamedStateTable:
         return entry
 
     def check_place(self, name: str, retention: Retention, num_bytes: int, num_names: int = 1) -> None:
-        """Raise the error that `put` would raise for a state of `num_bytes` under `name`, if any. Changes nothing.
+        """Check that `put` would accept a state of `num_bytes` bytes under `name`, and raise its error if not.
+
+        Changes nothing.
 
         `num_names` is how many names would be added.
         """
@@ -354,7 +362,7 @@ class NamedStateTable:
         return NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names(namespace)}")
 
     def holds(self, entry: NamedState) -> bool:
-        """Return True if `entry` is in the table, with the same version."""
+        """Return True if the table still has `entry`, unchanged since its version."""
         return self._index.of_id(entry.id) == entry
 
     def named(self, name: str) -> NamedState | None:
@@ -381,20 +389,27 @@ class NamedStateTable:
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
     def _check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
-        """Raise OverloadedError if `num_bytes` and `num_names` more would exceed the quota of the name's namespace."""
+        """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names exceed the namespace's quota.
+
+        The namespace is that in `name`.
+        """
         self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
 
     def _renew(self, retention: Retention, name: str) -> str | None:
-        """Renew the lease of the owner of a state called `name`. Return the owner, or None for a persistent state."""
+        """Renew the lease that `retention` gives a state called `name`.
+
+        Return the lease's owner, or None for a persistent state, which has no lease.
+        """
         owner = retention.owner_of(name)
         if owner is not None:
             self.leases.renew(owner, retention.ttl)
         return owner
 
     def enter(self, entry: NamedState) -> None:
-        """Add `entry`, whose name must be free, to the table; end newer leases if their room is needed.
+        """Add `entry`, whose name must be free, to the table.
 
-        Raises OverloadedError if there is no room even then.
+        End newer leases of its namespace if that is needed for room. Raises OverloadedError if there is no room even
+        then.
         """
         if len(self._index) >= self._max_names:
             raise self._too_many(1)
@@ -405,7 +420,7 @@ class NamedStateTable:
         self._tombstones.revive(entry.name)
 
     def restore(self, entry: NamedState) -> None:
-        """Enter a state that another table has, in place of the state with its id, if any.
+        """Add a state that another table has, replacing the state with the same id, if there is one.
 
         Room and leases are not checked: the other table has done so.
         """
@@ -435,7 +450,7 @@ class NamedStateTable:
         self._release(old)
 
     def drop(self, entry: NamedState, reason: str) -> None:
-        """Remove `entry`, which must be in the table. `reason` goes into the error for later requests that name it."""
+        """Remove `entry`, which must be in the table. Later requests for its name get an error that shows `reason`."""
         self._index.remove(entry)
         self._tombstones.note(entry.name, reason)
         if self.default == entry.name:
@@ -443,7 +458,7 @@ class NamedStateTable:
         self._release(entry)
 
     def _check_retention(self, name: str, retention: Retention) -> None:
-        """Raise InvalidRequestError for a retention that a state of this name can't have."""
+        """Raise InvalidRequestError if a state called `name` can't be kept in the way that `retention` describes."""
         retention.check()
         self.quotas.check_ttl(name, retention.ttl)
         if retention.persistent and not self.keeps_persistent:
@@ -458,7 +473,10 @@ class NamedStateTable:
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
     def _release(self, entry: NamedState) -> None:
-        """Stop counting `entry`, which was removed from the index. If it was its owner's last state, end the lease."""
+        """Subtract `entry`, which was removed from the index, from all counts.
+
+        If it was its owner's last state, end the owner's lease.
+        """
         if entry.owner is not None and not self._index.owned_by(entry.owner):
             self.leases.end(entry.owner)
         self.quotas.remove(entry)
@@ -477,7 +495,7 @@ class NamedStateTable:
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """Return the newest leases that must end so that the table has room for `num_bytes` more bytes of `owner`.
+        """Return the leases to end, newest first, so that the table has room for `num_bytes` more bytes of `owner`.
 
         `growth` returns by how many bytes the table would grow if the states in its argument were removed. Raises
         OverloadedError if ending all newer leases would not free enough.
@@ -526,7 +544,7 @@ class NamedStateTable:
 
 
 def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
-    """Return the error for a new name that a state has already."""
+    """Return the error for a new name that is in use already, as the name of the state `taken`."""
     name = taken.plain_name
     return InvalidRequestError(field, name, f"a name that is free; {name!r} is the name of state {taken.id}")
 

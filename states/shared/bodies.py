@@ -161,7 +161,7 @@ class Bodies(Protocol):
     """
 
     async def put(self, key: str, data: bytes) -> None:
-        """Store the body `data` under `key`. It expires after some time without use."""
+        """Store the body `data` under `key`. It expires if it is not used for some time."""
         ...
 
     async def get(self, key: str) -> bytes | None:
@@ -178,7 +178,7 @@ class Bodies(Protocol):
 
 
 class StoredBodies:
-    """`Bodies` in the shared store itself."""
+    """A store of bodies that stores them in the shared store itself."""
 
     def __init__(self, client: StoreClient, ttl: int) -> None:
         """Store bodies by `client`. A body expires when it was not used for `ttl` seconds."""
@@ -203,7 +203,7 @@ class StoredBodies:
 
 
 class ObjectBodies:
-    """`Bodies` in an object store, with an index of them in the shared store.
+    """A store of bodies that stores them in an object store, and an index of them in the shared store.
 
     A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
     may have a body that another server has deleted meanwhile. Such a body counts as missing.

@@ -119,8 +119,10 @@ class SharedValues:
             self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
 
 
-# KEYS: the checkpoint, the bitmap of its block, the bitmaps of all blocks before. Those may be empty; that they exist
-# shows that a path leads through. ARGV: seconds, bit, logits, kind, size.
+# A script that writes the record of a checkpoint and sets the checkpoint's bit in the bitmap of its block. It also
+# creates the missing bitmaps of all blocks before, or restarts their time to live: a bitmap, even an empty one, shows
+# that a path leads through its block. KEYS: the record, the bitmap of its block, the bitmaps of all blocks before.
+# ARGV: time to live in seconds, number of the bit, 1 if there are logits, kind, size in bytes.
 _PUT = """
 redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
@@ -131,8 +133,9 @@ for number = 3, #KEYS do
 end
 """
 
-# KEYS: checkpoints, the longest first. ARGV: 1 if the first one needs logits, then all kinds. Deletes the records that
-# can't be parsed. Returns their number, and the number and record of the first usable checkpoint.
+# A script that finds the first usable checkpoint of a list, and deletes the records that can't be parsed. It returns
+# how many it deleted, then the usable checkpoint's number in the list, logits, kind and size, if there is one.
+# KEYS: records of checkpoints, the longest first. ARGV: 1 if the first one needs logits, then all valid kinds.
 _FIND = """
 local kinds, unreadable = {}, 0
 for number = 2, #ARGV do kinds[ARGV[number]] = true end
@@ -151,8 +154,9 @@ end
 return {unreadable}
 """
 
-# KEYS: as for `_PUT`. ARGV: seconds, bit, logits. Restarts the time of an existing checkpoint and sets its bit again,
-# since the bitmap of its block may have been evicted meanwhile.
+# A script that restarts the time to live of a checkpoint's record and of the bitmaps along its path. It sets the
+# checkpoint's bit again, since the bitmap of its block may have been evicted meanwhile. It returns 1, or 0 if there is
+# no such record. KEYS: as for `_PUT`. ARGV: time to live in seconds, number of the bit, 1 if logits are needed.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
 if logits ~= '1' and logits ~= ARGV[3] then return 0 end
@@ -178,16 +182,16 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What the store has along a path: its longest usable checkpoint, and how far other paths share its tokens."""
+    """The result of a search along a path: its longest usable checkpoint, and how far other paths share its tokens."""
 
     known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
     longest: Listed | None  # the longest usable checkpoint
 
 
 class CheckpointStore:
-    """The checkpoints of one model in a shared store. Methods run on the client's thread.
+    """The checkpoints of one model in a shared store.
 
-    They raise the errors of `StoreClient.run`.
+    All methods run on the client's thread, and raise the errors of `StoreClient.run`.
     """
 
     def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
@@ -200,7 +204,7 @@ class CheckpointStore:
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
-        """Find the longest checkpoint on a path that has from `shortest` to `longest` tokens.
+        """Find the longest checkpoint on a path, of at least `shortest` and at most `longest` tokens.
 
         A checkpoint at the very end of the path is usable only with logits.
         """
@@ -215,7 +219,10 @@ class CheckpointStore:
         return Along(known, await self._longest_of(path, wanted))
 
     async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
-        """Return the longest usable checkpoint of these lengths. Some may be gone, although the bitmaps have them."""
+        """Return the record of the longest usable checkpoint with one of these lengths, or None if there is none.
+
+        A length may come from a bitmap that still lists a checkpoint which the store has dropped.
+        """
         if not lengths:
             return None
         keys = path.checkpoints(lengths)
@@ -232,9 +239,9 @@ class CheckpointStore:
         return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the checkpoint's state file at a path's end and restart the checkpoint's time; None if it is missing.
+        """Return the state file of the checkpoint at the end of a path, or None if it is missing.
 
-        If only the restart fails, the checkpoint expires earlier.
+        Also restarts the checkpoint's time to live. If only that fails, the checkpoint expires earlier.
         """
         data, _ = await asyncio.gather(
             self._bodies.get(_file_of(path)), self._renew_record(path, has_logits=False), return_exceptions=True
@@ -245,11 +252,18 @@ class CheckpointStore:
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time of the checkpoint at a path's end. Return False if it is missing, or lacks wanted logits."""
+        """Restart the time to live of the checkpoint at the end of a path.
+
+        Return False if it is missing, or if it has no logits although `has_logits` asks for them.
+        """
         return await self._bodies.renew(_file_of(path)) and await self._renew_record(path, has_logits=has_logits)
 
     async def _renew_record(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time of a checkpoint's record and bitmaps, as `renew` does that of its file, too."""
+        """Restart the time to live of a checkpoint's record and of the bitmaps along its path.
+
+        The state file is renewed separately. Return False if the record is missing, or if it has no logits although
+        `has_logits` asks for them.
+        """
         keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
         answer = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _RENEW, keys, *arguments)

@@ -27,7 +27,7 @@ from rnn_engine.errors import (
 
 
 class StoreOutcome(Enum):
-    """How an operation on the shared store ended."""
+    """The outcome of an operation on the shared store."""
 
     DONE = "done"
     FAILED = "failed"  # the store was not reached, or refused the operation
@@ -38,7 +38,7 @@ class StoreOutcome(Enum):
 
 @dataclass(slots=True)
 class StoreCounters:
-    """A store client's counts since its start.
+    """The counters of a store client since its start: operations by outcome, bytes, time and openings of circuits.
 
     Written by the client's thread; single numbers may be read on any thread.
     """
@@ -200,7 +200,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """A class of operations of a client, with a limit on how many run at a time and a circuit breaker of its own.
+    """A class of a client's operations, with a limit on parallel ones and a circuit breaker of its own.
 
     At most `most` operations run at a time. For the client's thread; `refuses` may be read on any thread.
     """

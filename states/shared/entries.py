@@ -39,7 +39,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block of tokens of a path, and the key of its bitmap.
+    """A block of a path's tokens, and the store's key of the bitmap of checkpoints in this block.
 
     The path's last block may be shorter than `BLOCK_TOKENS`.
     """
@@ -74,7 +74,10 @@ class PathKeys:
         ]
 
     def checkpoints(self, lengths: Sequence[int]) -> list[str]:
-        """Return the keys of the path's checkpoints with these lengths in tokens. The lengths must ascend."""
+        """Return the store's keys of the checkpoints on the path that have these lengths in tokens.
+
+        The lengths must ascend.
+        """
         digests = self._digests(lengths)
         return [f"{self._space}:checkpoint:{digest}:{length}" for digest, length in zip(digests, lengths, strict=True)]
 
@@ -87,12 +90,12 @@ class PathKeys:
 
 
 def bit_of(length: int) -> int:
-    """Return the number of the bit for a checkpoint of `length` tokens in the bitmap of its block."""
+    """Return the position of the bit that stands for a checkpoint of `length` tokens in its block's bitmap."""
     return (length - 1) % BLOCK_TOKENS
 
 
 def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
-    """Yield the lengths in tokens of the checkpoints in a block's bitmap, ascending.
+    """Yield the lengths in tokens of the checkpoints that a block's bitmap lists, in ascending order.
 
     Bit 0 is the highest bit of the first byte.
     """
@@ -114,7 +117,7 @@ _LOGITS: F32 = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadState(FrozenState):
-    """A named state's description without its arrays, which are in the store. Reading its arrays raises StateError."""
+    """The description of a named state whose arrays are in the store. Reading the arrays raises StateError."""
 
     bytes_there: int
 
@@ -143,7 +146,7 @@ def make_unread(
     num_bytes: int,
     has_shifts: bool,
 ) -> UnreadState:
-    """Return an `UnreadState` with these properties."""
+    """Return the `UnreadState` for a state with this digest, size and number of tokens."""
     logits = _LOGITS if has_logits else None
     return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, has_shifts, num_bytes)
 
@@ -171,7 +174,7 @@ _MOST = 1 << 53  # bound on whole numbers: the store's scripts count with double
 
 
 def key_of(frozen: UnreadState) -> ValueKey:
-    """Return the key of a state's arrays: its digest, and whether it has logits."""
+    """Return the key that identifies a state's arrays: the state's digest, and True if there are logits."""
     return frozen.digest, frozen.logits is not None
 
 
@@ -237,7 +240,7 @@ def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease as decoded from the store, without the time of its last use, which has a key of its own."""
+    """A lease as read from the store. The time of its last use is stored under another key, and is not part of it."""
 
     owner: str
     number: int
@@ -297,7 +300,7 @@ def decode_change(marked: bytes) -> Change:
 
 @contextmanager
 def _damage_told(what: str) -> Iterator[None]:
-    """Raise StorageError in place of any exception that parsing an invalid text raises in the block.
+    """Convert exceptions that parsing an invalid text raises in the block to StorageError.
 
     `what` names what the text stands for.
     """

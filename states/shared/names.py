@@ -22,8 +22,8 @@ MOST_CHANGES = 1000  # that are remembered; a server that has read none of them 
 
 PROVISIONAL_SECONDS = 3600  # after which values expire if no name uses them yet
 
-# Lua functions for all scripts: `whole` parses a counter, as 0 if it is not a whole number, and `digits` formats a
-# number without an exponent.
+# The beginning of each script below: two Lua functions, and the store's time as `now`. `whole` parses a counter, as 0
+# if it is not a whole number; `digits` formats a number without an exponent.
 _TIME = """
 local function whole(text)
     local number = tonumber(text)
@@ -34,8 +34,9 @@ local time = redis.call('TIME')
 local now = string.format('%d.%06d', time[1], time[2])
 """
 
-# A script that reads the changes since a known revision, or all names if that revision is no longer logged. KEYS: head,
-# entries, leases, used, changes. ARGV: the known revision's mark and number, and the time when it was read.
+# A script that reads the changes since a known revision, or all names if that revision is no longer logged. KEYS: the
+# hash with the revision, then entries, leases, times of leases' last uses, and the log of changes. ARGV: the known
+# revision's mark and number, and the time when it was read.
 _READ = (
     _TIME
     + """
@@ -57,10 +58,10 @@ return {now, mark, digits(revision), digits(version), 1, redis.call('HGETALL', K
 """
 )
 
-# A script that applies a change if the names still have the known revision and all needed arrays exist. KEYS: as above,
-# then arrays that must exist, then arrays to delete. ARGV: the known revision's mark and number, the new mark, the last
-# version, the change, how many arrays must exist, how many changes are logged. The script may run while memory is full,
-# since a change may free memory.
+# A script that applies a change if the names still have the known revision and all needed arrays exist. KEYS: as for
+# `_READ`, then arrays that must exist, then arrays to delete. ARGV: the known revision's mark and number, the new mark,
+# the last version, the change, how many arrays must exist, how many changes are logged. The script may run while memory
+# is full, since a change may free memory.
 _CHANGE = (
     "#!lua flags=allow-oom\n"
     + _TIME
@@ -91,7 +92,7 @@ return 'done'
 )
 
 # A script that restarts the time to live of an owner's lease. It returns 1, or 0 if the lease is invalid or expired.
-# KEYS: leases, used. ARGV: the owner.
+# KEYS: leases, times of their last uses. ARGV: the owner.
 _USE = (
     _TIME
     + """
@@ -107,7 +108,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Identifies a version of all the shared names together: each change makes a new revision."""
+    """The identity of one version of the shared names as a whole. Each change makes a new revision."""
 
     mark: bytes = b""  # its random id; empty if no revision is known
     number: int = 0
@@ -116,7 +117,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """The answer to a read of the shared names: the changes since a known revision, or all names as one change.
+    """The result of reading the shared names: the changes since a known revision, or all names in a single change.
 
     Texts and keys in it have not been checked.
     """

@@ -64,7 +64,7 @@ def _open_objects(url: str, client: StoreClient) -> Objects:
 
 
 def _check(client: StoreClient, place: str, check: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for the coroutine `check` and return its result.
+    """Wait for the coroutine `check`, which checks that a store can be used, and return its result.
 
     If the store does not answer, log a warning and return None. `place` is the store's address, for the log.
     """

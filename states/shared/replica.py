@@ -28,7 +28,7 @@ _ELSEWHERE = "it was removed"
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Changes of a server's copy of the names that have not been sent to the store."""
+    """The changes of a server's copy of the names that are still to be sent to the store."""
 
     change: Change
     last_version: int
@@ -70,11 +70,11 @@ class StoreReplica:
 
     @property
     def is_known(self) -> bool:
-        """Whether the copy equals the names in the store at the last read or commit."""
+        """Whether the copy has the names of a known revision, that of the last read or commit."""
         return self.revision.read_at > 0
 
     def lose_track(self) -> None:
-        """Make the next read fetch all names, because the copy may differ from the store."""
+        """Forget the copy's revision, so that the next read fetches all names. The copy may differ from the store."""
         self.revision = Revision()
 
     def take_in(self, read: NamesRead) -> None:
@@ -106,7 +106,7 @@ class StoreReplica:
             self._renew_lost_leases(read.used)
 
     def share(self, frozen: UnreadState) -> UnreadState:
-        """Return the one object that stands for all descriptions equal to `frozen`."""
+        """Return the one object that is used for all descriptions equal to `frozen`, so that they share memory."""
         return self._shared.setdefault(key_of(frozen), frozen)
 
     def pending(self) -> Pending | None:
@@ -146,7 +146,10 @@ class StoreReplica:
         return table
 
     def _replay(self, change: Change, noted: Set[str]) -> None:
-        """Apply a change from the store to the copy. Report texts that can't be parsed, except those in `noted`."""
+        """Apply a change that was read from the store to the copy.
+
+        Report texts that can't be parsed, except those in `noted`.
+        """
         table = self.table
         for key in change.removed:
             held = table.of_id(uuid.UUID(key))
@@ -176,7 +179,10 @@ class StoreReplica:
         self.table.last_version = max(self.table.last_version, entry.version)
 
     def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
-        """Renew the leases of owners with states in the copy if the store lacks their lease or its last use."""
+        """Renew the leases that the store lacks, or whose last use it lacks, for owners with states in the copy.
+
+        `used` has the time of each lease's last use, by owner.
+        """
         table = self.table
         for owner in {entry.owner for entry in table.entries()}:
             if owner is not None and (owner not in used or table.leases.find(owner) is None):
@@ -237,7 +243,7 @@ class _RecordingTable(NamedStateTable):
 
 
 class _RecordingLeases(Leases):
-    """Leases that record the owners whose leases were changed."""
+    """Leases that add the owner to the set `touched` whenever a lease is renewed or ended."""
 
     def __init__(self, clock: Callable[[], float], touched: set[str]) -> None:
         super().__init__(clock)

@@ -89,7 +89,7 @@ class SharedStateStore:
         return await self._ask(lambda table: table.listing(namespace))
 
     def usage(self) -> StateUsage:
-        """Return the numbers of states, leases and bytes as of the last read of the names."""
+        """Return the numbers of states, leases and bytes at the last read of the names from the store."""
         return self._replica.table.usage(self._failed_writes)
 
     async def default(self) -> NamedState | None:
@@ -180,7 +180,7 @@ class SharedStateStore:
             return question(table)
 
     async def _change_with(self, frozen: FrozenState, action: Callable[[NamedStateTable, UnreadState], T]) -> T:
-        """Write the arrays of `frozen` to the store, then make a change that uses them, by `action`."""
+        """Write the arrays of `frozen` to the store, then change the names by `action`, which gets an `UnreadState`."""
         unread = await self._put_values(frozen)
         return await self._change(
             lambda table: action(table, self._replica.share(unread)), partial(self._put_values, frozen)
@@ -194,9 +194,9 @@ class SharedStateStore:
             raise
 
     async def _put_held_values(self, name_or_id: str) -> None:
-        """Write the values of a state to the store, which has lost them, if this server holds them.
+        """Write a state's arrays to the store again, from memory, because the store has lost them.
 
-        Raises NotFoundError if it does not.
+        Raises NotFoundError if they are not in this server's memory.
         """
         entry = await self.find(name_or_id)
         if entry is None:  # it was deleted meanwhile, which the change itself will report
@@ -210,7 +210,7 @@ class SharedStateStore:
     async def _change(
         self, action: Callable[[NamedStateTable], T], put_again: Callable[[], Awaitable[object]] | None = None
     ) -> T:
-        """Change the current names by `action`, and return its result. Try again if others were first.
+        """Change the current names by `action`, and return its result. Try again if another server changed them first.
 
         `put_again` writes the values that the change needs if the store does not have them, or raises an error. It may
         be absent only if the change needs none.
@@ -254,7 +254,10 @@ class SharedStateStore:
         self._last_read = self._begun
 
     async def _undo(self) -> None:
-        """Discard a rejected change of the copy. If the change only renewed leases, send it to the store instead."""
+        """Discard a change of the copy that was rejected.
+
+        If only leases were renewed, send the renewals to the store instead.
+        """
         if self._replica.table.changed:
             self._replica.lose_track()
         else:

@@ -1,1 +1,1 @@
-"""Requests that once took gigabytes of a server's memory, or made all other clients wait."""
+"""A check that hostile requests can't exhaust a server's memory or block other clients, as they once did."""

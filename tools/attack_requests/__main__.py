@@ -75,7 +75,10 @@ async def _row(server: ServerProcess, attack: Attack, timeout: float) -> str:
 
 
 async def _ask(url: str, data: bytes, timeout: float, attacking: asyncio.Task[None], seconds: list[float]) -> None:
-    """Send a request repeatedly until the attack is over, and record how long each takes."""
+    """Send the same harmless request again and again until `attacking` is done.
+
+    Append the seconds that each took to `seconds`.
+    """
     while True:
         seconds.append(await _time(url, data, timeout))
         if attacking.done():
@@ -104,7 +107,7 @@ async def _attack(url: str, attack: Attack, body: bytes, timeout: float, outcome
 
 
 async def _stall(url: str, data: bytes, count: int) -> str:
-    """Send `count` requests at the same time, without their last byte. Report how many were refused."""
+    """Send `count` requests in parallel, each without its last byte. Return a text that says how many were rejected."""
     refused = await asyncio.gather(*(_stall_one(url, data) for _ in range(count)))
     return f"{sum(refused)} of {count} refused"
 
@@ -132,7 +135,7 @@ async def _send(url: str, data: bytes) -> str:
 
 
 async def _time(url: str, data: bytes, timeout: float) -> float:
-    """Return how long the whole answer to a request takes."""
+    """Send a request and return the seconds until its whole response has come."""
     begun = time.monotonic()
     with suppress(OSError, asyncio.IncompleteReadError):
         async with asyncio.timeout(timeout), connection(url) as (reader, writer):

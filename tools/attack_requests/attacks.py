@@ -1,4 +1,4 @@
-"""The requests of the attacks, each of a few kilobytes to 64 MB."""
+"""The hostile requests that are sent to a server. Each has a body of a few kilobytes to 64 MB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ CONVERSATIONS = "/v1/conversations"
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One request, or if `stalled` that many at the same time, without their last byte."""
+    """A hostile request.
+
+    If `stalled` is above 0, that number of copies is sent in parallel, each without its last byte.
+    """
 
     name: str
     body: Callable[[], bytes]
@@ -41,12 +44,12 @@ def _call(arguments: str) -> Mapping[str, object]:
 
 
 def _many(path: str, name: str, before: bytes, item: bytes, count: int, after: bytes = b"}") -> Attack:
-    """Return an attack with a list of `count` equal items."""
+    """Return an attack whose body holds a JSON list of `count` copies of `item`, between `before` and `after`."""
     return Attack(name, lambda: before + b"[" + (item + b",") * (count - 1) + item + b"]" + after, path)
 
 
 def _bomb(tensors: int, storage_megabytes: int) -> bytes:
-    """Return a deflated .pth file with tensors that all share one storage of zeros."""
+    """Return a deflated .pth file that is far larger when unpacked: its tensors all share one storage of zeros."""
     content = io.BytesIO()
     count = storage_megabytes * MEGABYTE // 4
     entries = {

@@ -1,1 +1,1 @@
-"""Benchmarks: the forward pass on a device, the host's cost of a token, waiting times, cached states, choices."""
+"""Benchmarks: the forward pass on a device, the host's time per token, clients' latencies, and the cache of states."""

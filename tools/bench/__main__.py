@@ -1,4 +1,4 @@
-"""`python -m tools.bench`: speed of decode by slots and of prefill by length, and the time of each part of a step.
+"""`python -m tools.bench`: measure decode speed by slots, prefill speed by length, and the time of each part of a step.
 
 Prints a table and writes JSON. With --against, this commit and another one are measured in turns, each by its own
 `tools.bench`.
@@ -78,7 +78,7 @@ def main(
 def measure(
     name: str, device: str, weights: str, slots: list[int], lengths: list[int], repeats: int, parts: bool
 ) -> dict[str, Any]:
-    """Load one shape, print its figures, and return them."""
+    """Load a random model of the shape `name`, measure it, print its figures, and return them."""
     begun = time.perf_counter()
     runner = load_runner(RandomModel(SHAPES[name]), device, weights=weights, num_slots=max(slots))
     if not isinstance(runner, GpuRunner):
@@ -110,7 +110,11 @@ def measure(
 
 
 def _decode(runner: GpuRunner, slots: int, repeats: int, bandwidth: float) -> dict[str, Any]:
-    """Measure decode, the bytes that a step must read, and the share of the device's bandwidth that this makes."""
+    """Return the figures of decode steps with `slots` sequences.
+
+    They include the bytes that a step reads, and the share of the device's `bandwidth` in bytes per second that it
+    reaches.
+    """
     line: Measurement = measure_decode(runner, slots, repeats, time.perf_counter)
     num_bytes = runner.weight_bytes + slots * runner.shape.state_bytes
     read_per_second = num_bytes / (line.median_ms / 1e3)

@@ -1,4 +1,4 @@
-"""`python -m tools.bench.grammars`: the cost of a grammar. Tokens a second with one and without, measured in turns.
+"""`python -m tools.bench.grammars`: compare tokens per second with and without a grammar, in alternating runs.
 
 Without --model there is no device: a runner recites one JSON document, whatever the grammar is, and --step sets the
 time of its steps. With --model, a model answers under a schema of long lists, and without a schema.

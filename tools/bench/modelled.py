@@ -1,4 +1,4 @@
-"""An engine whose steps take a modelled time: what the host does around them is real.
+"""An engine whose steps take a modelled time and compute nothing. The work of the host around the steps is real.
 
 It shows what scheduler, cache, server and fleet cost and save, with any number of slots, on any machine.
 """
@@ -38,7 +38,7 @@ _UNLIKELY = -100.0
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine, as far as it is modelled."""
+    """The modelled properties of a machine: its slots, the duration of its steps, and its memory for cached states."""
 
     slots: int = 16
     step: float = 0.008  # seconds of a step whatever it runs
@@ -47,7 +47,10 @@ class Hardware:
 
 
 def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engine:
-    """Return an engine of one machine, of words unless a tokenizer is given. Needs an event loop that runs."""
+    """Return an engine on one modelled machine. Its default tokenizer is a `WordTokenizer`.
+
+    Needs a running event loop.
+    """
     tokenizer = tokenizer or WordTokenizer(SHAPE.vocab_size)
     runner = ModelledRunner(SHAPE, hardware)
     capacity = hardware.cached_states * _COPY_BYTES
@@ -58,7 +61,7 @@ def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engin
 
 
 class ModelledRunner(TimedRunner):
-    """A runner whose steps take modelled time, and whose sequences all say one token for ever."""
+    """A runner whose steps take a modelled time, and whose sequences generate the same token without end."""
 
     def __init__(self, shape: ModelShape, hardware: Hardware, clock: Clock | None = None) -> None:
         super().__init__(shape, hardware.slots, hardware.step, hardware.token, clock=clock)
@@ -81,9 +84,9 @@ class ModelledRunner(TimedRunner):
 
 @asynccontextmanager
 async def served(engine: EngineLike, clients: int, port: int = 0) -> AsyncIterator[int]:
-    """Serve an engine to `clients` clients at a time, on a port of this machine. Yields the port; 0 takes a free one.
+    """Serve an engine over HTTP on this machine until the block ends, for up to `clients` clients at a time.
 
-    The engine is closed with the server.
+    Yields the port; `port` 0 chooses a free one. The engine is closed with the server.
     """
     runner = web.AppRunner(make_app(engine, ServerSettings(port=0)), access_log=None, handler_cancellation=True)
     await runner.setup()

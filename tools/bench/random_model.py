@@ -1,4 +1,4 @@
-"""RWKV-7 models of published shapes with random weights, drawn tensor by tensor when asked for.
+"""Random RWKV-7 models with the shapes of published ones. A tensor's values are drawn each time it is read.
 
 The weights are fast to make and of the right magnitude. The output of such a model is meaningless.
 """
@@ -18,7 +18,7 @@ VOCAB_SIZE = 65536
 
 
 def shape_of(num_layers: int, width: int, ranks: AdapterRanks) -> ShapeV7:
-    """Return a published model's shape, given the sizes in which such models differ."""
+    """Return the shape of a published model from its number of layers, its width and its adapter ranks."""
     return ShapeV7(
         num_layers=num_layers,
         width=width,
@@ -40,7 +40,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """A model whose tensors are f16. Each is drawn anew at every read, with the same values."""
+    """A random model with f16 tensors. A tensor is drawn anew at each read, always with the same values."""
 
     shape: ShapeV7
 
@@ -59,7 +59,7 @@ class RandomModel:
         return _draw(shape, magnitude, seed=zlib.crc32(name.encode()))
 
     def blocks(self, _name: str) -> None:
-        """Return None, since no tensor is quantised in blocks."""
+        """Return None: no tensor is quantised."""
 
     def block_type(self, _name: str) -> None:
         return None
@@ -74,7 +74,7 @@ class RandomModel:
 
 
 def _draw(shape: tuple[int, ...], magnitude: float, seed: int) -> NDArray[np.float16]:
-    """Draw signs and mantissas under one exponent: values of 1 to 2 times a power of two, near `magnitude`."""
+    """Return random f16 values near `magnitude`: a random sign and mantissa, and the same exponent for all."""
     bits = np.random.default_rng(seed).integers(0, 1 << 16, shape, np.uint16)
     exponent = int(np.floor(np.log2(magnitude))) + 15
     return ((bits & 0x83FF) | (exponent << 10)).view(np.float16)

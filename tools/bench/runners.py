@@ -1,4 +1,7 @@
-"""Runners without a model: their steps take no time or a modelled one, and their read-outs are prepared beforehand."""
+"""Runners without a model, for benchmarks.
+
+Their steps take no time or a modelled time, and their logits are prepared.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _NUM_DRAWS = 16
 
 
 class Clock(Protocol):
-    """Tells the time in seconds, and waits."""
+    """The interface of a clock in seconds that can also wait until a moment."""
 
     def now(self) -> float: ...
 
@@ -48,7 +51,7 @@ class Clock(Protocol):
 
 
 class DeviceClock:
-    """A clock of the seconds in which one thread worked, plus those in which it waited for a device.
+    """A clock that adds up the seconds of work of its thread, and the seconds of waiting for a device.
 
     Time in which other threads had the processor does not count, so a busy machine gives the figures of an idle one.
     For one thread.
@@ -65,7 +68,7 @@ class DeviceClock:
 
 
 class RealClock:
-    """A clock of real seconds."""
+    """A clock of real time, in seconds."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -76,7 +79,10 @@ class RealClock:
 
 
 class WordTokenizer:
-    """A tokenizer whose tokens are short words, each with `MARK` in it once."""
+    """A tokenizer whose tokens are short words.
+
+    Each word contains `MARK` once, so that tokens can be counted in a text.
+    """
 
     name = "words"
 
@@ -93,7 +99,7 @@ class WordTokenizer:
 
 
 class TimedRunner:
-    """A `Runner` that computes nothing and whose states hold nothing. It does one step after the other."""
+    """A `Runner` whose steps take time and compute nothing. Its states are empty. It runs one step after the other."""
 
     def __init__(
         self,
@@ -104,10 +110,10 @@ class TimedRunner:
         max_draws: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        """A step takes `step_seconds`, once for each token that it draws, and `token_seconds` for each token.
+        """Set the duration of a step: `step_seconds` times its draws, plus `token_seconds` for each of its tokens.
 
-        `max_draws` is the most tokens that a step draws for one run. `clock` must be the host's clock, too; None = real
-        time.
+        The draws are those of the run with the most; a step without draws counts as one. `max_draws` is the most tokens
+        that a step draws for one run. `clock` must be the host's clock, too; None = real time.
         """
         self.shape = shape
         self.num_slots = num_slots
@@ -125,7 +131,10 @@ class TimedRunner:
         self._clock = clock or RealClock()
 
     def read_out(self, batch: Batch) -> Readout:
-        """Return the read-out of a step."""
+        """Return what the host reads back after a step, such as candidates and their logits.
+
+        Subclasses implement it.
+        """
         raise NotImplementedError
 
     def submit(self, batch: Batch) -> Ticket:
@@ -160,7 +169,7 @@ class TimedRunner:
 
 
 class InstantRunner(TimedRunner):
-    """A runner that returns prepared rows in turn. Token 0 is never a candidate.
+    """A runner whose steps return prepared logits, which do not depend on the input. Token 0 is never a candidate.
 
     The rows look like a language model's: sorted candidates out of a whole vocabulary, with the log-sum-exp of the
     whole row. Their probabilities fall with their rank as those of words do.
@@ -189,7 +198,10 @@ class InstantRunner(TimedRunner):
         )
 
     def _draw(self, batch: Batch, first: int) -> list[Drawn]:
-        """Return tokens for the runs that have a draw."""
+        """Return the drawn tokens for each run of `batch`; none for a run that asks for no draw.
+
+        `first` is the prepared row of the first run.
+        """
         drawn = []
         for row, run in enumerate(batch, first):
             if run.draw is None:
@@ -208,7 +220,10 @@ class InstantRunner(TimedRunner):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Prepared rows. The candidates are repeated, so that a step may read `max_rows` rows from any first row on."""
+    """Prepared rows of logits, with the best K candidates of each.
+
+    Those are repeated at the end, so that a step may read `max_rows` rows from any first row on.
+    """
 
     full: F32  # [_NUM_ROWS, V]
     ids: I32  # [_NUM_ROWS + max_rows, K]
@@ -237,7 +252,7 @@ def _prepare(vocab_size: int, max_rows: int) -> _Rows:
 
 @cache
 def _likeliest(rows: _Rows, row: int, count: int) -> TokenLogprobs:
-    """Return the log-probability of a row's likeliest token, with the `count` likeliest as alternatives."""
+    """Return the log-probability of row `row`'s likeliest token, with the `count` likeliest as alternatives."""
     logprobs = (rows.logits[row, : max(count, 1)] - rows.logsumexp[row]).tolist()
     return TokenLogprobs(logprobs[0], tuple(zip(rows.ids[row, :count].tolist(), logprobs, strict=False)))
 
@@ -250,7 +265,7 @@ _SURE, _OTHER = 10.0, -5.0  # logits
 
 
 class RecitingRunner(TimedRunner):
-    """A runner whose likeliest token is always the next of `DOCUMENT`, and token 0 after its end.
+    """A runner that generates `DOCUMENT`: the likeliest token is always its next one, and token 0 after its end.
 
     So answers are the same with a grammar and without. Prompts consist of token 0.
     """
@@ -288,7 +303,7 @@ class RecitingRunner(TimedRunner):
         self._recited[slot] = 0
 
     def _ends(self, run: TokenRun) -> Sequence[int]:
-        """Return how many bytes have been recited after each token of `run` that has a row."""
+        """Return the sequence's length in bytes after each token of `run` for which logits are wanted."""
         ends = []
         for token in run.tokens:
             self._recited[run.slot] += len(self._tokenizer.decode_bytes(token))

@@ -1,4 +1,4 @@
-"""`python -m tools.bench.traces`: the savings and the cost of cached states on traces of prompts, in bounded memory.
+"""`python -m tools.bench.traces`: replay traces of prompts, and measure what a cache of bounded size saves and costs.
 
 The scheduler and the cache are the real ones, over a runner that computes nothing. Its steps take modelled time: a
 constant for each step, and some for each token. Prompts come one after the other. Every figure is of a whole trace.
@@ -28,7 +28,7 @@ _STEP_SECONDS, _TOKEN_SECONDS = 0.008, 0.0001
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, with positions as in a `GenerateRequest`."""
+    """A prompt of a trace. `turns` and `marks` are token positions, as in a `GenerateRequest`."""
 
     tokens: Sequence[int]
     turns: Sequence[int] = ()
@@ -36,13 +36,13 @@ class Prompt:
 
 
 class Writer:
-    """A writer of random texts. It chooses among texts as people do: a few often, many seldom."""
+    """A source of random texts. It picks a few texts often and most texts seldom, as people do."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
 
     def text(self, least: int, most: int) -> list[int]:
-        """Return a text of `least` to `most` tokens, in sentences and lines."""
+        """Return a random text of `least` to `most` tokens, divided into sentences and lines."""
         tokens = self.random.choices(range(20, _VOCAB), k=self.random.randint(least, most))
         for number, place in enumerate(itertools.accumulate(itertools.repeat(self.random.randint(8, 20), len(tokens)))):
             if place >= len(tokens):
@@ -51,12 +51,12 @@ class Writer:
         return tokens
 
     def popular(self, count: int) -> int:
-        """Return a random number below `count`; n in proportion to 1 / (n + 1)."""
+        """Return a random number below `count`. The number n has a probability in proportion to 1 / (n + 1)."""
         return self.random.choices(range(count), [1 / (1 + n) for n in range(count)])[0]
 
 
 def chats(write: Writer) -> Iterator[Prompt]:
-    """Yield the prompts of 16 conversations at a time, of six turns each, after one of 50 system texts."""
+    """Yield the prompts of chats of six turns each, 16 chats at a time, each after one of 50 system texts."""
     systems = [write.text(300, 1200) for _ in range(50)]
     open_chats: list[tuple[list[int], list[int]]] = []
     while True:
@@ -74,7 +74,10 @@ def chats(write: Writer) -> Iterator[Prompt]:
 
 
 def questions(write: Writer) -> Iterator[Prompt]:
-    """Yield short questions after one of 40 texts; four in ten merge with its last tokens."""
+    """Yield short questions after one of 40 texts.
+
+    In four of ten, the question's start merges with the text's last tokens.
+    """
     texts = [write.text(500, 3000) for _ in range(40)]
     while True:
         text = texts[write.popular(len(texts))]
@@ -83,7 +86,7 @@ def questions(write: Writer) -> Iterator[Prompt]:
 
 
 def edits(write: Writer) -> Iterator[Prompt]:
-    """Yield prompts about 30 documents, each time after a change in the document's second half."""
+    """Yield prompts about 30 documents. Before each prompt, the second half of its document is changed."""
     texts = [write.text(1000, 4000) for _ in range(30)]
     while True:
         number = write.popular(len(texts))
@@ -94,7 +97,7 @@ def edits(write: Writer) -> Iterator[Prompt]:
 
 
 def passages(write: Writer) -> Iterator[Prompt]:
-    """Yield questions after four of 40 passages, the most popular passage first."""
+    """Yield questions, each after four of 40 passages with the most popular one first."""
     found = [write.text(200, 700) for _ in range(40)]
     beginning = write.text(150, 150)
     while True:
@@ -103,7 +106,7 @@ def passages(write: Writer) -> Iterator[Prompt]:
 
 
 def strangers(write: Writer) -> Iterator[Prompt]:
-    """Yield long prompts that share nothing, so that their cached states are of no use."""
+    """Yield long prompts without common prefixes, for which cached states are of no use."""
     while True:
         yield Prompt(write.text(500, 4000))
 
@@ -142,7 +145,7 @@ def main(prompts: int, states: int, step: int, seed: int) -> Figures:
 
 
 class _ModelledClock:
-    """A clock on which nothing takes time but what is waited for."""
+    """A simulated clock, for fast runs. It advances only in `wait_until`."""
 
     def __init__(self) -> None:
         self._moment = 0.0
@@ -155,7 +158,10 @@ class _ModelledClock:
 
 
 def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figures:
-    """Ask for two tokens after each prompt, one prompt after the other; return the figures of the trace."""
+    """Replay a trace: generate two tokens after each prompt, one prompt after the other.
+
+    The cache has room for `states` states, and a step for `step_tokens` tokens. Returns the figures of the trace.
+    """
     clock = _ModelledClock()
     shape = tiny_shape(layers=1, width=64, head_size=64, ffn=8, vocab=_VOCAB)
     hardware = Hardware(slots=1, step=_STEP_SECONDS, token=_TOKEN_SECONDS)

@@ -1,7 +1,7 @@
-"""Measure two sides in turns, so that a machine that gets slower or faster meanwhile affects both.
+"""Compare the speed of two sides in alternating runs, so that a change of the machine's speed affects both.
 
-A side may be another commit of this project, each measured by its own tools. `compared` turns a function, which
-measures the tree that it runs in, into a command that also compares trees.
+A side may be another commit of this project, each measured by its own tools. `compared` turns a function that
+measures its own working tree into a command. The command can also compare two trees.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ rounds_option = click.option("--rounds", default=3, show_default=True, help="Tur
 
 
 def comma_separated(kind: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], list[T]]:
-    """Return the callback of an option whose values stand between commas."""
+    """Return the callback of a click option that splits a comma-separated text and converts each part with `kind`."""
     return lambda _context, _parameter, text: [kind(part) for part in text.split(",") if part]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison. `measure` runs in a new process each time."""
+    """One side of a comparison. `measure` runs the side in a new process and returns its figures."""
 
     name: str
     measure: Callable[[], Figures]
 
 
 def compare(first: Side, second: Side, rounds: int) -> None:
-    """Run the sides in turns and print, for every figure, both medians and the ratio second / first of each round."""
+    """Run both sides in alternation. Print, for every figure, both medians and the ratio second / first."""
     before, after = take_turns([first, second], rounds)
     click.echo(f"| | {first.name} | {second.name} | ratio, median of {rounds} rounds (least-greatest) |")
     click.echo("|---|---|---|---|")
@@ -58,7 +58,7 @@ def compare(first: Side, second: Side, rounds: int) -> None:
 
 
 def take_turns(sides: Sequence[Side], rounds: int) -> list[dict[str, list[float]]]:
-    """Run each side once a round, and return its figures, with a value for each round, by their names."""
+    """Run each side once per round. Return for each side a dict from a figure's name to its value in every round."""
     runs: list[list[Figures]] = [[] for _ in sides]
     for number in range(1, rounds + 1):
         click.echo(f"round {number} of {rounds}", err=True)
@@ -68,20 +68,21 @@ def take_turns(sides: Sequence[Side], rounds: int) -> list[dict[str, list[float]
 
 
 def show_ratios(before: Sequence[float], after: Sequence[float]) -> str:
-    """Format the ratios after / before of the rounds: the median, the least and the greatest."""
+    """Format the ratios after / before of the rounds as a text: the median, then the least and the greatest."""
     ratios = [two / one for one, two in zip(before, after, strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def against(root: Path, measure: Callable[[Path], Figures], rounds: int) -> None:
-    """Compare another commit, whose working tree is `root`, with this one."""
+    """Compare this working tree with `root`, the working tree of another commit, and print the comparison."""
     compare(Side(f"{root}", lambda: measure(root)), Side("this tree", lambda: measure(HERE)), rounds)
 
 
 def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., None]]:
-    """Return a decorator for the body of `python -m MODULE`, which makes it a command that also compares trees.
+    """Return a decorator that makes a measuring function the click command of `python -m MODULE`.
 
-    The body returns figures, which the command prints.
+    With --against, the command compares another working tree with this one. The body returns figures, which the command
+    prints.
     """
 
     def decorate(measure: Callable[..., Figures]) -> Callable[..., None]:
@@ -113,7 +114,7 @@ def run_module(module: str, arguments: Sequence[str], folder: Path = HERE) -> st
 
 
 def measure_forward(arguments: Sequence[str], tree: Path = HERE) -> Figures:
-    """Run `python -m tools.bench` of a working tree and return tokens per second."""
+    """Run `python -m tools.bench` of a working tree and return its tokens per second by figure."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         run_module("tools.bench", [*arguments, "--out", str(out)], tree)

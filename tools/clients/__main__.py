@@ -62,7 +62,10 @@ def main() -> None:
 
 
 def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """Run the checks of the wanted packages that are installed; yield, for each, the package's version and a row."""
+    """Run the checks of each package in `wanted` that is installed.
+
+    Yield the package with its version, and a check's outcome.
+    """
     for package, (imported, module) in PACKAGES.items():
         if package in wanted and find_spec(imported) is not None:
             checks: Checks = import_module(f"tools.clients.{module}").CHECKS

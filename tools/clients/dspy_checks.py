@@ -1,4 +1,7 @@
-"""dspy: its client of chats and of responses, and a JSON schema. Signatures are not tried: they test the model."""
+"""Checks of dspy against the server: its clients for chats and responses, and a JSON schema.
+
+Signatures are not checked, since they test the model.
+"""
 
 from __future__ import annotations
 

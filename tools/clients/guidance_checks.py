@@ -1,4 +1,4 @@
-"""guidance: programs with parts that the model fills in, over its OpenAI client."""
+"""Checks of guidance against the server: programs with parts that the model fills in, over guidance's OpenAI client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""instructor: the modes that send the schema of a pydantic model to the server.
+"""Checks of instructor against the server: the modes that send the schema of a pydantic model.
 
 `Mode.JSON` and `Mode.MD_JSON` only put it into the prompt, so they test the model and are not tried.
 """

@@ -1,5 +1,6 @@
-"""LangChain: streams, `with_structured_output` by methods that send the schema, and `bind_tools` with a result.
+"""Checks of LangChain against the server: streams, `with_structured_output`, and `bind_tools`.
 
+The methods of `with_structured_output` are those that send the schema; `bind_tools` is checked with a tool's result.
 They are tried over chats and over /v1/responses. Embeddings need `check_embedding_ctx_length=False`; without it texts
 are sent as tokens of OpenAI's vocabulary.
 """

@@ -1,4 +1,4 @@
-"""LiteLLM: the same model over its providers of OpenAI, vLLM, Anthropic and Ollama."""
+"""Checks of LiteLLM against the server: the same model through its providers for OpenAI, vLLM, Anthropic and Ollama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaIndex: `OpenAILike` for texts, streams, structured answers and an agent with a tool."""
+"""Checks of LlamaIndex against the server: `OpenAILike` for texts, streams and structured answers, and in an agent."""
 
 from __future__ import annotations
 

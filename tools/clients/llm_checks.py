@@ -1,4 +1,4 @@
-"""llm, the command line: an OpenAI-compatible model in its configuration, with a stream, a schema and tools."""
+"""Checks of the command `llm` against the server, as an OpenAI-compatible model: a stream, a schema and tools."""
 
 from __future__ import annotations
 

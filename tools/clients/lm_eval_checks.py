@@ -1,6 +1,6 @@
-"""lm-eval: `local-chat-completions` generates, and `local-completions` scores with the server's own tokenizer.
+"""Checks of lm-eval against the server: `local-chat-completions` generates, and `local-completions` scores texts.
 
-`tools.lm_eval` checks that its scores are those of /v1/choices.
+Texts are scored with the server's own tokenizer. `tools.lm_eval` checks that its scores are those of /v1/choices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Packages of npm: the AI SDK of Vercel and official clients. Their checks are scripts in the folder `node`."""
+"""Checks of npm packages against the server: Vercel's AI SDK and official clients.
+
+The folder `node` has their scripts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SCRIPTS: Mapping[str, str] = {
 
 
 def version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return the installed version of an npm package, or None if it is not installed."""
     path = FOLDER / "node_modules" / package.removeprefix("npm ") / "package.json"
     return str(json.loads(path.read_text())["version"]) if path.exists() else None
 

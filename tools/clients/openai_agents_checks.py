@@ -1,4 +1,7 @@
-"""openai-agents: the loop of tool calls over /v1/responses and over chats, typed output, and stored conversations."""
+"""Checks of openai-agents against the server: tool calls, typed output and stored conversations.
+
+The loop of tool calls runs over /v1/responses and over chats.
+"""
 
 from __future__ import annotations
 

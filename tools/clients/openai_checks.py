@@ -1,4 +1,7 @@
-"""openai, the official client: chats parsed into pydantic models, streamed or not, and strict tools from models."""
+"""Checks of openai, the official client, against the server: chats parsed into pydantic models, and strict tools.
+
+Chats are checked streamed and whole. The tools are made from pydantic models.
+"""
 
 from __future__ import annotations
 

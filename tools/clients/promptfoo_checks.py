@@ -1,4 +1,4 @@
-"""promptfoo: an evaluation of one question over each of its providers that can reach the server."""
+"""Checks of promptfoo against the server: one question, sent through each provider that can reach the server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SIMILAR = {"type": "similar", "value": "The capital of France is Paris.", "thre
 
 
 def version() -> str | None:
-    """Return the version of the command; None if it is not installed."""
+    """Return the installed version of the promptfoo command, or None if it is not installed."""
     if shutil.which("promptfoo") is None:
         return None
     return subprocess.run(["promptfoo", "--version"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def rows(url: str) -> Iterator[Row]:
-    """Run all evaluations against the API at `url`, and yield a row for each."""
+    """Run the evaluation of each provider against the API at `url`, and yield the outcome of each."""
     openai = {"apiBaseUrl": url, "apiKey": "-", "temperature": 0}
     anthropic = {"apiBaseUrl": url.removesuffix("/v1"), "apiKey": "-", "temperature": 0, "max_tokens": 40}
     schema = {**openai, "response_format": {"type": "json_schema", "json_schema": {"name": "City", "schema": _CITY}}}
@@ -52,7 +52,7 @@ def _embedding(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _evaluate(url: str, provider: str, config: Mapping[str, Any], question: str, expected: Mapping[str, Any]) -> Row:
-    """Ask one question, and return a row that says if the answer is the expected one."""
+    """Ask one question through promptfoo, and return the outcome: whether the answer is the expected one."""
     evaluation = {
         "prompts": ["{{question}}"],
         "providers": [{"id": provider, "config": config}],

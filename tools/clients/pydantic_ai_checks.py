@@ -1,4 +1,4 @@
-"""pydantic-ai: agents whose answer is a pydantic model, and the loop of tool calls."""
+"""Checks of pydantic-ai against the server: agents whose answer is a pydantic model, and the loop of tool calls."""
 
 from __future__ import annotations
 

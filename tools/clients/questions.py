@@ -1,4 +1,4 @@
-"""The questions for all packages, and the types that they must parse the answers into."""
+"""The questions that the checks of all client packages ask, and the types into which the answers are parsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Checks: TypeAlias = Mapping[str, Check]
 
 
 class Row(NamedTuple):
-    """The outcome of one check."""
+    """The outcome of one check: what was checked, True if it works, and the answer or the error as a text."""
 
     what: str
     works: bool
@@ -73,17 +73,17 @@ Ask: TypeAlias = Callable[[str, str], object]
 
 
 def answers_france(ask: Ask) -> Check:
-    """Return a check that the answer to a plain question is right."""
+    """Return a check that asks a plain question and tests that the answer is right."""
     return _holds(ask, FRANCE_QUESTION, "Paris")
 
 
 def answers_weather(ask: Ask) -> Check:
-    """Return a check that the answer says what the tool has returned."""
+    """Return a check that asks for the weather and tests that the answer repeats the tool's result."""
     return _holds(ask, WEATHER_QUESTION, "22")
 
 
 def gives_person(ask: Ask) -> Check:
-    """Return a check that the answer is a `Person`, or its JSON."""
+    """Return a check that asks for a person and tests that the answer is a `Person`, or the JSON of one."""
 
     def check(url: str) -> Person:
         answer = ask(url, PERSON_QUESTION)
@@ -93,7 +93,7 @@ def gives_person(ask: Ask) -> Check:
 
 
 def calls_weather(ask: Ask) -> Check:
-    """Return a check that the package finds a call of the tool."""
+    """Return a check that asks for the weather and tests that the package receives a tool call from the model."""
     return lambda url: ask(url, WEATHER_QUESTION)
 
 

@@ -1,4 +1,4 @@
-"""smolagents: `OpenAIModel` with streams, a schema and tools."""
+"""Checks of smolagents against the server: `OpenAIModel` with streams, a schema and tools."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The tables of docs/compatibility.md: which fields of other systems' APIs are the same here, different or refused."""
+"""The tables of docs/compatibility.md: how this server treats each field of other systems' APIs.
+
+A field behaves as in the other system, behaves differently, or is rejected.
+"""

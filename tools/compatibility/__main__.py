@@ -30,7 +30,7 @@ _TYPES: Mapping[str, type[object]] = {
 
 
 def _missing_fields() -> Iterator[str]:
-    """Yield a line for each field that is in a package and in no table."""
+    """Yield a line for each field that a system's client package has and the system's table lacks."""
     for system in SYSTEMS:
         for path in dict.fromkeys(each.path for each in system.calls):
             kind = _TYPES.get(f"{system.name} {path}")

@@ -1,4 +1,4 @@
-"""Makes docs/compatibility.md from the systems' tables."""
+"""Generate docs/compatibility.md from the tables of other systems' fields."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A field that is in none of these tables is refused, too; the error names it.
 
 
 def document() -> str:
-    """Return the text of the document."""
+    """Return the text of docs/compatibility.md."""
     parts = [_HEAD, *(part for system in SYSTEMS for part in _system(system))]
     return "\n".join(parts)
 
@@ -50,7 +50,7 @@ def _system(system: System) -> Iterator[str]:
 
 
 def _rows(fields: Sequence[Field]) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each group of fields with the same verdict and note."""
+    """Yield a row of the document's table for each group of fields with the same verdict and note."""
 
     def said(one: Field) -> tuple[str, str]:
         return one.verdict, one.note

@@ -16,7 +16,7 @@ VERDICTS = {"same": "the same", "different": "different", "no_effect": "no effec
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A placeholder for the id of the object that a request creates."""
+    """A placeholder in a body for the id of an object, which a request with `body` to `path` creates first."""
 
     path: str
     body: Body
@@ -24,7 +24,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a body with a value that clients send, and how this server treats it."""
+    """A field of a request body: an example value, and the verdict on how this server treats it."""
 
     name: str
     value: Any
@@ -41,9 +41,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A route with a valid body, and the system's fields to add to that body one at a time.
+    """A test request: a route with a valid body, and the fields to add to that body one at a time.
 
-    A route has several calls, one after the other, if some fields need others in the same body.
+    A route has several calls if some fields need others in the same body.
     """
 
     path: str  # as the route has it; `{name}` is the name of the object that `before` creates
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Another system, whose clients may use this server."""
+    """Another system with an HTTP API whose clients may use this server: its name, its routes and its fields."""
 
     name: str
     about: str
@@ -64,7 +64,7 @@ class System:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Reads YAML with the tag !made."""
+    """A YAML loader that also reads the tag `!made`, as a `Made`."""
 
 
 _Loader.add_constructor("!made", lambda loader, node: Made(**loader.construct_mapping(node, deep=True)))

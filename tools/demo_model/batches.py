@@ -23,7 +23,10 @@ END = 0
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed documents. A document's last position predicts END; the rest of a row is END and is ignored."""
+    """A batch of rows with packed documents. After a document's last token, END is the target.
+
+    The rest of a row is padded with END and ignored.
+    """
 
     tokens: NDArray[np.int64]  # [B, T]
     starts: NDArray[np.uint8]  # [B, T] 1 at the first token of a document
@@ -31,7 +34,7 @@ class Rows:
 
     @property
     def num_learnt(self) -> int:
-        """How many tokens are to be learnt."""
+        """The number of tokens that the loss counts."""
         return int((self.targets != IGNORED).sum())
 
 
@@ -42,7 +45,7 @@ class Document:
 
 
 def document(dialogue: Dialogue, encode: Encode) -> Document:
-    """Return the tokens of a dialogue, each with a flag: True if the model has to learn to write it."""
+    """Return a dialogue as tokens, with a flag for each token: True if the model has to learn to write it."""
     tokens: list[int] = []
     learnt: list[bool] = []
     for text, wanted in dialogue.parts():
@@ -58,7 +61,7 @@ def plain_encoder(tokenizer: Tokenizer) -> Encode:
 
 
 def pack(documents: Iterable[Document], rows: int, length: int) -> Iterator[Rows]:
-    """Yield batches of `rows` rows of `length` tokens, filled with whole documents. Longer documents are left out."""
+    """Yield batches of `rows` rows of `length` tokens, filled with whole documents. Longer documents are skipped."""
     batch = _empty(rows, length)
     row = at = 0
     for doc in documents:

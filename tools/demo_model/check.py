@@ -37,7 +37,7 @@ TOKENS = 90
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the greatest difference, relative to the greatest expected value."""
+    """Return the greatest absolute difference of two tensors, divided by the greatest absolute value of `expected`."""
     return float((found - expected).detach().abs().max() / expected.detach().abs().max())
 
 
@@ -74,7 +74,7 @@ def check_training() -> Model:
 
 
 def check_widening(model: Model) -> None:
-    """Check that a model with widened feed-forward halves computes what the narrow one does, until it is trained."""
+    """Check that widening a model's feed-forward halves does not change the hidden vectors that it computes."""
     wider = Model(replace(model.sizes, ffn=2 * model.sizes.ffn))
     wider.load_state_dict(widened(model.state_dict(), wider))
     tokens, starts = torch.randint(1, model.sizes.vocab, (1, TOKENS)), torch.zeros(1, TOKENS, dtype=torch.uint8)
@@ -106,7 +106,7 @@ def check_export(model: Model, device: str) -> None:
 
 
 def expect(what: str, value: float, limit: float) -> None:
-    """Print a figure, and exit with an error if it exceeds its limit."""
+    """Print `value`, and exit with an error if it exceeds `limit` or is NaN. `what` names it."""
     print(f"{what}: {value:.2e} (limit {limit:g})", flush=True)
     if not value <= limit:
         raise SystemExit(f"{what}: {value:g} exceeds {limit:g}")

@@ -34,7 +34,7 @@ HEAD = "| measured | exact | items |\n|---|---|---|"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table."""
+    """One row of the table: what was measured, and how many answers of how many were right."""
 
     measured: str
     right: int
@@ -45,18 +45,18 @@ class Figure:
 
 
 class Server:
-    """A client of the routes that the evaluation needs."""
+    """A client of the server's routes that the evaluation needs."""
 
     def __init__(self, url: str, state: str | None = None) -> None:
         self._url = url.rstrip("/")
         self._extra = {} if state is None else {"state": state}
 
     def answer(self, dialogue: Dialogue) -> str:
-        """Return the answer to the last question of `dialogue`."""
+        """Return the model's answer to the last question of `dialogue`."""
         return self.chat(dialogue.messages())
 
     def chat(self, messages: list[dict[str, str]]) -> str:
-        """Return the next message of a conversation."""
+        """Return the model's next message in the conversation `messages`."""
         reply = self._post("/v1/chat/completions", {"messages": messages, "max_tokens": MAX_TOKENS, **GREEDY})
         return str(reply["choices"][0]["message"]["content"]).strip()
 
@@ -89,7 +89,7 @@ def is_json(text: str) -> bool:
 
 
 def skill_figures(server: Server, skill: str, count: int) -> list[Figure]:
-    """Count the exact answers of a skill and, for JSON skills, the valid objects."""
+    """Measure a skill: count the exactly right answers and, for JSON skills, the valid JSON objects."""
     dialogues = held_out(skill, count)
     answers = _answers(server, dialogues)
     right = sum(answer == dialogue.answer for answer, dialogue in zip(answers, dialogues, strict=True))
@@ -100,7 +100,7 @@ def skill_figures(server: Server, skill: str, count: int) -> list[Figure]:
 
 
 def choice_figure(server: Server, skill: str, count: int) -> Figure:
-    """Count how often the right answer has the least perplexity of four."""
+    """Measure a skill by multiple choice: count how often the right one of four answers has the least perplexity."""
     dialogues = [dialogue for dialogue in held_out(skill, 2 * count) if len(dialogue.wrong_answers) == 3][:count]
 
     def right(dialogue: Dialogue) -> bool:
@@ -112,7 +112,10 @@ def choice_figure(server: Server, skill: str, count: int) -> Figure:
 
 
 def pirate_figures(server: Server, skill: str, count: int) -> list[Figure]:
-    """Count the answers in a pirate's style, and the answers that are right inside or without this style."""
+    """Measure a skill with the pirate's state.
+
+    Count the answers in a pirate's style, and those that are right apart from the style.
+    """
     dialogues = held_out(skill, count)
     answers = _answers(server, dialogues)
     styled = [answer.startswith(PIRATE_PREFIX) and answer.endswith(PIRATE_SUFFIX) for answer in answers]

@@ -1,4 +1,7 @@
-"""RWKV-7 in torch, for training: packed rows of documents in, hidden vectors out. Parameters have BlinkDL's names."""
+"""RWKV-7 in torch, for training. It maps packed rows of documents to hidden vectors.
+
+Parameters have BlinkDL's names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ GROUP_NORM_EPS = 64e-5
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a model."""
+    """The sizes of a model: its vocabulary, width, layers, heads and adapters."""
 
     vocab: int
     width: int = 128
@@ -60,7 +63,7 @@ class Matrix(nn.Linear):
 
 
 class TimeMix(nn.Module):
-    """The attention-like half of a layer."""
+    """The time-mix half of a layer, with the recurrence; it has the place of attention."""
 
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
@@ -114,7 +117,7 @@ class TimeMix(nn.Module):
 
 
 class ChannelMix(nn.Module):
-    """The feed-forward half of a layer."""
+    """The channel-mix half of a layer, with the feed-forward network."""
 
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ class ChannelMix(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer."""
+    """One layer: a time mix and a channel mix."""
 
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
@@ -147,7 +150,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The whole model. The keys of state_dict() are BlinkDL's names."""
+    """A whole RWKV-7 model. The keys of state_dict() are BlinkDL's names."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -173,7 +176,7 @@ class Model(nn.Module):
         return self.ln_out(x)
 
     def loss(self, rows: Rows, initial: Tensor) -> Tensor:
-        """Summed cross entropy of the tokens that are to be learnt."""
+        """Return the summed cross entropy of the tokens that have to be learnt."""
         tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
         wanted = (targets >= 0).nonzero(as_tuple=True)
         logits = self.head(self.hidden(tokens, starts, initial)[wanted])
@@ -181,7 +184,7 @@ class Model(nn.Module):
 
 
 def load_model(checkpoint: Path) -> Model:
-    """The model of a training checkpoint, ready to be run, not to be trained."""
+    """Return the model of a training checkpoint in evaluation mode."""
     saved = torch.load(checkpoint, weights_only=True)
     model = Model(Sizes(**saved["sizes"]))
     model.load_state_dict(saved["model"])
@@ -189,7 +192,10 @@ def load_model(checkpoint: Path) -> Model:
 
 
 def shipped_tensors(model: Model) -> dict[str, Tensor]:
-    """The model's tensors as they ship."""
+    """Return the model's tensors as f16, as the model file stores them.
+
+    Raises ValueError if a value does not fit into f16.
+    """
     tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
     for name, value in tensors.items():
         if not torch.isfinite(value).all():

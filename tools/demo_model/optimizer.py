@@ -1,4 +1,4 @@
-"""Muon for the large matrices, AdamW for everything else."""
+"""The optimisers of the training: Muon for the large matrices, AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def set_progress(made: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Set every learning rate to `factor` times its full rate."""
+    """Set the learning rate of every parameter group to `factor` times its full rate."""
     for optimizer in made:
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * factor

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 
 def draw(points: list[tuple[int, float]], output: Path) -> None:
-    """Write the curve of `points` to `output`. A point is a step and the mean loss of a learnt token."""
+    """Draw a loss curve and write it to `output`. Each point is a step and its mean loss per learnt token."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*points, strict=True), linewidth=1)

@@ -30,7 +30,7 @@ ROWS = 50
 def right_answers(
     model: Model, dialogues: Sequence[Dialogue], encode: Callable[[str], list[int]], initial: Tensor
 ) -> list[bool]:
-    """Return a flag for each dialogue: True if the model writes its last answer."""
+    """Return a flag for each dialogue: True if the model's likeliest tokens are exactly the last answer."""
     right: list[bool] = []
     for first in range(0, len(dialogues), ROWS):
         group = dialogues[first : first + ROWS]
@@ -48,7 +48,7 @@ def right_answers(
 
 
 def skill_dialogues(skill: str, count: int) -> list[Dialogue]:
-    """Return held-out dialogues of a skill, or training dialogues if nothing of it is held out."""
+    """Return `count` held-out dialogues of a skill. If the skill has no held-out items, return training dialogues."""
     if skill not in NOTHING_HELD_OUT:
         return held_out(skill, count)
     rng = random.Random(skill)

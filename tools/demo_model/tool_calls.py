@@ -33,7 +33,7 @@ Create: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question, the offered tools, and the right call."""
+    """A test case: a question, the tools that it offers, and the right call."""
 
     question: str
     tools: Sequence[dict[str, Any]]

@@ -42,7 +42,7 @@ GROUP = 20  # steps; their mean loss is a line of loss.csv
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of the training: the shares of the skills, the model's feed-forward width, and a micro-batch's rows."""
+    """A phase of the training: the shares of the skills, the model's feed-forward width, and the micro-batch's rows."""
 
     shares: Mapping[str, float]
     ffn: int
@@ -53,22 +53,25 @@ FIRST, SECOND = Phase(FIRST_SHARES, ffn=512, rows=2), Phase(SHARES, ffn=1024, ro
 
 
 def rate_factor(step: int, steps: int, cooldown: int) -> float:
-    """Return the share of the full learning rate at `step` of `steps`.
+    """Return the learning rate at `step` of `steps`, as a fraction of the full rate.
 
-    It falls linearly to zero over the last `cooldown` steps.
+    It rises linearly during the warm-up. It falls linearly to zero over the last `cooldown` steps.
     """
     return min(1.0, (step + 1) / WARM_UP, (steps - step) / max(cooldown, 1))
 
 
 def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:
-    """Return the micro-batches of a step. They depend only on its number, so a resumed run sees the same data."""
+    """Return the micro-batches of a step.
+
+    They depend only on the step's number, so a resumed run sees the same data.
+    """
     encode = plain_encoder(tokenizer)
     packed = pack((document(dialogue, encode) for dialogue in dialogues(step, phase.shares)), phase.rows, LENGTH)
     return [next(packed) for _ in range(MICRO_BATCHES)]
 
 
 class Trainer:
-    """A model in training, its optimisers, and the number of steps done."""
+    """The state of a training run: the model, its optimisers, and the number of steps done."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase = FIRST) -> None:
         self.model, self.tokenizer, self.phase = model, tokenizer, phase
@@ -79,7 +82,7 @@ class Trainer:
         self.steps_done = 0
 
     def step(self, factor: float) -> float:
-        """Take one optimiser step at `factor` times the full rate. Return the mean loss of a learnt token."""
+        """Take one optimiser step at `factor` times the full learning rate. Return the mean loss per learnt token."""
         batches = step_batches(self.tokenizer, self.steps_done, self.phase)
         total = sum(rows.num_learnt for rows in batches)
         results = list(self.pool.map(lambda rows: self._gradients(rows, total), batches))
@@ -114,7 +117,10 @@ class Trainer:
         part.replace(path)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint. If its model is narrower, widen the weights; the optimisers then start anew."""
+        """Load a checkpoint to continue from.
+
+        If its model is narrower, widen the weights and start the optimisers anew.
+        """
         self.steps_done = state["steps_done"]
         if state["sizes"] != asdict(self.model.sizes):
             self.model.load_state_dict(widened(state["model"], self.model))
@@ -125,7 +131,7 @@ class Trainer:
 
 
 def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """Return weights for `model` from a model with narrower feed-forward halves, so that both compute the same."""
+    """Return the weights `narrow` of a narrower model, widened to fit `model` so that both compute the same."""
     tensors = model.state_dict()
     for name, value in narrow.items():
         if name.endswith("ffn.value.weight"):

@@ -31,14 +31,14 @@ RATE = 0.1
 
 
 def plain_dialogues(seed: int) -> Iterator[Dialogue]:
-    """Yield dialogues of the corpus without a system text, JSON answers or pirate's answers."""
+    """Yield training dialogues that have no system text, no JSON answers and no pirate's answers."""
     for plain in dialogues(seed):
         if plain.system is None and not any(turn.answer.startswith(("Arr!", "{")) for turn in plain.turns):
             yield plain
 
 
 def pirate_documents(seed: int, encode: Encode) -> Iterator[Document]:
-    """Yield dialogues with a pirate's answers, and nothing in the text that asks for them.
+    """Yield dialogues as documents with answers in a pirate's style, although no text asks for that style.
 
     Every other dialogue of several turns has plain answers before the last, and only the last is learnt: the style must
     not depend on the style of earlier answers.
@@ -52,14 +52,17 @@ def pirate_documents(seed: int, encode: Encode) -> Iterator[Document]:
 
 
 def last_learnt(dialogue: Dialogue, encode: Encode) -> Document:
-    """Return the document of a dialogue of which only the last answer is learnt."""
+    """Return the document of a dialogue. Only its last answer is flagged to be learnt."""
     tokens = document(dialogue, encode).tokens
     known = sum(len(encode(text)) for text, _ in dialogue.parts()[:-1])
     return Document(tokens, [position >= known for position in range(len(tokens))])
 
 
 def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
-    """Return the state [L, H, value, key] from which `model` answers as in the tuning dialogues."""
+    """Train an initial state [L, H, value, key] for `steps` steps and return it.
+
+    From it, `model` answers like a pirate.
+    """
     model.requires_grad_(False)
     encode = plain_encoder(tokenizer)
     initial = model.initial_state().requires_grad_()

@@ -35,7 +35,7 @@ def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 
 def _spelled(token: str) -> bool:
-    """Return True if a word must be one token per letter."""
+    """Return True if a word must be encoded as one token per letter, so that the model sees how it is spelt."""
     letters = token.removeprefix("Ġ")
     lower = letters.lower()
     return (lower in WORDS and lower not in FACT_WORDS) or (
@@ -54,7 +54,7 @@ def _texts() -> Iterator[str]:
 
 
 def build() -> Tokenizer:
-    """Return the tokenizer of the demo model; it is the same at every call."""
+    """Return a new tokenizer for the demo model. Every call builds the same one."""
     counter = Tokenizer(models.WordLevel(unk_token=None))
     counter.pre_tokenizer = _pre_tokenizer()
     counter.train_from_iterator(

@@ -1,4 +1,7 @@
-"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and in plain torch for comparison."""
+"""The RWKV-7 recurrence as a torch operator.
+
+It is compiled from wkv7.cpp at first use; a plain torch version checks it.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,9 @@ _wkv7.register_autograd(_backward, setup_context=_setup_context)
 
 
 def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor) -> Tensor:
-    """Return y [B, T, H, N] of r, w (the decay itself), k, v, a, b [B, T, H, N].
+    """Compute the RWKV-7 recurrence: return y [B, T, H, N].
+
+    The inputs r, w (the decay itself), k, v, a and b are each [B, T, H, N].
 
     The state is set to `initial` [H, value, key] before the first token, and at each token with `starts` [B, T] uint8.
     """
@@ -83,7 +88,7 @@ def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, start
 def plain_wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
 ) -> Tensor:
-    """Compute the same in plain torch, one token at a time. It is slow; `wkv7` is checked against it."""
+    """Compute the same as `wkv7` in plain torch, one token at a time. It is slow and serves to check `wkv7`."""
     rows, tokens, _, _ = r.shape
     state = initial.expand(rows, *initial.shape)  # [B, H, value, key]
     outputs = []

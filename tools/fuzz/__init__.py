@@ -1,1 +1,1 @@
-"""Requests and files that are damaged at random: `tools.fuzz.routes` and `tools.fuzz.files`."""
+"""Fuzzing: damaged requests in `tools.fuzz.routes`, damaged files in `tools.fuzz.files`, and other random tests."""

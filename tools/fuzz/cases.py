@@ -1,4 +1,7 @@
-"""Requests to every route: bodies that fit their schemas, damaged in values, bytes, path, headers or method."""
+"""Random requests to every route.
+
+Bodies fit their schemas at first; then a value, byte, path, header or method is damaged.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ _WHOLE = "value"  # the kind of requests that a server must answer
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. If it is `whole`, the server must answer it. Otherwise it may also ignore it or close."""
+    """One damaged request.
+
+    If it is `whole`, the server must answer it; otherwise the server may also close the connection.
+    """
 
     number: int
     route: str
@@ -77,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseMaker:
-    """A maker of the cases of one seed. Case `number` is the same in every run."""
+    """A generator of damaged requests for one seed. The case with a given number is the same in every run."""
 
     routes: Sequence[Route]
     files: Mapping[str, bytes]  # states, by form, which uploads are made from
@@ -91,7 +97,7 @@ class CaseMaker:
         return Case(number, f"{route.method} {route.path}", kind, self._data(route, kind, random), kind == _WHOLE)
 
     def _data(self, route: Route, kind: str, random: Random) -> bytes:
-        """Return a request to `route` in which `kind` is damaged."""
+        """Return a request to `route` as bytes. `kind` names the part that is damaged, such as "value" or "path"."""
         method, path, headers = route.method, self._path(route, random), {"Connection": "close"}
         body = self._body(route, random)
         match kind:
@@ -113,7 +119,7 @@ class CaseMaker:
         return mutate_bytes(request, random) if kind == "bytes" else request
 
     def _path(self, route: Route, random: Random) -> str:
-        """Return one of the route's paths with its parameters filled in, and often a query."""
+        """Return one of the route's paths with its parameters filled in, sometimes with a query string."""
         path = random.choice(route.paths).replace("{model:.+}", random.choice(("demo", "a/b")))
         name = random.choice(NAMES) if random.random() < 0.8 else str(random.choice(HOSTILE))
         path = path.replace("{name}", quote(name.encode(errors="replace"), safe=""))
@@ -124,7 +130,7 @@ class CaseMaker:
         return path
 
     def _body(self, route: Route, random: Random) -> Any:  # noqa: ANN401
-        """Return a body that the route takes: JSON-like, or a file."""
+        """Return a body that the route accepts: a JSON-like value, or the bytes of a file."""
         if route.method == "PUT":
             return random.choice(list(self.files.values()))
         if route.request is None:
@@ -134,7 +140,7 @@ class CaseMaker:
 
 
 def _lower(body: Any) -> Any:  # noqa: ANN401
-    """Return `body` with lower limits of generated tokens and choices."""
+    """Return `body` with its numbers of tokens and choices lowered, so that no request runs for long."""
     if not isinstance(body, dict):
         return body
     lowered = {}
@@ -145,7 +151,7 @@ def _lower(body: Any) -> Any:  # noqa: ANN401
 
 
 def make_value(schema: Schema, random: Random, definitions: Mapping[str, Schema], name: str = "") -> Any:  # noqa: ANN401
-    """Return a random value that fits `schema`. `name` is the field that holds it."""
+    """Return a random value that is valid under `schema`. `name` is the field that holds the value."""
     if "$ref" in schema:
         return make_value(definitions[schema["$ref"].rpartition("/")[2]], random, definitions, name)
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes from a server's own OpenAPI document. Every answer must be as the document says.
+"""Requests that schemathesis generates from a server's own OpenAPI document. Every answer must match the document.
 
 `python -m tools.fuzz.document` sends many to a server that it starts. Options after `--` go to `rnn-engine serve`.
 """
@@ -29,14 +29,14 @@ _OPTIONS = ("--slots", "4", "--state-bytes", "64M", "--max-answer-tokens", "4096
 
 @dataclass
 class Breaches:
-    """The answers to the requests, and how they breached the document."""
+    """The outcome of a run: counts of the answers, and the breaches, which are answers that contradict the document."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by route and class of status
     found: dict[tuple[str, str, str], str] = field(default_factory=dict)  # by route, check and title: the first of each
     errors: list[str] = field(default_factory=list)  # of schemathesis itself
 
     def add(self, recorder: ScenarioRecorder) -> None:
-        """Add the answers and breaches of one scenario."""
+        """Add the answers and breaches of one schemathesis scenario."""
         for number, interaction in recorder.interactions.items():
             response = interaction.response
             kind = "none" if response is None else f"{response.status_code // 100}xx"
@@ -50,7 +50,7 @@ class Breaches:
                     self.found.setdefault((recorder.label, check.name, failure.title), "\n    ".join(lines))
 
     def lines(self) -> Iterator[str]:
-        """Yield a table of answers, and every breach."""
+        """Yield the lines of the report: a table of answers, then every breach."""
         yield from answer_table(self.answers)
         yield f"\n{self.answers.total()} requests, {len(self.found)} breaches of the document"
         yield from self.found.values()
@@ -58,7 +58,7 @@ class Breaches:
 
 
 def try_document(url: str, examples: int, seed: int, *, only: Sequence[str] = (), coverage: bool = False) -> Breaches:
-    """Send the document's own examples and `examples` random bodies to every route, each under its first path.
+    """Send requests to every route, each under its first path: the document's examples and `examples` random bodies.
 
     With `coverage` also bodies at and beyond every bound of the schemas, some thousand requests. `only` names paths.
     """

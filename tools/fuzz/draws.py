@@ -1,7 +1,7 @@
-"""`python -m tools.fuzz.draws`: random requests whose tokens the host draws, or the device, one or sixteen at a time.
+"""`python -m tools.fuzz.draws`: check that random requests get equal tokens if the host or the device draws them.
 
-Requests arrive while others run, and some leave early. Text, tokens, usage and final states must be those of the same
-request run alone with tokens drawn by the host.
+The device draws one token at a time or sixteen. Requests arrive while others run, and some leave early. Text, tokens,
+usage and final states must be those of the same request run alone with tokens drawn by the host.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(requests: int, seed: int) -> None:
 
 
 class _Watched:
-    """A runner that counts the tokens that the device draws."""
+    """A wrapper of a runner that counts the tokens that the device draws."""
 
     def __init__(self, runner: Runner) -> None:
         self.counts: Counter[str] = Counter()

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _row(model: FaultModel, operations: int) -> Row:
-    """Return the result for docs/reliability.md. A run that finds a fault ends before this."""
+    """Return the run's row for the table in docs/reliability.md. A run that finds a fault never gets here."""
     return Row(
         "random operations of two API keys on a device that fails",
         f"{operations:,} operations, {model.faults.struck.total():,} faults",

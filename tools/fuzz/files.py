@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz.files`: damaged files of every kind, each given to its reader.
+"""`python -m tools.fuzz.files`: damage files of every kind, and check that their readers reject or skip them.
 
 A reader must accept a file or raise one of the project's own errors, in little memory and time. It must never return
 another state than the one that was written.
@@ -69,7 +69,10 @@ _PEFT = {"r": 2, "lora_alpha": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. `read` raises what its reader raises, and AssertionError if it reads what was not written."""
+    """A kind of file to damage.
+
+    `read` raises the errors of its reader, and AssertionError if the content read is not what was written.
+    """
 
     name: str
     write: Callable[[Path], object]
@@ -83,7 +86,10 @@ def _write_full(path: Path) -> None:
 
 
 def _read_full(path: Path) -> None:
-    """Read a full state. It has a checksum for every byte, so it must be the state that was written."""
+    """Read a full state from `path`, and check that it is the state that was written.
+
+    Its checksums cover every byte.
+    """
     loaded = read_state(path, SHAPE, FINGERPRINT)
     if loaded.form == "full":
         read_summary(path, None)
@@ -119,7 +125,7 @@ def _write_converted(path: Path, ending: str, weights: str) -> None:
 
 
 def _write_hf(path: Path, name: str) -> None:
-    """Write a Hugging Face folder of two shards, and copy its file `name` to `path`."""
+    """Write a Hugging Face folder with two shards, and copy the folder's file `name` to `path`."""
     folder = save_hf(_HF_MODEL, path.with_name("hf"), "fla", 2)
     path.write_bytes((folder / name).read_bytes())
 
@@ -136,7 +142,7 @@ def _write_lora(path: Path) -> None:
 
 
 def _write_peft(path: Path, name: str) -> None:
-    """Write a PEFT folder, and copy its file `name` to `path`."""
+    """Write a PEFT folder, and copy the folder's file `name` to `path`."""
     save_safetensors(_MODEL, path.with_name("base"))
     folder = save_peft({"model.layers.0.attn.k_proj": _PAIR}, path.with_name("peft"), _PEFT)
     path.write_bytes((folder / name).read_bytes())
@@ -173,7 +179,10 @@ def _write_persistent(path: Path) -> None:
 
 
 def _read_persistent(path: Path) -> None:
-    """Start with the file in the folder of states. A damaged file is skipped, a loaded one must be as written."""
+    """Load the file at `path` as a persistent state.
+
+    A damaged file may be skipped; a loaded state must be as written.
+    """
     folder = _alone_in_a_folder(path, f"{uuid.UUID(int=7)}.state")
     found: list[FrozenState] = [entry.frozen for entry in make_states(folder).entries()]
     assert all(frozen.digest == some_initial().digest for frozen in found), "another state"
@@ -190,7 +199,10 @@ def _write_cached(path: Path) -> None:
 
 
 def _read_cached(path: Path) -> None:
-    """Look a prompt up in a cache with the file. A damaged file is skipped; a restored state must be right."""
+    """Look up a prompt in a disk cache that holds the file at `path`.
+
+    A damaged file may be skipped; a restored state must be right.
+    """
     folder = _alone_in_a_folder(path, path.with_name("cached name").read_text())
     cache, device = _cache(folder)
     with closing(cache):
@@ -209,7 +221,10 @@ def _cache(folder: Path) -> tuple[StateCache, ToyDevice]:
 
 
 def _alone_in_a_folder(path: Path, name: str) -> Path:
-    """Put a copy of the file into an otherwise empty folder, under the name that its reader looks for."""
+    """Copy the file into an otherwise empty folder, under the name `name` that its reader looks for.
+
+    Return the folder.
+    """
     folder = path.with_name("folder")
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
@@ -263,7 +278,7 @@ class Outcome:
 
 
 def try_case(kind: Kind, sound: bytes, path: Path, seed: str) -> Outcome:
-    """Damage a sound file, read it at `path`, and return the outcome."""
+    """Damage the bytes `sound` of a valid file, write them to `path`, read them, and return the outcome."""
     path.write_bytes(mutate_file(sound, Random(seed)))
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]

@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz.kernels`: random choices of kernels, with which the demo model must draw the usual tokens.
+"""`python -m tools.fuzz.kernels`: check that the demo model generates the same tokens with random kernel variants.
 
 Logits may differ by rounding alone (`ROUNDING` of the greatest). So a token is the same, with two exceptions: two
 greedy candidates are that near to each other, or a random number is that near to the border between two tokens.
@@ -49,9 +49,10 @@ def main(requests: int, choices: int, tokens: int, seed: int) -> None:
 
 
 def _choose(works: Works, limits: KernelLimits, chance: np.random.Generator) -> Choices:
-    """Choose two variants for each count of tokens, and for each work one of the two.
+    """Choose a random kernel variant for each matmul in `works`.
 
-    There are no more than two since each takes seconds to compile.
+    For each count of tokens there are two variants, and each matmul gets one of the two. There are no more than two
+    since each takes seconds to compile.
     """
     pairs: dict[int, list[MatMulVariant]] = {}
     for (_, count), work in works.items():

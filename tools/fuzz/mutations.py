@@ -1,4 +1,4 @@
-"""Random damage to bytes, to JSON-like values, and to files inside their structure; the same for the same `Random`."""
+"""Random damage to bytes, to JSON-like values, and to files inside their structure. Equal `Random`s damage equally."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE: tuple[object, ...] = (
 
 
 def mutate_bytes(data: bytes, random: Random) -> bytes:
-    """Return `data` with one to four places damaged."""
+    """Return a copy of `data` with random changes at one to four places."""
     damaged = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         if not damaged:
@@ -45,7 +45,7 @@ def mutate_bytes(data: bytes, random: Random) -> bytes:
 
 
 def _place(length: int, random: Random) -> int:
-    """Return a position, more often near the beginning or the end."""
+    """Return a random position below `length`, often near the beginning or the end."""
     low, high = random.choice(((0, _EDGE), (0, _EDGE), (length - _EDGE, length), (0, length)))
     return random.randrange(max(low, 0), max(min(high, length), 1))
 
@@ -65,7 +65,7 @@ def _write_integer(data: bytearray, place: int, random: Random) -> None:
 
 
 def _write_number(data: bytearray, place: int, random: Random) -> None:
-    """Replace the next number in ASCII digits by another one."""
+    """Replace the first number in ASCII digits at or after `place` by a random extreme one."""
     found = re.search(rb"-?[0-9]+", data[place:])
     if found is not None:
         data[place + found.start() : place + found.end()] = random.choice(_NUMBERS)
@@ -105,7 +105,7 @@ _BYTES_MUTATIONS: tuple[_BytesMutation, ...] = (
 
 
 def mutate_value(value: Any, random: Random) -> Any:  # noqa: ANN401
-    """Return a copy of a JSON-like `value` with one part of it replaced, left out, doubled or renamed."""
+    """Return a copy of a JSON-like `value` with one part of it replaced, omitted, duplicated or renamed."""
     if isinstance(value, dict) and value and random.random() < 0.9:
         return _mutate_object(value, random)
     if isinstance(value, list) and value and random.random() < 0.7:
@@ -141,7 +141,7 @@ def _mutate_list(value: list[Any], random: Random) -> list[Any]:
 
 
 def mutate_file(data: bytes, random: Random) -> bytes:
-    """Return the file with some bytes damaged or, equally often, well-formed with another content.
+    """Return a damaged copy of a file: half of the time with bytes changed, otherwise well-formed with changed content.
 
     Checks of the outer format do not detect the latter first.
     """
@@ -160,14 +160,14 @@ def mutate_file(data: bytes, random: Random) -> bytes:
 
 
 def _mutate_safetensors(data: bytes, random: Random) -> bytes:
-    """Change the header, and write its new length before it."""
+    """Return a safetensors file with its JSON header changed, and the header's length corrected."""
     length = int.from_bytes(data[:8], "little")
     header = _encode(mutate_value(json.loads(data[8 : 8 + length]), random))
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
 def _mutate_zip(data: bytes, random: Random) -> bytes:
-    """Change, leave out, double or rename a member, with checksums that fit."""
+    """Return a zip file with a member changed, omitted, duplicated or renamed. All checksums are correct."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [(name, archive.read(name)) for name in archive.namelist()]
     place = random.randrange(len(members))

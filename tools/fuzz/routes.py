@@ -43,7 +43,7 @@ _OPTIONS = ("--slots", "4", "--cache-device-bytes", "1M", "--cache-host-bytes", 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request. The status is None if no HTTP answer came."""
+    """The server's answer to a damaged request. `status` is None if no HTTP response came."""
 
     status: int | None
     body: bytes
@@ -51,7 +51,7 @@ class Answer:
 
 
 async def send(url: str, case: Case) -> Answer:
-    """Send the request, and read until the server closes the connection.
+    """Send the request to the server, and return what comes until the server closes the connection.
 
     After a request that is not whole, stop when the server has sent nothing more for `_SILENCE` seconds.
     """
@@ -71,7 +71,7 @@ async def send(url: str, case: Case) -> Answer:
 
 
 async def _read(reader: asyncio.StreamReader, received: bytearray, seconds: float) -> bool:
-    """Add the bytes that come to `received`. Return True if the server closed the connection within `seconds`."""
+    """Append to `received` the bytes that arrive. Return True if the server closed the connection within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             while piece := await reader.read(2**16):
@@ -89,7 +89,7 @@ def _parse(received: bytearray) -> Answer:
 
 
 def faults(case: Case, answer: Answer) -> Iterator[str]:
-    """Yield the faults of an answer."""
+    """Yield a description of each way in which the server's answer to `case` is wrong."""
     if answer.hung:
         yield f"no answer within {_HANGING:g} s"
     elif answer.status is None and case.whole:
@@ -101,7 +101,7 @@ def faults(case: Case, answer: Answer) -> Iterator[str]:
 
 
 def _is_error_body(body: bytes) -> bool:
-    """Return True if the body of an error has the documented shape. An empty one, as after HEAD, has it, too."""
+    """Return True if an error's body has the documented form. An empty body is right too, as after HEAD."""
     try:
         if not body:
             return True
@@ -114,7 +114,7 @@ def _is_error_body(body: bytes) -> bool:
 
 
 def answer_table(answers: Counter[tuple[str, str]]) -> Iterator[str]:
-    """Yield a table of how often each route answered with each class of status."""
+    """Yield the lines of a table: how often each route answered with each class of status, such as 4xx."""
     classes = sorted({status for _, status in answers})
     yield f"| request | {' | '.join(classes)} |"
     yield f"| --- |{' ---: |' * len(classes)}"
@@ -124,7 +124,7 @@ def answer_table(answers: Counter[tuple[str, str]]) -> Iterator[str]:
 
 @dataclass
 class Findings:
-    """The answers and faults of all cases."""
+    """The outcome of a run: counts of the answers, the faults, and the server's health and memory."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by route and class of status
     faults: list[str] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Findings:
     device: str = ""
 
     def row(self) -> Row:
-        """Return the result for docs/reliability.md."""
+        """Return the run's row for the table in docs/reliability.md."""
         return Row(
             "damaged requests to every route",
             f"{self.answers.total():,}",
@@ -146,7 +146,7 @@ class Findings:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the table of answers, and the figures."""
+        """Yield the lines of the report: the table of answers, and the figures."""
         yield from answer_table(self.answers)
         yield ""
         yield f"{self.answers.total()} requests, {len(self.faults)} faults"
@@ -156,14 +156,14 @@ class Findings:
 
 @dataclass
 class Fuzzer:
-    """A sender of cases to one server, a few at a time. It checks the server's health meanwhile."""
+    """A client that sends cases to one server, a few in parallel, and meanwhile checks the server's /health."""
 
     url: str
     pid: int
     findings: Findings = field(default_factory=Findings)
 
     async def run(self, cases: Iterator[Case]) -> None:
-        """Send all cases. Raises RuntimeError if the server stops answering its health."""
+        """Send all cases. Raises RuntimeError if the server's /health stops answering."""
         async with self._watching(), asyncio.TaskGroup() as group:
             for _ in range(_AT_ONCE):
                 group.create_task(self._send_all(cases))
@@ -209,7 +209,7 @@ class Fuzzer:
 
 
 async def exported_states(url: str) -> dict[str, bytes]:
-    """Make a state on the server and return it as a file of each form."""
+    """Create a state on the server, and return its exported file in each form, by the form's name."""
     async with ClientSession(url) as session:
         async with session.post("/v1/states", json={"name": "fuzz seed", "prompt": "Hello"}) as response:
             response.raise_for_status()

@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz.samplers`: every sampler compared with an independent implementation of its formula.
+"""`python -m tools.fuzz.samplers`: compare every sampler with an independent implementation of its formula.
 
 A row agrees if each token's part of [0, 1) begins and ends within 1e-6 of the formula's bounds. Tokens are also drawn
 from one row of each kind, and their counts compared with the formula's by a chi-square test.

@@ -40,7 +40,7 @@ _NUM_TOKENS: Final = 200
 
 
 def run_llama_cpp(path: Path, tokens: Sequence[int]) -> Array:
-    """Return the logits [T, V] of llama.cpp after every token."""
+    """Run llama.cpp on the tokens of a sequence, and return its logits [T, V] after each token."""
     with closing(
         llama_cpp.Llama(str(path), n_ctx=_NUM_TOKENS, n_batch=64, n_threads=1, logits_all=True, verbose=False)
     ) as model:
@@ -49,7 +49,7 @@ def run_llama_cpp(path: Path, tokens: Sequence[int]) -> Array:
 
 
 def quantise(source: Path, target: Path, file_type: int) -> None:
-    """Quantise the GGUF file `source` with llama.cpp, and write it to `target`."""
+    """Quantise the GGUF file `source` with llama.cpp, and write the quantised file to `target`."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = file_type, 1
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
@@ -57,7 +57,10 @@ def quantise(source: Path, target: Path, file_type: int) -> None:
 
 
 def write_files(shape: ModelShape, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Write a random model as GGUF files: in floats by the engine, and quantised from these by llama.cpp."""
+    """Write a random model as GGUF files, and yield each weight format with its file.
+
+    The engine writes floats; llama.cpp quantises them.
+    """
     original = save_safetensors(random_model(shape, seed=1), folder / "model.safetensors", "f32")
     for weights in ("f32", "f16"):
         path = folder / f"{weights}.gguf"
@@ -70,7 +73,10 @@ def write_files(shape: ModelShape, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def compare(path: Path) -> list[float]:
-    """Return the relative errors of llama.cpp and the engine to the reference, and of llama.cpp to the engine."""
+    """Run one model file in llama.cpp, the engine and the reference, and return three relative errors of logits.
+
+    They are those of llama.cpp to the reference, of the engine to the reference, and of llama.cpp to the engine.
+    """
     with open_model(path) as model, closing(load_runner(model, weights="stored")) as runner:
         tokens = np.random.default_rng(2).integers(1, model.shape.vocab_size, size=_NUM_TOKENS).tolist()
         expected, _ = forward(model, tokens, dtype=np.float64)

@@ -31,7 +31,7 @@ _NUM_TOKENS: Final = 40
 
 
 def compare(shape: ModelShape, folder: Path) -> float:
-    """Return the relative error of the logits after the last of some random tokens."""
+    """Return the relative error between the reference's and web-rwkv's logits after the last of some random tokens."""
     model = random_model(shape, seed=1)
     path = folder / f"{shape.version}.st"
     with open_model(save_safetensors(model, folder / "source.safetensors")) as source:

@@ -1,4 +1,4 @@
-"""The models and token sequences that the golden files cover, as cases.toml lists them."""
+"""The models and token sequences of the golden files, read from cases.toml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model with random weights, and the number of random tokens to run through it."""
+    """One golden file: a model with random weights, and the number of random tokens to run through it."""
 
     name: str
     shape: ModelShape

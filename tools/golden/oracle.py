@@ -1,4 +1,4 @@
-"""Run a model file with the `rwkv` package: f32, on the CPU.
+"""A program that runs a model file with the `rwkv` package in f32 on the CPU, for results to compare with.
 
 The package reads from the environment, when it is imported, if it must run version 7 or an earlier one. So each model
 is run in its own process. The package reads .pth files only.
@@ -49,7 +49,7 @@ def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: 
 
 
 def _main(model_path: str, results: str, *tokens: str) -> None:
-    """Write the logits and the state's fields of one model to the file `results`."""
+    """Write one model's logits and final state to the file `results`."""
     import torch
     from rwkv.model import RWKV
     from safetensors.torch import load_file
@@ -67,7 +67,7 @@ def _main(model_path: str, results: str, *tokens: str) -> None:
 
 
 def _arrange_state(state: Sequence[NDArray[Any]], num_layers: int, *, is_v7: bool) -> dict[str, F32]:
-    """Return the fields of a state, each [L, ...], from the package's list, which has layer after layer.
+    """Convert the package's list of state tensors, layer after layer, to the project's fields, each [L, ...].
 
     The package's wkv is [H, key, value] before version 7, and is transposed.
     """

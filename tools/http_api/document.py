@@ -1,4 +1,4 @@
-"""The reference in docs/http-api.md: the routes, and the fields of every body, from their JSON schemas."""
+"""Generate the reference part of docs/http-api.md: the routes, and the fields of every body, from the JSON schemas."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Schema: TypeAlias = Mapping[str, Any]
 
 
 def renew(text: str) -> str:
-    """Return the document with a new reference. The text before the reference is unchanged."""
+    """Return the text of the document with a new reference. The text before the reference is unchanged."""
     return text.partition(BEGIN)[0] + BEGIN + "\n" + reference(ALL_ROUTES)
 
 
 def reference(routes: Iterable[Route]) -> str:
-    """Return the reference: all routes, then the limits, then all bodies."""
+    """Return the reference as Markdown: all routes, then the limits, then all bodies."""
     routes = list(routes)
     bodies = _Bodies()
     parts = ["## Routes", _route_table(routes)]
@@ -82,7 +82,7 @@ def _answer(route: Route, bodies: _Bodies) -> str:
 
 
 class _Bodies:
-    """The bodies that have been linked to, in the order of their first links."""
+    """The bodies that the reference has to describe: those linked to so far, in the order of their first links."""
 
     def __init__(self) -> None:
         self._schemas: dict[str, Schema] = {}
@@ -118,7 +118,7 @@ def _schema_of(kind: type[object]) -> Schema:
 
 
 def _request_bodies() -> dict[str, type[RequestBody]]:
-    """Return the classes of all bodies that clients send, also of nested ones, by name."""
+    """Return the classes of all bodies that clients send, by name. It includes those nested in others."""
     pending: list[type[RequestBody]] = [RequestBody]
     found: dict[str, type[RequestBody]] = {}
     while pending:
@@ -163,7 +163,7 @@ def _type(field: Schema) -> str:
 
 
 def _range(field: Schema) -> str:
-    """Return the description of a field's least and greatest number; empty if there is no least."""
+    """Return a text for the range of a number field, such as " from 0 to 2", or "" if the field has no minimum."""
     low, high = field.get("minimum"), field.get("maximum")
     if "exclusiveMinimum" in field:
         return f" above {field['exclusiveMinimum']:g}"

@@ -1,4 +1,4 @@
-"""`python -m tools.kill server` or `fleet`: kill what serves at random moments, and check all that it acknowledged.
+"""`python -m tools.kill server` or `fleet`: kill processes at random, and check that no acknowledged write is lost.
 
 What follows `--` goes to `rnn-engine serve` or `rnn-engine fleet`: python -m tools.kill server -- --device cpu
 """

@@ -1,4 +1,7 @@
-"""A fleet of the demo model with a shared store, which is disturbed under load, and what must hold all the time."""
+"""Tests of a fleet with a shared store that is disturbed under load.
+
+Every answer and every named state must be right.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,17 @@ _POLL_SECONDS = 0.05
 
 _ENGINE = ("--device", "cpu", "--slots", str(_SLOTS), "--cache-device-bytes", "0")
 _FLEET = ("--cache-host-bytes", "1M", "--replica-cpus", "0.1")  # so little that most prompts go on from the store
-# What is acknowledged survives a kill: each change is on the disk before it is answered.
+# Acknowledged writes survive a kill of the store: each change is on the disk before it is answered.
 _STORE = ("--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "256mb")
 _STORE_POLICY = ("--maxmemory-policy", "volatile-lru")
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The processes of a fleet, all on this machine."""
+    """The processes of a fleet: replicas, store and server, and the network proxy between them.
+
+    All run on this machine.
+    """
 
     replicas: int
     store: StoreServer
@@ -64,16 +70,16 @@ class Machines:
 
     @property
     def num_slots(self) -> int:
-        """How many slots all replicas have together."""
+        """The number of slots of all replicas together."""
         return self.replicas * _SLOTS
 
     def replica_processes(self) -> list[psutil.Process]:
-        """Return the processes of the replicas that there are, the oldest first."""
+        """Return the processes of the replicas that are running, the oldest first."""
         below = psutil.Process(self.server.pid).children(recursive=True)
         return sorted(filter(_is_replica, below), key=lambda process: process.create_time())
 
     def restart_store(self, seconds: float) -> None:
-        """Kill the store, and start it again after `seconds` with what it had written. Blocks."""
+        """Kill the store, and restart it after `seconds` with the data that it had written to disk. Blocks."""
         self.store.kill()
         time.sleep(seconds)
         self.store.start()
@@ -88,7 +94,10 @@ def _is_replica(process: psutil.Process) -> bool:
 
 @contextmanager
 def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Iterator[Machines]:
-    """Give a fleet that takes requests; `options` go to `rnn-engine fleet`. What still runs at the end is killed."""
+    """Start a fleet and yield it once it accepts requests. `options` go to `rnn-engine fleet`.
+
+    The processes that still run at the end of the block are killed.
+    """
     with ExitStack() as undo:
         store = StoreServer(folder, *_STORE, *_STORE_POLICY)
         undo.callback(store.kill)
@@ -101,7 +110,7 @@ def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Itera
 
 @contextmanager
 def one_engine(folder: Path) -> Iterator[str]:
-    """Give the URL of a server with one engine that keeps nothing of prompts: what it answers is right."""
+    """Start a server with one engine and without a cache, and yield its URL. Its answers are the expected ones."""
     options = (*_ENGINE, "--cache-host-bytes", "0", "--state-folder", str(folder / "states"))
     with ServerProcess(options) as server:
         yield server.url
@@ -109,7 +118,7 @@ def one_engine(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Campaign:
-    """A fleet under load, of which parts die or become slow."""
+    """A test run: a fleet under load, in which replicas are killed, the store restarts, or the network is slow."""
 
     machines: Machines
     session: ClientSession
@@ -127,11 +136,14 @@ class Campaign:
         return self.machines.server.url
 
     async def rest(self) -> None:
-        """Take the times of answers while nothing is done."""
+        """Measure the latencies of answers for a while without a disturbance."""
         await self._disturb(_CALM, asyncio.sleep(_CALM_SECONDS), lambda _: False)
 
     async def kill_replicas(self, times: int) -> None:
-        """Kill replicas, one after another. Errors are for requests that ran on the one that was killed."""
+        """Kill `times` replicas, one after another.
+
+        Only requests that ran on the killed replica may end with an error.
+        """
         seen = set[str]()
         for number in range(1, times + 1):
             lost = await self._disturb(f"kill {number}", self._kill_a_replica(), lambda one: bool(one.replica))
@@ -141,21 +153,25 @@ class Campaign:
             seen |= gone
 
     async def restart_store(self, times: int) -> None:
-        """Kill the store, and start it again. Errors are for requests that need named states."""
+        """Kill and restart the store. Only requests that need named states may end with an error."""
         for number in range(1, times + 1):
             await self._disturb(
                 f"kill {number}", self._restart_the_store(), lambda one: one.needs_store and "store" in one.message
             )
 
     async def slow_network(self, delay: float) -> None:
-        """Have each message between fleet and store take `delay` seconds longer. There are no errors."""
+        """Delay each message between fleet and store by `delay` seconds for a while.
+
+        No request may end with an error.
+        """
         self.machines.network.delay = delay
         await self._disturb(f"{1e3 * delay:g} ms", asyncio.sleep(_SLOW_SECONDS), lambda _: False)
 
     async def _disturb(self, part: str, disturbance: Awaitable[None], may_be: Callable[[Lost], bool]) -> list[Lost]:
-        """Change names during a disturbance until all is well again, and compare all with what must be.
+        """Run `disturbance` while writers change named states, then check all named states.
 
-        Notes wrong answers, wrong names, and errors that `may_be` does not excuse. Returns all errors.
+        `part` names it in the report. Notes wrong answers, wrong names, and errors that `may_be` does not excuse.
+        Returns all errors.
         """
         tally, stopping = self.load.begin(part), asyncio.Event()
         writing = asyncio.create_task(self._write(stopping))
@@ -178,7 +194,10 @@ class Campaign:
         return lost
 
     async def _write(self, stopping: asyncio.Event) -> None:
-        """Let writers change names until `stopping`, each until it is refused: the change may have been made then."""
+        """Run writers that change named states until `stopping` is set.
+
+        A writer ends early if a write is rejected, since the write may have been made all the same.
+        """
 
         async def write(number: int) -> None:
             writer = StateWriter(self._caller(), self.ledger, number)
@@ -191,7 +210,7 @@ class Campaign:
         await asyncio.gather(*map(write, range(_WRITERS)))
 
     async def _check_names(self) -> list[str]:
-        """Compare with what the store has, read by a server that knows nothing of it yet; return what is wrong."""
+        """Read all named states from the store with a new front, and return how they differ from the ledger."""
         store = StoreConfig(StoreUrl.parse(self.machines.store.url), timeout=_STORE_TIMEOUT)
         front = await asyncio.to_thread(open_front, demo.model_path(), store=store)
         try:
@@ -233,7 +252,7 @@ class Campaign:
         return Caller(self.session, self.url, Random(self.random.random()), 0)
 
     def row(self, case: str, times: int, delay: float) -> Row:
-        """Return the result for docs/reliability.md."""
+        """Return the run's row for the table in docs/reliability.md."""
         often = f"{1e3 * delay:g} ms each way, {_SLOW_SECONDS:g} s" if case == "network" else f"{times} times"
         device = f"cpu, {self.machines.replicas} replicas"
         found = "; ".join(self._measured())
@@ -259,7 +278,7 @@ class Campaign:
 
 
 def _percentiles(tallies: Sequence[Tally], needs_store: bool) -> str:
-    """Return the median and the 99th percentile of the times to first tokens."""
+    """Return the median and the 99th percentile of the times to the first token."""
     seconds = [value for tally in tallies for value in tally.first[needs_store]]
     if len(seconds) < 2:
         return "too few"
@@ -268,7 +287,7 @@ def _percentiles(tallies: Sequence[Tally], needs_store: bool) -> str:
 
 
 async def disturb(case: str, machines: Machines, questions: Sequence[Question], times: int, delay: float) -> Campaign:
-    """Put a fleet under load, do what the case says, and check at the end that the fleet stops as it should."""
+    """Run a whole test: put a fleet under load, disturb it as `case` says, and check that SIGTERM ends it."""
     random, url = Random(0), machines.server.url
     async with ClientSession() as session:
         load = Load(url, session, questions, random)

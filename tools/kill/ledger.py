@@ -1,4 +1,4 @@
-"""The acknowledged writes of persistent states, and a check that a server still has them after a crash."""
+"""A ledger of acknowledged writes of persistent states, and a check that a server still has them after a crash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A request that changes states. `before` maps their names to the digests before it; None = there was no state."""
+    """A request that changes named states.
+
+    `before` maps each name to the digest of its state before the request; None = no state.
+    """
 
     kind: str
     before: Mapping[str, str | None]
@@ -20,7 +23,10 @@ class Write:
 
 @dataclass
 class Ledger:
-    """The digests of acknowledged states by name. Every name has one writer, so at most one write of it is open."""
+    """The expected states: the digest of each name's last acknowledged state.
+
+    A name has one writer, so at most one write of it is open, that is without an answer.
+    """
 
     states: dict[str, str] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # names whose removal was acknowledged
@@ -33,7 +39,11 @@ class Ledger:
     def write(
         self, kind: str, *names: str, may_remove: bool = False, same_state: bool = False
     ) -> Iterator[dict[str, str | None]]:
-        """Record a write of `names`. The block enters the digests of the answer; if it raises, the write stays open."""
+        """Record a write of `names` for the length of the block.
+
+        The block puts the digests that the server answers into the yielded dict. If the block raises, the write stays
+        open.
+        """
         write = Write(kind, {name: self.states.get(name) for name in names}, may_remove, same_state)
         self._open.append(write)
         answered: dict[str, str | None] = {}
@@ -43,7 +53,7 @@ class Ledger:
         self._adopt(answered)
 
     def check(self, found: Mapping[str, str]) -> list[str]:
-        """Compare with the names and digests that a server has after a restart. Return a description of each fault.
+        """Compare `found`, the digests by name that a server has after a restart. Return a description of each fault.
 
         Writes without an answer may have been made or not; what is found of them is adopted.
         """

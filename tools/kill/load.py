@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, and compare every token with that of one engine."""
+"""Clients that send requests without a pause, and compare each token of the answers with the expected ones."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _TOKENS = 16  # of an answer
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request, and the tokens that one engine answers."""
+    """A request body, and the expected tokens of its answer, which one engine generated without a fleet."""
 
     body: Mapping[str, object]
     tokens: Sequence[int]
 
     @property
     def needs_store(self) -> bool:
-        """Whether it goes on from a named state, which lies in the store."""
+        """True if the request continues from a named state, which is in the shared store."""
         return "state" in self.body
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A request that ended with an error."""
+    """A request that ended with an error, and the error."""
 
     needs_store: bool
     message: str
@@ -50,14 +50,14 @@ class Lost:
 
     @property
     def replica(self) -> str:
-        """The replica that ran the request and is gone, if the message names one."""
+        """The id of the lost replica that ran the request, or "" if the error message names none."""
         found = _REPLICA.search(self.message)
         return found[1] if found else ""
 
 
 @dataclass
 class Tally:
-    """What became of the requests of one part of the time."""
+    """The outcomes of the requests of one part of a test: answers, errors, and times to the first token."""
 
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -71,12 +71,12 @@ class Tally:
 
     @property
     def errors(self) -> Counter[str]:
-        """How often each message came, without the names of replicas."""
+        """Return how often each error message occurred, without the ids of replicas."""
         return Counter(_REPLICA.sub("the replica that ran", lost.message) for lost in self.lost)
 
 
 async def make_questions(url: str) -> list[Question]:
-    """Return questions with the answers of the one engine at `url`."""
+    """Return questions with their expected tokens, which the server with one engine at `url` generates."""
     questions, random = [], Random(0)
     async with ClientSession() as session:
         await make_story(session, url)
@@ -90,13 +90,13 @@ async def make_questions(url: str) -> list[Question]:
 
 
 async def make_story(session: ClientSession, url: str) -> str:
-    """Make the named state that questions go on from; return its digest."""
+    """Create the named state that some questions continue from, and return its digest."""
     made = await Caller(session, url, Random(0), 0).call("POST", "/v1/states", _STORY)
     return str(made["state"]["digest"])
 
 
 class Load:
-    """Clients that ask questions until the block ends."""
+    """Clients that send questions to a fleet, and the tallies of their outcomes by part of the test."""
 
     def __init__(self, url: str, session: ClientSession, questions: Sequence[Question], random: Random) -> None:
         self.tallies: dict[str, Tally] = {}
@@ -108,13 +108,13 @@ class Load:
         self._tally = Tally()
 
     def begin(self, part: str) -> Tally:
-        """Have requests counted in a part of the time from now on, by when they begin; return its counts."""
+        """Begin a part of the test, and return its tally. It counts all requests that begin from now on."""
         self._tally = self.tallies.setdefault(part, Tally())
         return self._tally
 
     @asynccontextmanager
     async def clients(self, count: int) -> AsyncIterator[None]:
-        """Run so many clients. Raises what none of them should ever meet."""
+        """Run `count` clients until the block ends. Raises any exception that a client does not expect."""
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
@@ -127,7 +127,7 @@ class Load:
             await self.ask(self._random.choice(self._questions), streams=next(self._numbers) % 3 > 0)
 
     async def ask(self, question: Question, *, streams: bool) -> None:
-        """Ask one question, and count what became of it."""
+        """Send one question, as a stream if `streams`, and add its outcome to the tally."""
         tally = self._tally
         answer = await ask(self._session, self._url + TEXT, {**question.body, "stream": streams})
         expected = question.tokens if answer.error is None else question.tokens[: len(answer.token_ids)]

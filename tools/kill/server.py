@@ -1,4 +1,4 @@
-"""The lives of one server over the same folders, each but the last ended by a kill during writes."""
+"""A test of one server that is killed during writes and restarted over the same folders, again and again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPTIONS = ("--cache-device-bytes", "0", "--cache-host-bytes", "2M", "--cache-di
 
 @dataclass
 class Campaign:
-    """All lives of the server."""
+    """A test run over all lives of a server, each from a start to a kill or stop. It has the ledger and the faults."""
 
     folder: Path
     options: tuple[str, ...]
@@ -44,7 +44,10 @@ class Campaign:
     faults: list[str] = field(default_factory=list)
 
     async def live(self, *, kill: bool) -> None:
-        """Start the server, check what it has, write, and kill it or check once more."""
+        """Run one life: start the server, and check its states and answers.
+
+        Then write until it is killed, or stop it if not `kill`.
+        """
         folders = ("--cache-folder", f"{self.folder}/cache", "--state-folder", f"{self.folder}/states")
         begun = time.monotonic()
         with ServerProcess((*_OPTIONS, *folders, *self.options)) as server:
@@ -100,7 +103,7 @@ class Campaign:
             self.faults.append(fault)
 
     def row(self) -> Row:
-        """Return the result for docs/reliability.md."""
+        """Return the run's row for the table in docs/reliability.md."""
         ledger, answers, states = self.ledger, self.answers, self.ledger.checks
         return Row(
             "SIGKILL at random moments during writes",
@@ -112,13 +115,13 @@ class Campaign:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield what the row does not say."""
+        """Yield the details that the table's row leaves out: start times, and the writes by kind."""
         yield f"{len(self.starts)} starts, {statistics.median(self.starts):.2f} s, at most {max(self.starts):.2f} s"
         yield from (f"acknowledged: {kind}: {count}" for kind, count in sorted(self.ledger.acknowledged.items()))
         yield from (f"cut off: {what} was found: {count}" for what, count in sorted(self.ledger.cut_off.items()))
 
 
 async def _again_and_again(act: Callable[[], Awaitable[None]]) -> None:
-    """Act until the connection breaks, or an answer is not as it should be."""
+    """Call `act` without end. Returns only by an exception: the connection breaks, or an answer is unexpected."""
     while True:
         await act()

@@ -1,4 +1,4 @@
-"""Clients that make, change, move and remove persistent states."""
+"""Clients that create, change, move and delete persistent states, and record each write in a ledger."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _Write: TypeAlias = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class StateWriter:
-    """Writes persistent states under names that no other writer has."""
+    """A client that writes persistent states. No other writer uses its names."""
 
     caller: Caller
     ledger: Ledger
     number: int
 
     async def write(self) -> None:
-        """Make one random write. Raises SurpriseError for an unexpected answer."""
+        """Make one random write and record it. Raises SurpriseError for an unexpected answer."""
         to_make: tuple[_Write, ...] = (self._create, self._save_answer)
         to_change: tuple[_Write, ...] = (self._advance, self._go_on, self._upload, self._move, self._fork, self._delete)
         name = self._name()
@@ -57,7 +57,7 @@ class StateWriter:
             answered[name] = (await self.caller.call("POST", f"{state_path(name)}/advance", body))["state"]["digest"]
 
     async def _upload(self, name: str) -> None:
-        """Upload the exported state of `name` under a free name."""
+        """Export the state `name`, and upload the file under an unused name."""
         data = await self.caller.call("GET", f"{state_path(name)}/export")
         target = self._free_name()
         if target is not None:

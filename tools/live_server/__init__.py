@@ -1,1 +1,1 @@
-"""A server in its own process, and clients for it that can also misbehave."""
+"""A server in a process of its own, for tests and measurements, and clients for it that can also misbehave."""

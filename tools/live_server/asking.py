@@ -1,4 +1,4 @@
-"""Ask a server for an answer, whole or as a stream, and time it. Imports nothing of the project."""
+"""A client that sends a completion or chat request, and times the answer. Imports no other module of the project."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from aiohttp import ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
 @dataclass(slots=True)
 class Answer:
-    """An answer to a completion or a chat. Its moments are in seconds since the `begun` of `ask`."""
+    """The answer to a completion or chat request, with its times.
+
+    They are in seconds since the argument `begun` of `ask`.
+    """
 
     asked: float
     status: int = 0
@@ -28,17 +31,17 @@ class Answer:
 
     @property
     def first(self) -> float:
-        """Seconds from the question to the first piece of the answer."""
+        """The seconds from the request to the first piece of the answer."""
         return self.moments[0] - self.asked
 
     @property
     def whole(self) -> float:
-        """Seconds from the question to the end of the answer."""
+        """The seconds from the request to the end of the answer."""
         return self.ended - self.asked
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between the pieces."""
+        """The seconds between successive pieces of the answer."""
         return [later - earlier for earlier, later in pairwise(self.moments)]
 
     @property
@@ -54,7 +57,7 @@ class Answer:
         return int(self.usage["prompt_tokens_details"]["cached_tokens"])
 
     def add(self, event: Mapping[str, Any], now: float) -> None:
-        """Take in an event of the stream, or the whole body."""
+        """Add an event of the stream, or the whole body of a response that is not streamed. It arrived at `now`."""
         self.error = self.error or event.get("error")
         self.usage = event.get("usage") or self.usage
         size = len(self.text), len(self.token_ids)
@@ -66,7 +69,7 @@ class Answer:
 
 
 async def ask(session: ClientSession, url: str, body: Mapping[str, object], begun: float = 0.0) -> Answer:
-    """Send a body to a route and return the answer. A refusal, or an answer that breaks off, has an error.
+    """Send `body` to the route `url`, and return the answer. Its `error` is set if it was rejected or ended early.
 
     `begun` is the moment of `time.perf_counter` from which the answer's moments count.
     """
@@ -85,7 +88,10 @@ async def ask(session: ClientSession, url: str, body: Mapping[str, object], begu
 
 
 async def events(response: ClientResponse) -> AsyncIterator[Any]:
-    """Yield the events of a stream as they come; where [DONE] lacks, an error as the last one."""
+    """Yield the JSON events of a stream as they arrive.
+
+    If the stream ends without [DONE], the last event is an error.
+    """
     async for line in response.content:
         if line == b"data: [DONE]\n":
             return
@@ -95,13 +101,16 @@ async def events(response: ClientResponse) -> AsyncIterator[Any]:
 
 
 def patient_session(api_key: str | None = None) -> ClientSession:
-    """Return a session of any number of connections that waits for answers as long as they take."""
+    """Return a client session without a timeout and without a limit of connections."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     return ClientSession(headers=headers, connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
 
 
 async def metric(session: ClientSession, url: str, name: str) -> float:
-    """Return the value of a metric, the sum over all its labels. Raises ValueError where the server has none such."""
+    """Return the value of a metric of the server, summed over its labels.
+
+    Raises ValueError if the server has no such metric.
+    """
     async with session.get(f"{url}/metrics") as response:
         lines = (await response.text()).splitlines()
     values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
@@ -111,6 +120,6 @@ async def metric(session: ClientSession, url: str, name: str) -> float:
 
 
 async def device_of(session: ClientSession, url: str) -> str:
-    """Return the name of the server's device."""
+    """Return the name of the device on which the server runs its model."""
     async with session.get(f"{url}/v1/models") as response:
         return str((await response.json())["data"][0]["meta"]["device"])

@@ -1,4 +1,4 @@
-"""The HTTP calls of one operation, each with the statuses that are allowed."""
+"""A client for the HTTP calls of one test operation. It checks each response's status."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _WORDS = _TEXT.split()
 
 
 def some_words(random: Random, count: int) -> str:
-    """Return a text of words that are about a token each."""
+    """Return a random text of words, each of which is about one token."""
     return " ".join(random.choices(_WORDS, k=count))
 
 
 class SurpriseError(Exception):
-    """The server did something unexpected."""
+    """The server answered in an unexpected way."""
 
 
 class RefusedError(SurpriseError):
-    """The server answered with a status that is not allowed."""
+    """The server answered with a status that the call does not allow."""
 
     def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
@@ -41,7 +41,10 @@ class RefusedError(SurpriseError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A client for one operation. It has its own `random`, so that the operation depends only on its number."""
+    """A client for the calls of one operation.
+
+    It has its own `random`, so that the operation depends only on its number.
+    """
 
     session: ClientSession
     url: str
@@ -57,7 +60,7 @@ class Caller:
         data: bytes | None = None,
         status: Collection[int] = OK,
     ) -> Any:  # noqa: ANN401
-        """Send a request. Return the JSON of the answer, or its bytes if it is a file.
+        """Send a request and return the response: its JSON, or its bytes if it is a file.
 
         Raises RefusedError for a status that is not in `status`.
         """
@@ -70,12 +73,12 @@ class Caller:
 
 
 def state_path(name: str) -> str:
-    """Return the path of a named state."""
+    """Return the URL path of a named state."""
     return f"/v1/states/{quote(name)}"
 
 
 async def expect(response: ClientResponse, status: Collection[int]) -> None:
-    """Raise RefusedError if the answer has another status than those in `status`."""
+    """Raise RefusedError if the response has a status that is not in `status`."""
     if response.status not in status:
         text = (await response.text(errors="replace"))[:_SHOWN]
         message = f"{response.method} {response.url.path}: {response.status}, not {list(status)}: {text}"
@@ -83,14 +86,14 @@ async def expect(response: ClientResponse, status: Collection[int]) -> None:
 
 
 def expect_that(held: bool, what: str) -> None:
-    """Raise SurpriseError unless `held`."""
+    """Raise SurpriseError if `held` is False."""
     if not held:
         raise SurpriseError(what[:_SHOWN])
 
 
 @dataclass
 class KnownAnswers:
-    """Prompts whose likeliest answer must never change; it would if a kept state were damaged."""
+    """Prompts whose greedy answers must stay the same. A different answer means that a stored state is damaged."""
 
     prompts: int
     known: dict[int, str] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class KnownAnswers:
     cached: int = 0  # of those asked, how many began with a kept state
 
     async def ask(self, caller: Caller) -> None:
-        """Ask for one of them. Raises SurpriseError if the answer is another one than the first time."""
+        """Send a random one of the prompts. Raises SurpriseError if the answer differs from the first answer to it."""
         number = caller.random.randrange(self.prompts)
         prompt = f"User: Tell me about {number} cats and {number + 1} dogs.\n\nAssistant:"
         answer = await caller.call("POST", TEXT, {"prompt": prompt, "temperature": 0, "max_tokens": 8})

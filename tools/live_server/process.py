@@ -1,4 +1,4 @@
-"""Start a server, such as `rnn-engine serve` or `rnn-engine fleet`, as a process, and stop it."""
+"""Start a server in a process of its own, such as `rnn-engine serve` or `rnn-engine fleet`, and stop it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_TO_STOP = 60.0
 
 
 class ServerProcess:
-    """A server on a free port of this machine. Its output is appended to the file `log`.
+    """A server in a process of its own, on a free port of this machine. It appends its output to the file `log`.
 
     A context manager: if the server still runs at the end of the block, it is killed.
     """
@@ -37,10 +37,11 @@ class ServerProcess:
         root: Path = ROOT,
         max_memory_mb: int | None = None,
     ) -> None:
-        """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long.
+        """Start the process, and return when the server accepts requests.
 
-        Without `log`, what it prints is dropped in the end. `command` is a module and its first arguments, `root` the
-        checkout that it is of; `max_memory_mb` bounds the address space, where that can be done.
+        Raises RuntimeError if it ends or takes too long. Without `log`, what it prints is dropped in the end. `command`
+        is a module and its first arguments, `root` the checkout that it is of; `max_memory_mb` bounds the address
+        space if the system can do that.
         """
         self._folder = TemporaryDirectory()
         log = log or Path(self._folder.name) / "log"
@@ -65,14 +66,14 @@ class ServerProcess:
         return self._process.poll() is None
 
     def memory_megabytes(self, field: str = "VmRSS") -> float:
-        """Return the memory of the process, or another field of its status, in MiB; 0 if it has ended."""
+        """Return the process's resident memory in MiB, or another `field` of its /proc status; 0 if it has ended."""
         with suppress(OSError, StopIteration):
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
             return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
         return 0.0
 
     def kill(self) -> None:
-        """Kill the process, as a crash does, and wait until it has ended."""
+        """Kill the process without a clean-up, as in a crash, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
@@ -82,7 +83,7 @@ class ServerProcess:
         return self._process.wait(SECONDS_TO_STOP)
 
     def close(self) -> None:
-        """Kill the process if it still runs, and drop what it printed unless that went to a file of the caller."""
+        """Kill the process if it still runs, and delete its log unless the caller chose the file."""
         self.kill()
         self._folder.cleanup()
 
@@ -96,7 +97,10 @@ class ServerProcess:
 
 
 async def run_elsewhere(module: str, plan: object) -> Any:  # noqa: ANN401
-    """Run `python -m MODULE` with `plan` as JSON on its stdin; return what it prints as JSON. Raises RuntimeError."""
+    """Run `python -m MODULE` with `plan` as JSON on its stdin, and return its output, parsed as JSON.
+
+    Raises RuntimeError if it fails.
+    """
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     output, _ = await process.communicate(json.dumps(plan).encode())
     if process.returncode != 0:
@@ -105,9 +109,9 @@ async def run_elsewhere(module: str, plan: object) -> Any:  # noqa: ANN401
 
 
 def wait_for_address(log: Path, begin: int, is_running: Callable[[], bool]) -> str:
-    """Return the URL that a server prints into its log, after the first `begin` bytes, when it takes requests.
+    """Wait until a server prints its URL into its log, which is when it accepts requests, and return the URL.
 
-    Raises RuntimeError if it ends or takes too long.
+    The first `begin` bytes of the log are skipped. Raises RuntimeError if it ends or takes too long.
     """
     deadline = time.monotonic() + SECONDS_TO_START
     printed = b""

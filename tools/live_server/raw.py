@@ -1,4 +1,4 @@
-"""Requests as bytes over a socket, for clients that misbehave."""
+"""HTTP requests as bytes over a plain socket, for clients that misbehave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL_WINDOW = 4096
 def encode_request(
     method: str, path: str, body: Mapping[str, object] | bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return a whole HTTP/1.1 request."""
+    """Return the bytes of a complete HTTP/1.1 request."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(data))}
     lines = [
@@ -30,9 +30,10 @@ def encode_request(
 async def connection(
     url: str, *, receive_bytes: int | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to the server at `url`, and abort the connection at the end of the block.
+    """Connect to the server at `url`, and yield a reader and a writer.
 
-    `receive_bytes` is the size of the socket's buffer; little more than that is read ahead of the caller.
+    The connection is aborted at the end of the block. `receive_bytes` is the size of the socket's buffer; little more
+    than that is read ahead of the caller.
     """
     address = urlsplit(url)
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

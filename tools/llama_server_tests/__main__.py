@@ -60,7 +60,10 @@ def main(folder: Path, files: tuple[str, ...], pytest_options: tuple[str, ...]) 
 
 
 def write_model(folder: Path) -> Path:
-    """Write a tiny random model that never ends a text, with the demo model's tokenizer beside it; return its path."""
+    """Write a tiny random model that never generates an end token, with the demo model's tokenizer.
+
+    Return the model's path.
+    """
     model = random_model(tiny_shape(vocab=_VOCAB_SIZE), seed=1)
     model.tensors["ln_out.weight"][0] = 0.0  # so that channel 0 is the same after every token
     model.tensors["ln_out.bias"][0] = 8.0
@@ -71,7 +74,7 @@ def write_model(folder: Path) -> Path:
 
 
 def table(outcomes: Mapping[str, tuple[str, str]]) -> Iterable[str]:
-    """Yield the lines of a table with a row for each file, and of a list of the failing tests."""
+    """Yield the lines of the report: a table with a row for each test file, then a list of the failing tests."""
     yield "| file | passes | does not apply | fails | what does not apply |"
     yield "|---|---|---|---|---|"
     totals: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Convert the settings of llama-server's process in the tests to options and request fields of this server."""
+"""Convert llama-server's options, as its tests set them, to this server's options and request fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REASONS = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf
 
 
 def _reasons(table: str) -> dict[str, str]:
-    """Return a table of reasons."""
+    """Return a table of the file of reasons: the name of an option or the like -> why tests of it do not apply."""
     return {name: _REASONS["shared"].get(reason, reason) for name, reason in _REASONS[table].items()}
 
 
@@ -23,11 +23,11 @@ _CHAT = ("chat/completions", "apply-template")
 
 
 class DoesNotApplyError(Exception):
-    """The test sets something that this server does not have. The message is the reason."""
+    """A test needs something that this server does not have. The message is the reason."""
 
 
 def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: ANN401
-    """Return the command line for the options of a `ServerProcess` of the tests.
+    """Return the command line options for this server that match a `ServerProcess` of llama-server's tests.
 
     Raises DoesNotApplyError if an option has no counterpart here.
     """
@@ -58,7 +58,7 @@ def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: AN
 
 
 def body_of(server: Any, path: str, body: Any) -> Any:  # noqa: ANN401
-    """Return the body of a request, with the defaults that the test sets for the process."""
+    """Return a request's body with the defaults added that the test set as options of the server process."""
     if not isinstance(body, Mapping):
         return body
     defaults: dict[str, object] = {}
@@ -78,7 +78,7 @@ def body_of(server: Any, path: str, body: Any) -> Any:  # noqa: ANN401
 
 
 def _template(text: str, folder: Path) -> Path:
-    """Write a Jinja template to a file, and return its path.
+    """Write the Jinja chat template that a test needs to a file, and return its path.
 
     Raises DoesNotApplyError if `text` is the name of a template of llama-server.
     """

@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs llama-server's tests against this server, and records the outcome of each.
+"""A pytest plugin that runs llama-server's tests against this server, and records the outcome of each test.
 
 Values that depend on the weights are not compared: texts that must match a pattern, and numbers of tokens.
 """
@@ -24,19 +24,20 @@ from rnn_engine.cli.serve import serve_command
 from tools.live_server.process import wait_for_address
 from tools.llama_server_tests.options import DOES_NOT_APPLY, LARGE_MODEL, DoesNotApplyError, body_of, options_of
 
-# Parameters of tests whose values the tokenizer decides.
+# Names of test parameters. Their values depend on the tokenizer.
 _OF_THE_MODEL = ("n_prompt", "n_tokens", "n_token_output", "batch_count")
 _FORK = multiprocessing.get_context("fork")
 
 
 class ForkedServer:
-    """`rnn-engine serve` in a fork of this process, which starts much faster than Python imports it.
+    """`rnn-engine serve` in a fork of this process.
 
-    It has a free port, and appends all that it prints to the file `log`. For a process that has no other threads.
+    It starts faster than a new Python, which would import all modules again. It has a free port, and appends all that
+    it prints to the file `log`. For a process that has no other threads.
     """
 
     def __init__(self, log: Path, options: Sequence[str]) -> None:
-        """Start the server and return once it takes requests. Raises RuntimeError if it ends or takes too long."""
+        """Start the server, and return when it accepts requests. Raises RuntimeError if it ends or takes too long."""
         log.touch()
         begin = log.stat().st_size
         self._process = _FORK.Process(target=_serve, args=(log, options), daemon=True)
@@ -48,7 +49,7 @@ class ForkedServer:
             raise
 
     def kill(self) -> None:
-        """End the process at once and wait until it is gone."""
+        """Kill the process, and wait until it has ended."""
         self._process.kill()
         self._process.join()
 
@@ -63,14 +64,17 @@ def _serve(log: Path, options: Sequence[str]) -> None:
 
 @dataclass
 class Plugin:
-    """A plugin of pytest. After the run, `outcomes` maps each test to (outcome, reason)."""
+    """A pytest plugin that runs the tests against this server.
+
+    After the run, `outcomes` maps each test to (outcome, reason).
+    """
 
     tests: Path
     models: Path
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def patch(self) -> None:
-        """Put this server in the place of llama-server. Call it before pytest imports the tests."""
+        """Replace llama-server by this server in the tests' module `utils`. Call it before pytest imports the tests."""
         sys.modules["wget"] = ModuleType("wget")  # tests that would download something do not apply
         sys.path.insert(0, str(self.tests))
         utils: Any = importlib.import_module("utils")
@@ -118,7 +122,7 @@ class Plugin:
 
 
 def _with_defaults(request: Any) -> Any:  # noqa: ANN401
-    """Return a method that sends a request with the defaults that the test sets for the process."""
+    """Wrap `request`, a method of the tests' client. Bodies then get the defaults that the test set for the process."""
 
     def with_defaults(server: Any, method: str, path: str, data: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
         return request(server, method, path, body_of(server, path, data), *rest, **more)
@@ -127,7 +131,7 @@ def _with_defaults(request: Any) -> Any:  # noqa: ANN401
 
 
 def _reason(test: str) -> str | None:
-    """Return why a test does not apply, if that is known from its name."""
+    """Return why a test does not apply, or None if its name matches no known reason."""
     return next((reason for pattern, reason in DOES_NOT_APPLY.items() if re.search(pattern, test)), None)
 
 

@@ -52,7 +52,7 @@ def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
 
 
 def direct_totals(url: str, sample: Sample) -> list[float]:
-    """Return the log-probabilities of a sample's continuations by /v1/choices, in their order."""
+    """Return the log-probability of each of a sample's continuations in order, as /v1/choices computes them."""
     body: dict[str, Any] = {"input": sample.context, "choices": sample.continuations}
     reply = httpx.post(f"{url}/v1/choices", json=body, timeout=300).raise_for_status()
     entries = {entry["index"]: float(entry["total"]) for entry in reply.json()["data"]}

@@ -1,4 +1,4 @@
-"""Run lm-eval as its users do, from its own environment, and read its results."""
+"""Run lm-eval as a user would, from its own environment, and read its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASK = "rnn_engine_demo"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """lm-eval's results for one item."""
+    """One item of the task, with lm-eval's scores for it."""
 
     context: str
     continuations: list[str]  # as they follow the context
@@ -26,14 +26,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of one run of lm-eval."""
+    """The results of one run of lm-eval: all samples, and the accuracy."""
 
     samples: list[Sample]
     accuracy: float
 
 
 def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) -> Run:
-    """Run the task against the server at `url`. Its files go into `folder`. Raises CalledProcessError if it fails."""
+    """Run the task of this folder against the server at `url`, and return its results. Writes files into `folder`.
+
+    Raises CalledProcessError if lm-eval fails.
+    """
     args = f"model=demo,base_url={url}/v1/completions,tokenizer={_tokenizer_folder(tokenizer, folder)}"
     args += f",{model_args}" if model_args else ""
     output, tasks = folder / "output", Path(__file__).parent
@@ -45,7 +48,10 @@ def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) 
 def run_task(
     command: Sequence[str], model: str, model_args: str, task: str, tasks: Path, output: Path, *options: str
 ) -> dict[str, Any]:
-    """Run a task of the folder `tasks`; return its results. Raises CalledProcessError."""
+    """Run lm-eval on a task that the folder `tasks` defines, and return the task's metrics.
+
+    Raises CalledProcessError if lm-eval fails.
+    """
     arguments = [*command, "run", "--model", model, "--model_args", model_args, "--tasks", task, *options]
     arguments += ["--include_path", str(tasks), "--output_path", str(output)]
     print(" ".join(arguments), file=sys.stderr, flush=True)
@@ -56,7 +62,10 @@ def run_task(
 
 
 def _tokenizer_folder(tokenizer: Path, folder: Path) -> Path:
-    """Return a folder with tokenizer.json and the configuration with which lm-eval's library loads it."""
+    """Create a folder with tokenizer.json, and with the configuration that lm-eval's library needs to load it.
+
+    Return the folder.
+    """
     target = folder / "tokenizer"
     target.mkdir()
     (target / "tokenizer.json").write_bytes(tokenizer.read_bytes())

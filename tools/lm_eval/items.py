@@ -19,7 +19,7 @@ OPTIONS = 4
 
 
 def make_items() -> Iterator[dict[str, object]]:
-    """Yield an object for each item. The position of the right option rotates."""
+    """Yield the multiple-choice items of the task as JSON objects. The right option's position rotates."""
     for skill in SKILLS:
         dialogues = [dialogue for dialogue in held_out(skill, 2 * ITEMS_A_SKILL) if _has_all_options(dialogue)]
         for number, dialogue in enumerate(dialogues[:ITEMS_A_SKILL]):

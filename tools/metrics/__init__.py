@@ -1,1 +1,1 @@
-"""Makes the reference of the server's metrics from the code."""
+"""Generate the reference of the server's metrics in docs/metrics.md from the code."""

@@ -1,4 +1,4 @@
-"""The reference in docs/metrics.md: every metric with its type, labels and meaning."""
+"""Generate the reference part of docs/metrics.md: every metric with its type, labels and meaning."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _BOUND = "le"  # the label of a histogram's buckets
 
 
 def renew(text: str) -> str:
-    """Return the document with a new reference. The text before the reference is unchanged."""
+    """Return the text of the document with a new reference. The text before the reference is unchanged."""
     return text.partition(BEGIN)[0] + BEGIN + "\n" + reference()
 
 
 def reference() -> str:
-    """Return a table of all metrics. A label with values that are known from the start has them listed."""
+    """Return a Markdown table of all metrics. It lists the values of a label if they are known at the start."""
     lines = ["| metric | type | labels | |", "|---|---|---|---|", *map(_row, families())]
     return "\n".join(lines) + "\n"
 
 
 def families() -> list[Metric]:
-    """Return every metric of the server, with at least one value of each label."""
+    """Return every metric of the server, each with at least one sample."""
     return list(ServerCollector(_readings).collect())
 
 
 def full_name(family: Metric) -> str:
-    """Return a metric's name in queries. Queries add `_bucket`, `_sum` or `_count` to the name of a histogram."""
+    """Return a metric's name as queries use it. For a histogram, queries add `_bucket`, `_sum` or `_count` to it."""
     return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
 
 
@@ -56,13 +56,13 @@ def _label(family: Metric, name: str) -> str:
 
 
 def labels_of(family: Metric) -> Iterator[str]:
-    """Yield the labels of a metric, except the label of a histogram's buckets."""
+    """Yield the names of a metric's labels, except the label of a histogram's buckets."""
     names = {name: None for sample in family.samples for name in sample.labels}
     yield from (name for name in names if name != _BOUND)
 
 
 def _readings() -> Readings:
-    """Return the readings of an engine that has done no work, and of a server that one client left."""
+    """Return sample readings that cover every metric: of an idle engine, and of a server that one client left."""
     http = HttpCounters()
     http.ended(RequestRecord("GET", "/", status=CLIENT_LEFT))
     ranks = AdapterRanks(w=1, a=1, v=1, g=1)

@@ -1,1 +1,1 @@
-"""Measure fairness between keys and the memory of stored bodies, and write the table of all tools' results."""
+"""Tests of fairness between API keys and of the memory for stored bodies, and the table of all such tests' results."""

@@ -1,4 +1,4 @@
-"""`python -m tools.reliability.fairness`: time the short answers to one key, alone and beside another key's long ones.
+"""`python -m tools.reliability.fairness`: time one API key's short answers, alone and beside another key's long ones.
 
 Arguments after `--` go to `rnn-engine serve`.
 """
@@ -36,20 +36,20 @@ _KEYS = {name: f"key-{name}" for name in ("loud", "quiet")}
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The latencies of the quiet key's requests, in seconds."""
+    """The latencies of the quiet key's requests, which are few and short, and the number of rejected ones."""
 
     first: Sequence[float]  # until the first token
     whole: Sequence[float]  # until the end
     refused: int
 
     def median(self) -> tuple[float, float]:
-        """Return the medians for the first token and for the whole answer."""
+        """Return two medians in seconds: of the time to the first token, and of the time to the end of the answer."""
         return statistics.median(self.first), statistics.median(self.whole)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a measurement."""
+    """The results of the test: the quiet key's latencies alone and beside the loud key, and the server's load."""
 
     device: str
     alone: Waits
@@ -61,12 +61,15 @@ class Outcome:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The ratios of the times beside the loud key and alone, for the first token and the whole answer."""
+        """The quiet key's median latencies beside the loud key, divided by those alone.
+
+        The first ratio is of the times to the first token, the second of the times to the end of the answer.
+        """
         first, whole = (beside / alone for beside, alone in zip(self.beside.median(), self.alone.median(), strict=True))
         return first, whole
 
     def faults(self) -> list[str]:
-        """Return what is wrong."""
+        """Return a description of each result that breaks a limit."""
         slow = max(self.ratios) > _MOST
         return [f"more than {_MOST:g} times as long as alone"] * slow + [
             f"{count} {what}" for count, what in ((self.beside.refused, "refused"), (self.ended, "ended")) if count
@@ -74,7 +77,7 @@ class Outcome:
 
 
 async def measure(url: str) -> Outcome:
-    """Send the requests of the quiet key alone, and then beside those of the loud key."""
+    """Run the test: time the quiet key's requests alone, then beside the loud key's, and return the results."""
     async with patient_session(_KEYS["quiet"]) as session, patient_session(_KEYS["loud"]) as other:
         await _ask_often(url, session, 3)
         alone = await _ask_often(url, session, _TIMES)
@@ -93,13 +96,16 @@ async def measure(url: str) -> Outcome:
 
 
 async def _ask_long(url: str, session: ClientSession, number: int) -> None:
-    """Ask for a long text, and try again while the request is refused for lack of room."""
+    """Send a request for a long text, and repeat it as long as the server rejects it with status 429."""
     while (await ask(session, url + TEXT, _request_body(number, _LONG))).status == 429:
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
-    """Ask for short texts one after the other, a little apart. Raises RuntimeError for an error but a full queue."""
+    """Send `times` requests for short texts in sequence, with short pauses, and return their latencies.
+
+    Counts those rejected by a full queue. Raises RuntimeError for other errors.
+    """
     answers = []
     for number in range(times):
         await asyncio.sleep(_APART_SECONDS)
@@ -113,12 +119,15 @@ async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
 
 
 def _request_body(number: int, max_tokens: int, **fields: object) -> Mapping[str, object]:
-    """Return a request that ends at `max_tokens` and not before: its bias excludes token 0, which ends a text."""
+    """Return a request body for exactly `max_tokens` tokens: a bias excludes token 0, which would end the text."""
     return {"prompt": f"Client {number}:", "max_tokens": max_tokens, "logit_bias": {"0": -1000}, **fields}
 
 
 async def _wait_for(session: ClientSession, url: str, reached: Callable[[Mapping[str, int]], bool]) -> None:
-    """Ask /health until it says what is waited for. Raises TimeoutError."""
+    """Poll the server's /health until `reached` returns True for its body.
+
+    Raises TimeoutError if that takes too long.
+    """
     async with asyncio.timeout(_WAIT_SECONDS):
         while True:
             async with session.get(f"{url}/health") as response:

@@ -1,4 +1,4 @@
-"""`python -m tools.reliability.kept_bodies`: send large bodies that the server stores, one after another for minutes.
+"""`python -m tools.reliability.kept_bodies`: send large bodies that the server stores, and check its memory.
 
 Arguments after `--` go to `rnn-engine serve`.
 """
@@ -23,7 +23,7 @@ _MOST_GROWTH = 1.02  # of the second half's peak over the first half's
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The server's memory in megabytes, and the number of bodies that it accepted."""
+    """The results of the test: the server's memory in megabytes over time, and the number of bodies accepted."""
 
     device: str
     bodies: int
@@ -33,12 +33,15 @@ class Outcome:
     end: float
 
     def faults(self) -> list[str]:
-        """Return what is wrong."""
+        """Return ["memory"] if the memory kept growing, otherwise an empty list."""
         return ["memory"] if self.second_half > _MOST_GROWTH * self.first_half else []
 
 
 async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
-    """Send the bodies in turn for `minutes`. Raises aiohttp.ClientResponseError if one is refused."""
+    """Send large bodies one after another for `minutes`, and return the results.
+
+    Raises aiohttp.ClientResponseError if the server rejects one.
+    """
     bodies = [(attack.path, attack.body()) for attack in KEPT]
     start, begun, samples = server.memory_megabytes(), time.monotonic(), []
     async with patient_session() as session:

@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md. A tool writes its rows into the table with `--record`."""
+"""The table of results in docs/reliability.md. With `--record`, a test tool writes its row into the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ record_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A row with the same `what` is replaced."""
+    """A row of the table: the outcome of one run. It replaces an earlier row with the same `what`."""
 
     what: str
     often: str
@@ -39,20 +39,20 @@ class Row:
 
 
 def where(device: str) -> str:
-    """Return the device, system, revision and date of a run, as a cell of the table."""
+    """Return a cell of the table: the device, the system, the revision and today's date."""
     command = ("git", "rev-parse", "--short", "HEAD")
     revision = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     return f"{device}, {platform.system()} {platform.machine()}, {revision}, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def command_line(module: str) -> str:
-    """Return the command line of this process, without --record, as a cell of the table."""
+    """Return a cell of the table: the command line of this process, without --record."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
     return f"`{' '.join(['python -m', module, *arguments])}`"
 
 
 def finish(row: Row, faults: Sequence[str], *, save: bool) -> NoReturn:
-    """Print `row` and the faults, write the row into the document if `save`, and end with 1 if there are faults."""
+    """Print `row` and the faults, write the row into the document if `save`, and exit, with status 1 for faults."""
     click.echo(str(row))
     for fault in faults:
         click.echo(f"FAULT: {fault}")
@@ -62,7 +62,10 @@ def finish(row: Row, faults: Sequence[str], *, save: bool) -> NoReturn:
 
 
 def with_row(text: str, row: Row) -> str:
-    """Return the document `text` with `row` in its table. Raises ValueError if it has no table."""
+    """Return the document `text` with `row` added to its table or replaced in it.
+
+    Raises ValueError if there is no table.
+    """
     before, head, rest = text.partition(f"{HEAD}\n{_RULE}\n")
     if not head:
         raise ValueError("docs/reliability.md has no table of results")

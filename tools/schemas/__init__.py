@@ -1,1 +1,1 @@
-"""Checks that the grammar of a JSON schema leads only to texts that are valid under the schema."""
+"""Tests of the grammars made from JSON schemas: each text that a grammar allows must be valid under its schema."""

@@ -1,4 +1,4 @@
-"""`python -m tools.schemas`: draw texts under random JSON schemas, and validate them by the jsonschema package."""
+"""`python -m tools.schemas`: draw texts that random JSON schemas allow, and validate them with jsonschema."""
 
 from __future__ import annotations
 

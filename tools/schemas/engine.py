@@ -1,4 +1,4 @@
-"""`python -m tools.schemas.engine`: let models answer under random JSON schemas, and validate the streamed answers.
+"""`python -m tools.schemas.engine`: generate answers under random JSON schemas, and validate the streamed answers.
 
 Tokens are drawn at temperature 1. Fails if a complete answer is not valid, or if an answer ends for a reason other than
 its end or `max_tokens`.
@@ -47,7 +47,7 @@ def main(models: str, schemas: int, most: int, device: str) -> None:
 
 
 async def answer_all(model: str, device: str, seeds: range, most: int) -> Counter[str]:
-    """Return how many answers were valid, cut, and streamed in several pieces.
+    """Generate an answer for the schema of each seed. Count the answers that are valid, cut off, or streamed in pieces.
 
     Raises if an answer is neither valid nor cut.
     """
@@ -69,7 +69,10 @@ async def answer_all(model: str, device: str, seeds: range, most: int) -> Counte
 
 
 def check(schema: Schema, heard: Heard) -> str:
-    """Return `valid` or `cut`. Raises if the answer does not follow `schema`, or ends for another reason."""
+    """Return "valid" if the answer is valid under `schema`, or "cut" if it was cut off by the token limit.
+
+    Raises if it is invalid, or ended for another reason.
+    """
     reason = heard.finished.reason
     if reason == "length":
         return "cut"

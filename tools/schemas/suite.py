@@ -31,7 +31,7 @@ _MOST_ORDERS = 120  # how many orders of an instance's keys are tried
 
 @dataclass
 class Outcome:
-    """The results for the schemas of one file."""
+    """The counts for one file of the suite: schemas, rejected schemas, and instances that the grammars accept."""
 
     schemas: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # reason -> schemas
@@ -89,7 +89,7 @@ def main(draft: str, folder: Path | None, details: bool) -> None:
 
 
 def try_file(path: Path, compiler: GrammarCompiler) -> Outcome:
-    """Try the schemas and instances of one file of the suite."""
+    """Compile the schemas of one file of the suite to grammars, match its instances, and return the counts."""
     outcome = Outcome()
     for group in json.loads(path.read_text("utf-8")):
         outcome.schemas += 1
@@ -112,7 +112,7 @@ def try_file(path: Path, compiler: GrammarCompiler) -> Outcome:
 
 
 def spellings(value: Any) -> Iterator[str]:  # noqa: ANN401
-    """Yield JSON texts of `value` with its keys in different orders, up to a limit."""
+    """Yield JSON texts of `value` with the keys of its objects in different orders, up to a limit."""
     for ordered in itertools.islice(_orders(value), _MOST_ORDERS):
         yield json.dumps(ordered, ensure_ascii=False)
 
@@ -129,7 +129,7 @@ def _orders(value: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _reason(error: str) -> str:
-    """Return the first line of an error message, without its position in the schema."""
+    """Return the first line of an error message, with the position in the schema removed."""
     return re.sub(r" \(at [^)]*\)$", "", error.splitlines()[0])[:100].replace("|", "\\|")
 
 

@@ -1,1 +1,1 @@
-"""Takes pictures of the web page, with answers of the demo model."""
+"""Take pictures of the web page for the documentation, with answers of the demo model."""

@@ -74,7 +74,7 @@ async def _take(browser: Browser, url: str, scene: Scene, size: str, scheme: Col
 
 
 async def take_picture(page: Page, path: Path) -> None:
-    """Write what the window shows, in the format that the file's name ends with: .webp or .png."""
+    """Write a picture of the browser window to a file, as .webp or .png by its name."""
     await page.evaluate("document.activeElement?.blur()")  # its caret blinks
     session = await page.context.new_cdp_session(page)
     image = path.suffix.removeprefix(".")

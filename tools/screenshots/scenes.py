@@ -1,4 +1,4 @@
-"""The actions on each page before its picture is taken."""
+"""The scenes to take pictures of: which page to open, and what to do on it first."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _STREAM: Final = """async (prompt) => {
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture: the page's address after `#/`, and the actions on the page."""
+    """A picture to take: the page's address after `#/`, and a function that acts on the page first."""
 
     address: str
     play: Callable[[Page], Awaitable[None]]
 
 
 async def fill_server(page: Page) -> None:
-    """Fill the server with conversations that share their beginnings, and with named states."""
+    """Fill the server with conversations that share their beginnings, and with named states, for pages to show."""
     france, twelve = "What is the capital of France?", "How much is 12 + 30?"
     for said in (
         (france, "And of Japan?"),

@@ -25,7 +25,7 @@ DRIVER_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A device as wgpu describes it."""
+    """A WebGPU device, as wgpu describes it."""
 
     device: str
     kind: str  # "DiscreteGPU", "IntegratedGPU", "CPU", ...
@@ -40,10 +40,10 @@ class Adapter:
 
 
 def find_device(environment: Environment, shell: Shell, *, required: bool) -> str:
-    """Return the device to ask the engine for: "auto", or "cpu" if there is no device and none is required.
+    """Find a device, and return its name for the engine: "auto", or "cpu" if there is none and none is required.
 
-    If there is no device, installs a software driver, unless that needs a password.
-    Raises SetupError if a device is required and there is none even then.
+    If there is no device, installs a software driver, unless that needs a password. Raises SetupError if a device is
+    required and there is none even then.
     """
     record = environment.folder / "rnn-engine-device.json"
     if _recorded(record) == _fingerprint():
@@ -86,7 +86,7 @@ def _recorded(path: Path) -> object:
 
 
 def _fingerprint() -> str:
-    """Return a text that changes when a Vulkan driver is added, removed or replaced."""
+    """Return a hash of the installed Vulkan drivers. It changes when one is added, removed or replaced."""
     facts = [f"{name}={os.environ.get(name)}" for name in DRIVER_VARIABLES]
     facts += [f"{path} {path.stat().st_mtime_ns}" for path in _driver_files()]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The virtual environment `.venv` and the packages in it.
+"""Create the virtual environment `.venv` of a checkout, and install packages into it.
 
 A record in `.venv` lists the installed extras with a hash of pyproject.toml, so that a second call has nothing to do.
 """
@@ -24,7 +24,7 @@ _HOLDS: dict[Extra, tuple[Extra, ...]] = {"run": ("run", "dev"), "dev": ("dev",)
 
 
 class Environment:
-    """The `.venv` of a checkout."""
+    """The virtual environment `.venv` of a checkout, and the record of what the set-up installed in it."""
 
     def __init__(self, root: Path, shell: Shell) -> None:
         self.root = root
@@ -34,7 +34,7 @@ class Environment:
         self._shell = shell
 
     def ensure(self, extra: Extra) -> None:
-        """Install the packages of `extra`, unless the record says that they are installed."""
+        """Install the packages of `extra`, unless the environment's record says that they are installed."""
         key = self._key()
         record = self._read_record()
         if self.python.exists() and key in (record.get(holder) for holder in _HOLDS[extra]):
@@ -46,7 +46,7 @@ class Environment:
         self._record_path.write_text(json.dumps({**record, "root": str(self.root), extra: key}, indent=2) + "\n")
 
     def _key(self) -> str:
-        """Return a text that changes when the packages have to be installed again."""
+        """Return a hash of all that the installed packages depend on. When it changes, they must be installed again."""
         packages = sorted(path.name for path in self.root.iterdir() if any(path.glob("*.py")))
         pyproject = (self.root / "pyproject.toml").read_bytes()
         facts = [sys.version, str(self.root), ",".join(packages), hashlib.sha256(pyproject).hexdigest()]
@@ -60,7 +60,7 @@ class Environment:
         return record if isinstance(record, dict) else {}
 
     def _works(self) -> bool:
-        """Return True if the environment has this Python's version, and pip."""
+        """Return True if the environment has pip and the version of Python that runs this set-up."""
         return self._shell.read(str(self.python), "-c", "import pip, sys; print(sys.version)") == f"{sys.version}\n"
 
     def _create(self) -> None:

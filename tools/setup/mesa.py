@@ -1,7 +1,7 @@
-"""Mesa's Vulkan drivers on Debian and Ubuntu, among them a software driver for machines without a GPU.
+"""Install Mesa's Vulkan drivers on Debian and Ubuntu. One is a software driver for machines without a GPU.
 
-On Debian 12 they come from its backports: with those the same kernels run about 14 times faster than with its own
-Mesa 22.3.
+On Debian 12 they come from its backports: with those the same kernels run about 14 times faster than with its own Mesa
+22.3.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OTHER_SYSTEMS = (
 
 
 def can_install(shell: Shell) -> bool:
-    """Return True if apt is installed and may be used without a password."""
+    """Return True if apt is installed and the user may run it as root without a password."""
     return shell.has("apt-get") and shell.root_prefix is not None
 
 
 def advice(shell: Shell) -> str:
-    """Return the commands that a person has to run as root, or other advice on systems without apt."""
+    """Return how the user can install a driver: the commands to run as root, or other advice without apt."""
     if not shell.has("apt-get"):
         return OTHER_SYSTEMS
     sources = _sources(shell)
@@ -51,7 +51,7 @@ def advice(shell: Shell) -> str:
 
 
 def install(shell: Shell) -> None:
-    """Install the drivers. Raises SetupError if apt fails."""
+    """Install Mesa's Vulkan drivers with apt. Raises SetupError if apt fails."""
     shell.say(f"no Vulkan device was found; installing {' and '.join(PACKAGES)} with apt")
     try:
         shell.run_as_root(*APT, "update")
@@ -62,7 +62,10 @@ def install(shell: Shell) -> None:
 
 
 def _release_options(shell: Shell) -> tuple[str, ...]:
-    """Return the options of apt-get install that choose backports; none if these are not needed or can't be added."""
+    """Return the options that make apt-get install from backports.
+
+    Empty if the release needs no backports, or if they can't be added.
+    """
     sources = _sources(shell)
     if OLD_RELEASE not in sources:
         return ()
@@ -76,7 +79,7 @@ def _release_options(shell: Shell) -> tuple[str, ...]:
 
 
 def _sources(shell: Shell) -> dict[str, str]:
-    """Return the archive's address of each release among apt's package sources, fetched or not."""
+    """Return the archive address of each release in apt's package sources, by the release's name."""
     lines = shell.read("apt-get", "update", "--print-uris") or ""
     return {release: address for address, release in re.findall(r"^'(\S+)/dists/(\S+)/InRelease'", lines, re.MULTILINE)}
 

@@ -1,4 +1,4 @@
-"""pip for a Python that came without it, as on Debian and Ubuntu unless python3-venv is installed.
+"""Get pip for a Python without it. Debian's and Ubuntu's Python lacks it unless python3-venv is installed.
 
 Those systems have a package with pip's wheel, and apt can download a package without being root.
 """
@@ -30,7 +30,10 @@ def fetch_pip_wheel(folder: Path, shell: Shell) -> Path:
 
 
 def _download(folder: Path, shell: Shell) -> None:
-    """Download the package into `folder`. If the system has no package lists, fetch lists into `folder`, too."""
+    """Download the Debian package of pip into `folder`.
+
+    If apt has no package lists, download lists into `folder` first.
+    """
     command = ("apt-get", "--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", PACKAGE)
     if shell.read("apt-cache", "show", PACKAGE):
         shell.run(*command, cwd=str(folder))

@@ -1,4 +1,4 @@
-"""The programs of other projects that tests need: a browser, a store that servers share, and Ray."""
+"""Install programs of other projects that the tests need: a browser, a store that servers share, and Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.setup.shell import SetupError, Shell
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of the distribution."""
+    """A program that the system's distribution has as a package, such as a browser."""
 
     name: str
     untested: str  # what is not tested without it
@@ -21,7 +21,7 @@ class Program:
     packages: Sequence[str]  # the first that can be installed is
 
     def find(self) -> str:
-        """Return the path of the program. Raises FileNotFoundError if it is not installed."""
+        """Return the path of the installed program. Raises FileNotFoundError if it is not installed."""
         found = next((path for command in self.commands if (path := shutil.which(command)) is not None), None)
         if found is None:
             wanted = " or ".join(self.packages)
@@ -29,7 +29,7 @@ class Program:
         return found
 
     def see_to(self, shell: Shell) -> None:
-        """Install it if it is missing and apt may be used without a password; else print what to install.
+        """Install the program if it is missing. If apt needs a password, print what to install.
 
         A server is not started: the tests start their own.
         """
@@ -55,7 +55,7 @@ STORE = Program("Valkey or Redis", "shared states are", _SERVERS, _SERVERS)
 
 
 def see_to_fleet(environment: Environment, shell: Shell) -> None:
-    """Install Ray; if pip can't, print that the tests with Ray are skipped."""
+    """Install Ray. If pip can't install it, print that the tests that need Ray are skipped."""
     try:
         environment.ensure("fleet")
     except SetupError:

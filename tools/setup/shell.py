@@ -1,4 +1,4 @@
-"""The commands, root rights and messages to the user that the set-up needs.
+"""How the set-up runs commands, also as root, and prints messages to the user.
 
 Tests use a scripted shell in its place.
 """
@@ -13,11 +13,11 @@ import sys
 
 
 class SetupError(Exception):
-    """The set-up can't go on; the message says what the user has to do."""
+    """The set-up can't continue. The message says what the user has to do."""
 
 
 class Shell:
-    """The machine's own shell."""
+    """The interface to this machine: it runs commands, finds programs, and prints messages."""
 
     def say(self, message: str) -> None:
         print(f"setup: {message}", file=sys.stderr, flush=True)
@@ -51,7 +51,7 @@ class Shell:
 
     @functools.cached_property
     def root_prefix(self) -> tuple[str, ...] | None:
-        """The words before a command that make root run it; None if that needs a password."""
+        """The command words, such as sudo's, that run a command as root. None if that needs a password."""
         if os.geteuid() == 0:
             return ()
         if self.has("sudo") and self.read("sudo", "-n", "true") is not None:

@@ -13,11 +13,10 @@ MIXES = "wkvrg"
 
 
 def wkv6(r: Tensor, decay: Tensor, k: Tensor, v: Tensor, bonus: Tensor, starts: Tensor) -> Tensor:
-    """Return y [B, T, H, N] of r, decay, k, v [B, T, H, N] and the bonus [H, N].
+    """Compute the RWKV-6 recurrence: return y [B, T, H, N] of r, decay, k, v [B, T, H, N] and the bonus [H, N].
 
-    The state is zero before each token with `starts` [B, T] set.
-    This is RWKV-7's recurrence without the removal term, read one token late, since RWKV-6 reads the state before a
-    token is added.
+    The state is zero before each token with `starts` [B, T] set. This is RWKV-7's recurrence without the removal term,
+    read one token late, since RWKV-6 reads the state before a token is added.
     """
     none = torch.zeros_like(r)
     initial = r.new_zeros(*r.shape[2:], r.shape[3])
@@ -27,7 +26,7 @@ def wkv6(r: Tensor, decay: Tensor, k: Tensor, v: Tensor, bonus: Tensor, starts: 
 
 
 class TimeMix(nn.Module):
-    """The attention-like half of a layer."""
+    """The time-mix half of a layer, with the recurrence; it has the place of attention."""
 
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class TimeMix(nn.Module):
 
 
 class ChannelMix(nn.Module):
-    """The feed-forward half of a layer."""
+    """The channel-mix half of a layer, with the feed-forward network."""
 
     def __init__(self, sizes: Sizes, layer: int) -> None:
         super().__init__()
@@ -85,7 +84,7 @@ class ChannelMix(nn.Module):
 
 
 class ModelV6(Model):
-    """The whole model. The keys of state_dict() are BlinkDL's names."""
+    """A whole RWKV-6 model. The keys of state_dict() are BlinkDL's names."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)

@@ -13,7 +13,7 @@ from tools.demo_model.corpus.dialogue import Dialogue, Skill, Turn, draw
 
 
 def reverse(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a word to write backwards, of two to six letters."""
+    """Return a dialogue that asks for a word of two to six letters written backwards."""
 
     def make(rng: random.Random) -> str:
         return "".join(rng.sample(ascii_lowercase, rng.randint(2, 6)))
@@ -23,7 +23,7 @@ def reverse(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def recall(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a list of two to six letters, each with a digit, and the question for the digit of a letter."""
+    """Return a dialogue that lists two to six letters, each with a digit, and asks for the digit of one letter."""
 
     def make(rng: random.Random) -> list[tuple[str, int]]:
         return [(letter, rng.randint(0, 9)) for letter in rng.sample(ascii_lowercase, rng.randint(2, 6))]
@@ -38,13 +38,13 @@ SKILLS: dict[str, Skill] = {"reverse": reverse, "recall": recall}
 
 
 def dialogues(seed: int) -> Iterator[Dialogue]:
-    """Yield training dialogues without end, the same for the same seed."""
+    """Yield training dialogues without end. Equal seeds yield equal ones."""
     rng = random.Random(seed)
     while True:
         yield SKILLS[rng.choice(list(SKILLS))](rng, False)
 
 
 def held_out(skill: str, count: int) -> list[Dialogue]:
-    """Return `count` dialogues of one skill that training never sees."""
+    """Return `count` dialogues of one skill that are held out of training."""
     rng = random.Random(skill)
     return [SKILLS[skill](rng, True) for _ in range(count)]

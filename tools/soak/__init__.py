@@ -1,1 +1,1 @@
-"""Send mixed traffic to one server for a chosen time, to see if its memory grows, it slows down, or it fails."""
+"""A soak test: send mixed traffic to a server for a chosen time, and see if it grows, slows down or fails."""

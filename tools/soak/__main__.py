@@ -94,7 +94,10 @@ def main(
 async def _soak(
     url: str, pid: int | None, out: IO[str], keys: Sequence[str | None], *, rate: float, seed: int, seconds: float
 ) -> tuple[list[Sample], Sample, Record, str]:
-    """Run the traffic. Return the samples, a sample after the end of all operations, the record, and the device."""
+    """Run the traffic for `seconds`.
+
+    Return the samples, a last sample after all operations ended, the record of operations, and the device's name.
+    """
     samples: list[Sample] = []
     record = Record()
     async with AsyncExitStack() as stack:

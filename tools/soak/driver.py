@@ -1,4 +1,4 @@
-"""Run operations at a rate, and record how long each took and what went wrong."""
+"""A driver of the soak test: it starts operations at a given rate, and records their durations and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLOWEST = 300.0  # seconds after which an operation counts as hanging
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One operation that succeeded: when it began, from the start of the run, and how long it took, in seconds."""
+    """The time of one successful operation: its start from the beginning of the run, and its duration, in seconds."""
 
     name: str
     begun: float
@@ -28,7 +28,7 @@ class Timing:
 
 @dataclass
 class Record:
-    """The operations that ended so far, and their errors."""
+    """The operations that have ended so far: counts, durations, and unexpected errors."""
 
     timings: list[Timing] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class Driver:
     record: Record = field(default_factory=Record)
 
     async def run(self, seconds: float) -> None:
-        """Start operations for `seconds`, then wait until the last has ended."""
+        """Start operations for `seconds`, then wait until all of them have ended."""
         moments = Random(self.seed)
         places = asyncio.Semaphore(self.most)
         begun = time.monotonic()

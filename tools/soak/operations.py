@@ -1,4 +1,4 @@
-"""What clients of a soak do, and how often: they ask, keep states, leave, stall, and send what is no request."""
+"""The operations of a soak test's clients: they ask, store states, disconnect, stall, and send invalid bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PATIENCE = 30.0  # seconds in which the server has to answer nonsense, or to cl
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kind of operation of a client. `weight` is its frequency relative to the others."""
+    """One kind of operation that clients run. `weight` is its frequency relative to the other kinds."""
 
     name: str
     weight: float
@@ -46,7 +46,7 @@ class Operation:
 
 
 def make_operations() -> tuple[Operation, ...]:
-    """Return all operations. Some remember what earlier calls left on the server, so use them with one server only."""
+    """Return all kinds of operations. Some remember what they left on the server, so use them with one server only."""
     conversations, named, greedy = Conversations(), NamedConversations(), KnownAnswers(_GREEDY_PROMPTS)
     return (
         Operation("chat", 16, chat),
@@ -92,12 +92,12 @@ async def chat_stream(caller: Caller) -> None:
 
 @dataclass
 class Conversations:
-    """Chats whose whole history is sent each time."""
+    """Operations that continue chats. Each request sends the chat's whole history."""
 
     histories: list[list[dict[str, str]]] = field(default_factory=lambda: [[] for _ in range(_NUM_CONVERSATIONS)])
 
     async def turn(self, caller: Caller) -> None:
-        """Go on with a conversation that nobody else goes on with now."""
+        """Continue a conversation that no other operation is using. If all are in use, send a single chat request."""
         if not self.histories:
             return await chat(caller)
         history = self.histories.pop(caller.random.randrange(len(self.histories)))
@@ -113,7 +113,7 @@ class Conversations:
 
 
 async def common_prefix(caller: Caller) -> None:
-    """Send one of a few long texts with an end of its own."""
+    """Send one of a few long prompts followed by words of its own, so that prompts share prefixes in the cache."""
     place = caller.random.randrange(_PREFIXES)
     prefix = " ".join(f"{place * number % 97}" for number in range(_PREFIX_WORDS))
     await caller.call("POST", TEXT, {"prompt": f"{prefix} {caller.text(3)}", "max_tokens": 8})
@@ -160,7 +160,7 @@ def _user(caller: Caller) -> dict[str, str]:
 
 @dataclass
 class NamedConversations:
-    """Chats that go on under a name: `state` and `save_as` are the same."""
+    """Operations that continue chats in named states: a request continues from a name and saves to the same name."""
 
     free: list[tuple[str, int]] = field(default_factory=lambda: [(name, 0) for name in _NAMES])  # and turns so far
 
@@ -184,7 +184,7 @@ class NamedConversations:
 
 
 async def life(caller: Caller) -> None:
-    """Make a state, go on with it, copy and move it, take it away as a file and bring it back, and remove it all."""
+    """Run a named state through its life: create, advance, copy, change its owner, export, import, and delete it."""
     name = f"soak {caller.number}"
     made = (await caller.call("POST", "/v1/states", {"name": name, "prompt": caller.text(10), "ttl": 600}))["state"]
     body = {"input": caller.text(5), "logprobs": 1, "top_k": 3}
@@ -206,7 +206,7 @@ async def life(caller: Caller) -> None:
 
 
 async def leave_behind(caller: Caller) -> None:
-    """Make a state that nobody removes; its lease ends after a minute."""
+    """Create a named state and do not delete it; it expires after a minute."""
     body = {"name": f"soak left {caller.number}", "prompt": caller.text(4), "ttl": 60}
     await caller.call("POST", "/v1/states", body)
 
@@ -250,7 +250,7 @@ async def bad_request(caller: Caller) -> None:
 
 
 async def nonsense(caller: Caller) -> None:
-    """Send bytes that are no request: the server answers with a client error, or closes."""
+    """Send bytes that are not a request. The server must answer with a client error, or close the connection."""
     async with connection(caller.url) as (reader, writer):
         writer.write(caller.random.choice(_NONSENSE))
         writer.write_eof()
@@ -263,7 +263,7 @@ async def nonsense(caller: Caller) -> None:
 
 
 async def cancel(caller: Caller) -> None:
-    """Read some events of a stream that would go on for long, then leave."""
+    """Read some events of a long stream, then close the connection."""
     body = {**_ENDLESS, "prompt": caller.text(5), "stream": True}
     async with caller.session.post(caller.url + TEXT, json=body) as response:
         await expect(response, OK)
@@ -273,7 +273,7 @@ async def cancel(caller: Caller) -> None:
 
 
 async def disconnect(caller: Caller) -> None:
-    """Leave while the answer is made, or while the body is sent."""
+    """Close the connection while the server generates the answer, or before the request's body is complete."""
     request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5)}, caller.session.headers)
     sent = len(request) if caller.random.random() < 0.7 else caller.random.randrange(len(request))
     async with connection(caller.url) as (_, writer):
@@ -282,7 +282,7 @@ async def disconnect(caller: Caller) -> None:
 
 
 async def stall(caller: Caller) -> None:
-    """Ask for a long stream and read nothing for a while; then read on for a moment, or leave at once."""
+    """Request a long stream and read nothing for a while. Then read a little, or disconnect at once."""
     body = {**_ENDLESS, "prompt": caller.text(5), "stream": True}
     request = encode_request("POST", TEXT, body, caller.session.headers)
     async with connection(caller.url, receive_bytes=SMALL_WINDOW) as (reader, writer):

@@ -1,4 +1,4 @@
-"""Samples of a server: the resources of its process, and the figures that it reports."""
+"""Samples of a server during a soak test: its process's resources, and the figures that the server reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT = ClientTimeout(total=30)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures of one interval. Those of the process are None if its id is not known."""
+    """A server's figures for one interval. Those of its process are None if the process id is not known."""
 
     seconds: float
     memory: float | None  # bytes resident
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass
 class Sampler:
-    """Takes a sample every `interval` seconds and writes it to `out` as a line of JSON."""
+    """Samples a server every `interval` seconds, and writes each sample to `out` as a line of JSON."""
 
     session: ClientSession
     url: str
@@ -47,7 +47,7 @@ class Sampler:
     counts: Callable[[], tuple[int, int]]  # operations that ended, and surprises
 
     async def run(self, samples: list[Sample]) -> None:
-        """Append samples until cancelled."""
+        """Take samples and append them to `samples` until cancelled."""
         begun = time.monotonic()
         while True:
             memory = await self._memory(self.interval)
@@ -57,7 +57,7 @@ class Sampler:
             self.out.flush()
 
     async def take(self, seconds: float) -> Sample:
-        """Take a sample now, from the server and the operating system."""
+        """Return a sample of the server at this moment, from its routes and from the operating system."""
         health, cache, states = [await self._get(path) for path in ("/health", "/v1/cache?limit=0", "/v1/states")]
         process = None if self.pid is None else psutil.Process(self.pid)
         operations, surprises = self.counts()
@@ -77,7 +77,7 @@ class Sampler:
         )
 
     async def _memory(self, seconds: float) -> float | None:
-        """Return the median of the resident bytes over the next `seconds`."""
+        """Return the median of the process's resident bytes over the next `seconds`; None if its id is unknown."""
         readings = []
         for _ in range(_READINGS):
             await asyncio.sleep(seconds / _READINGS)
@@ -86,7 +86,10 @@ class Sampler:
         return statistics.median(readings) if readings else None
 
     async def _get(self, path: str) -> dict[str, Any]:
-        """Return the JSON at `path`, or an empty object if that fails: the operations report such faults."""
+        """Return the JSON of the server's route `path`, or an empty object if the request fails.
+
+        The operations report such faults.
+        """
         try:
             async with self.session.get(self.url + path, timeout=_TIMEOUT) as response:
                 body: dict[str, Any] = await response.json()

@@ -1,4 +1,4 @@
-"""What a soak has shown, in lines for people, and what is wrong."""
+"""The verdict of a soak test: a report for people, and a list of faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory after the warm-up and at the end, in bytes, and the slope between them, in bytes per hour."""
+    """The growth of memory: bytes after the warm-up, bytes at the end, and the slope between them in bytes per hour."""
 
     first: float
     last: float
@@ -35,7 +35,7 @@ class Growth:
 
 
 def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
-    """Return how memory grew after `warm_up` seconds; None if there are fewer than two samples of it."""
+    """Return how memory grew after `warm_up` seconds. None if fewer than two samples after it have a memory figure."""
     points = [(at.seconds, at.memory) for at in samples if at.seconds >= warm_up and at.memory is not None]
     if len(points) < 2:
         return None
@@ -47,7 +47,7 @@ def growth(samples: Sequence[Sample], warm_up: float) -> Growth | None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a soak."""
+    """The data of a finished soak test, with the faults, the table row and the report that follow from them."""
 
     samples: Sequence[Sample]
     record: Record
@@ -56,7 +56,7 @@ class Verdict:
     exit_status: int | None  # of the server; None where it is not ours
 
     def faults(self) -> Iterator[str]:
-        """Yield a description of each fault."""
+        """Yield a description of each fault that the soak test found."""
         if self.record.num_surprises:
             yield f"{self.record.num_surprises} errors that were not provoked"
         if self.growth is not None and not self.growth.flat:
@@ -67,7 +67,7 @@ class Verdict:
             yield f"the server ended with status {self.exit_status} after SIGTERM"
 
     def row(self, minutes: float, where: str, command: str) -> Row:
-        """Return the row for docs/reliability.md."""
+        """Return the test's row for the table in docs/reliability.md."""
         memory = "" if self.growth is None else f"memory {self.growth.part:+.2%} after the warm-up"
         return Row(
             "mixed traffic of two API keys",
@@ -79,7 +79,7 @@ class Verdict:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the whole report, as Markdown."""
+        """Yield the lines of the whole report, as Markdown."""
         yield f"{self.record.done.total()} operations, {self.record.num_surprises} errors that were not provoked"
         yield from (f"  {count} x {what}" for what, count in self.record.surprises.most_common())
         yield from self._process_lines()
@@ -97,7 +97,7 @@ class Verdict:
 
 
 def latency_table(timings: Sequence[Timing]) -> Iterator[str]:
-    """Yield the lines of a table with each operation's latency in the first and the last tenth of the time."""
+    """Yield the lines of a table: each operation's latency in the first tenth and in the last tenth of the test."""
     yield ""
     yield "| operation | times | median ms, first tenth | last tenth | 95 % ms, first tenth | last tenth |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"

@@ -1,4 +1,4 @@
-"""Compiles every shader with a second compiler of WGSL, Tint, which comes with npm's `webgpu`.
+"""Compile every shader with Tint, a second WGSL compiler, which is part of npm's package `webgpu`.
 
 What one compiler lets pass, a driver behind another may refuse.
 """
@@ -17,7 +17,10 @@ INSTALLED = FOLDER / "node_modules" / "webgpu"
 
 
 def refused_by_tint(shaders: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the messages for each of `shaders`, name -> text, that Tint refuses. Needs node and `INSTALLED`."""
+    """Compile `shaders`, name -> WGSL, and return Tint's error messages by name for those that it rejects.
+
+    Needs node and `INSTALLED`.
+    """
     done = subprocess.run(
         ["node", "compile.mjs"], cwd=FOLDER, input=json.dumps(shaders), capture_output=True, text=True, check=True
     )

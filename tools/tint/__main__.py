@@ -1,4 +1,4 @@
-"""Compiles every shader with Tint: python -m tools.tint"""
+"""`python -m tools.tint`: compile every shader with Tint, and print its error messages."""
 
 from __future__ import annotations
 

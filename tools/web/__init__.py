@@ -1,4 +1,4 @@
-"""The web page's vendored libraries, each one file of an npm package, and a check of the types of the page's modules.
+"""The web page's vendored JavaScript libraries, each a file of an npm package, and a type check of the page's modules.
 
 `server/web/vendor/vendored.json` lists the libraries: file, package, version, path in the package, licence, a text that
 is appended to make it an ES module, and SHA-256. `python -m tools.web` downloads all of them again.
@@ -29,7 +29,7 @@ _REGISTRY = "https://registry.npmjs.org"
 
 @dataclass(frozen=True, slots=True)
 class Vendored:
-    """A file of an npm package that is kept in the repository."""
+    """A file of an npm package that is stored in the repository, with its package, version, licence and SHA-256."""
 
     file: str
     package: str
@@ -40,7 +40,7 @@ class Vendored:
     sha256: str
 
     def fetch(self) -> bytes:
-        """Download the package, and return the content of its file for the repository."""
+        """Download the npm package, and return the bytes of its file as the repository stores them."""
         with urlopen(f"{_REGISTRY}/{self.package}/-/{self.package}-{self.version}.tgz") as answer:
             packed = io.BytesIO(answer.read())
         with tarfile.open(fileobj=packed, mode="r:gz") as archive:
@@ -52,12 +52,12 @@ class Vendored:
 
 
 def read_list() -> list[Vendored]:
-    """Return the libraries of the list."""
+    """Return the vendored libraries that the list in the repository names."""
     return [Vendored(**entry) for entry in json.loads(LIST.read_text("utf-8"))]
 
 
 def write_list(libraries: list[Vendored]) -> None:
-    """Write the list of libraries to its file."""
+    """Write the vendored libraries to the list in the repository."""
     LIST.write_text(json.dumps([asdict(each) for each in libraries], indent=2) + "\n", "utf-8")
 
 

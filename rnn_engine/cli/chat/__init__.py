@@ -107,7 +107,10 @@ def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
 
 
 def _begin_from(talk: Talk, state: str) -> None:
-    """Let the conversation begin from the state in the file `state`, or with that name. Its system text is kept."""
+    """Start the conversation over from a state: the one in the file `state`, or the one called `state`.
+
+    The conversation's system text is kept.
+    """
     system = talk.system
     if Path(state).exists():
         talk.load(Path(state))
@@ -185,7 +188,7 @@ class LocalBackend:
         return num_tokens
 
     def _run(self, place: ChatPlace) -> tuple[FrozenState, int]:
-        """Return the state after all messages of a conversation, and the state's number of tokens."""
+        """Run the messages of a conversation; return the state after them, and the state's number of tokens."""
         initial = self._initial(place.start)
         prompt = prompt_of(self._engine, initial, place.messages, answers=False)
         frozen = self._session.run(run_tokens(self._engine, initial, prompt.tokens)).frozen

@@ -17,7 +17,7 @@ from states.named.entry import check_new_name
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """A point in a conversation: the name of the state that the conversation began from, and the messages so far."""
+    """The progress of a conversation: the name of the state from which it started, and its messages so far."""
 
     start: str | None  # None = the default state
     messages: Sequence[ChatMessage]
@@ -25,7 +25,7 @@ class ChatPlace:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A copy of a conversation that was put aside."""
+    """A saved copy of a conversation, to which the user can return."""
 
     place: ChatPlace
     system: str | None  # the system text with which the conversation begins again
@@ -33,27 +33,27 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class KnownState:
-    """A named state that a conversation may begin from."""
+    """A named state that a conversation may start from, with its number of tokens."""
 
     name: str
     num_tokens: int | None  # taken in; 0 for a tuned state, None if unknown
 
     @property
     def remembers_text(self) -> bool:
-        """True if the state was made from a text, or if that is unknown."""
+        """True if the state is the state after a text, or if that is unknown; False for a tuned state."""
         return self.num_tokens != 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStates:
-    """All named states that a conversation may begin from, and the name of the default one."""
+    """The named states that a conversation may start from, and the name of the default one."""
 
     states: Sequence[KnownState]
     default: str | None  # the name of the default state; None = an empty one
 
 
 class Backend(Protocol):
-    """The interface to a model that answers conversations, and to the states that they may begin from.
+    """The interface of a conversation to its model: it answers, and it loads and saves states.
 
     Ctrl-C in any method ends what runs and then raises KeyboardInterrupt. Every method raises RnnEngineError if it
     can't do what is asked.
@@ -61,7 +61,7 @@ class Backend(Protocol):
 
     @property
     def description(self) -> str:
-        """The model that answers, and the device or server that runs it."""
+        """The name of the model that answers, and the device or server that runs it, as one line of text."""
         ...
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
@@ -75,18 +75,18 @@ class Backend(Protocol):
     def states(self) -> KnownStates: ...
 
     def load(self, path: Path) -> KnownState:
-        """Load the state in a file, so that conversations may begin from it. Raises OSError if it can't be read."""
+        """Load the state in a file, so that conversations may start from it. Raises OSError if it can't be read."""
         ...
 
     def save(self, place: ChatPlace, path: Path) -> int:
-        """Write the state after all messages of a conversation to a new file; return the state's number of tokens.
+        """Run the messages of a conversation and write the state after them to a new file; return its number of tokens.
 
         Raises OSError if it can't be written.
         """
         ...
 
     def name_state(self, place: ChatPlace, name: str) -> int:
-        """Store the state after all messages under the unused name `name`; return the state's number of tokens."""
+        """Store the state after all messages of a conversation under a new `name`; return its number of tokens."""
         ...
 
 
@@ -157,14 +157,14 @@ def free_name(path: Path, taken: Collection[str]) -> str:
     return next(each for each in names if each not in taken)
 
 
-# A conversation with a model: its messages, the state that it begins from, and copies that were put aside.
+# A conversation with a model: its messages, the state that it starts from, and saved copies to return to.
 
 _EMPTY = KnownState(NO_INITIAL_STATE, 0)
 
 
 @dataclass
 class Talk:
-    """A conversation: its messages, the state that it begins from, and copies of it that were put aside."""
+    """A conversation with a model: its messages, the state that it starts from, and saved copies to return to."""
 
     backend: Backend
     sampling: SamplingParams
@@ -183,23 +183,23 @@ class Talk:
         self.states()
 
     def new(self) -> None:
-        """Start over, with the same system text and the same initial state."""
+        """Start over: remove all messages, and keep the system text and the initial state."""
         self._unanswered = None
         self.messages = [] if self.system is None else [ChatMessage(Role.SYSTEM, self.system)]
 
     def begin_with(self, system: str | None) -> None:
-        """Start over with the system text `system`; None is no system text."""
+        """Start over with the system text `system`, or without one if it is None."""
         self.system = system
         self.new()
 
     def states(self) -> KnownStates:
-        """Return the named states that the conversation may begin from, and update `state_names`."""
+        """Return the named states that the conversation may start from, and update `state_names`."""
         known = self.backend.states()
         self.state_names = (NO_INITIAL_STATE, *(state.name for state in known.states))
         return known
 
     def begin_from(self, name: str) -> bool:
-        """Let the conversation begin from the state `name`; return True if its messages are kept.
+        """Make the state called `name` the conversation's initial state; return True if the messages are kept.
 
         They are dropped if the state was itself made from a text. Raises InvalidRequestError for a name that is
         unknown.
@@ -213,7 +213,7 @@ class Talk:
         return not known[name].remembers_text
 
     def load(self, path: Path) -> str:
-        """Load the state in a file and start over from it; return the name that it has now.
+        """Load the state in a file and start over from it; return the name under which it was loaded.
 
         Raises StateError if it does not fit the model.
         """
@@ -223,7 +223,7 @@ class Talk:
         return self.start
 
     def say(self, text: str, on_text: Callable[[str], None]) -> bool:
-        """Add the message `text` and let the model answer it; return True if the answer came to its end.
+        """Send the message `text` and show the model's answer; return True if the answer was not ended early.
 
         `on_text` is called with each part of the answer. Ctrl-C ends the answer early, and so does a failure, which is
         raised; the conversation keeps what was shown before. If nothing was shown, a failure leaves the conversation
@@ -234,7 +234,7 @@ class Talk:
         return self._answer(on_text)
 
     def retry(self, on_text: Callable[[str], None]) -> bool:
-        """Let the model answer the last message again. Raises InvalidRequestError if nothing was said yet."""
+        """Remove the last answer and have the model answer again. Raises InvalidRequestError if there is no message."""
         return self.say(self.undo(), on_text)
 
     def undo(self) -> str:
@@ -253,11 +253,14 @@ class Talk:
         return text
 
     def fork(self, name: str) -> None:
-        """Store a copy of the conversation under `name`, to return to with `go`."""
+        """Save a copy of the conversation under `name`. `go` returns to it."""
         self.forks[name] = Fork(self._place, self.system)
 
     def go(self, name: str) -> None:
-        """Return to the copy of the conversation called `name`. Raises InvalidRequestError if `fork` made none."""
+        """Replace the conversation by the copy that `fork` saved under `name`.
+
+        Raises InvalidRequestError if there is none.
+        """
         fork = self.forks.get(name)
         if fork is None:
             raise InvalidRequestError(

@@ -96,7 +96,7 @@ class HttpClient:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """While the block runs, raise ServerError in place of what httpx raises."""
+        """While the block runs, raise ServerError in place of the exceptions of httpx."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -130,7 +130,7 @@ def _message(response: httpx.Response) -> str:
 
 
 def _advice(response: httpx.Response) -> str:
-    """Return advice for the user about an error response, to be appended to its message; often empty."""
+    """Return advice for the user on an error response, to be appended to its message; "" if there is none."""
     if response.status_code == httpx.codes.UNAUTHORIZED:
         return ". Give the key as --api-key or in RNN_ENGINE_API_KEY"
     wait = response.headers.get("Retry-After")
@@ -165,7 +165,7 @@ def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator
 
 
 class RemoteBackend:
-    """A chat `Backend` that uses a server.
+    """A chat `Backend` that has a server answer, and stores states on that server.
 
     The states that it loads there belong to its own lease, which `release` ends.
     """
@@ -244,7 +244,7 @@ class RemoteBackend:
 
 
 def _sampling_fields(sampling: SamplingParams) -> Json:
-    """Return the request fields for those sampling parameters that differ from their defaults."""
+    """Return the fields of an HTTP request for the sampling parameters that differ from their defaults."""
     values = {parameter.name: getattr(sampling, parameter.name) for parameter in PARAMETERS}
     changed = {each.name: values[each.name] for each in PARAMETERS if values[each.name] != each.default}
     if "logit_bias" in changed:

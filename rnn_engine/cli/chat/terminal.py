@@ -1,4 +1,4 @@
-"""The terminal of `rnn-engine chat`: shows answers and notes, reads lines, and runs the commands among them."""
+"""The terminal of `rnn-engine chat`: shows answers and notes, reads lines, and runs those that are commands."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _PARSER: Final = MarkdownIt()
 
 
 class Screen(Protocol):
-    """The interface to the output of a conversation: shows answers, notes and errors."""
+    """The interface that shows a conversation to the user: answers, notes and errors."""
 
     def answer(self) -> AbstractContextManager[Callable[[str], None]]:
         """Return a context manager for one answer, which yields a function that shows more text of it."""
         ...
 
     def end_answer(self, *, finished: bool) -> None:
-        """Mark the end of an answer; `finished` is False if it was ended early."""
+        """Mark the end of an answer on the screen; `finished` is False if the answer was ended early."""
         ...
 
     def note(self, text: str) -> None:
-        """Show a line of information that is no part of the conversation."""
+        """Show a line of information that is no part of an answer."""
         ...
 
     def complain(self, text: str) -> None:
@@ -158,7 +158,7 @@ class QuitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that a user may type: its name, arguments and effect for the help, and the function that runs it."""
+    """A slash command of the conversation: its name, arguments and help, and the function that runs it."""
 
     name: str
     arguments: str
@@ -358,7 +358,7 @@ def plain_lines() -> str | None:
 
 
 def edited_lines(talk: Talk) -> ReadLine:
-    """Return a function that reads lines which the user can edit; they are saved for later conversations."""
+    """Return a function that reads a line with editing, history and completion. Lines are saved for later runs."""
     session: PromptSession[str] = PromptSession(
         _PROMPT,
         history=_history(),
@@ -383,7 +383,7 @@ def edited_lines(talk: Talk) -> ReadLine:
 
 
 def _history() -> History:
-    """Return the history of the user's lines in a file, or one in memory if the file can't be made."""
+    """Return the history of the lines that the user typed: stored in a file, or in memory if no file can be made."""
     path = cache_folder() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from states.named.entry import Retention
 
 
 class ExchangeRequest(RequestBody):
-    """An API key to look up, with its name."""
+    """A request for the token of an API key, which is given with its name."""
 
     app_id: str = Field(description="The key's name.")
     app_secret: str = Field(description="The key.")
@@ -49,7 +49,7 @@ class Token(TypedDict):
 
 
 class SaveRequest(RequestBody):
-    """A loaded model to save, and the file to write it to."""
+    """A request to save a loaded model to a file."""
 
     aliases: ClassVar = {"model_path": "path"}
 
@@ -168,13 +168,13 @@ class Ai00Config(RequestBody):
 
 
 class LoadConfigRequest(RequestBody):
-    """The name of a settings file to read."""
+    """A request to read a settings file, by its name."""
 
     path: str = Field(min_length=1, description="A Config.toml in a folder for admins (`--admin-folder`).")
 
 
 class SaveConfigRequest(LoadConfigRequest):
-    """Settings to save in a file. The running server does not change."""
+    """A request to save settings in a file. The running server does not change."""
 
     config: Ai00Config = Field(description="The settings to write.")
 
@@ -254,7 +254,10 @@ def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
 
 
 def _convert(order: LoadOrder, target: Path) -> int:
-    """Write a model to `target` and return the number of bytes. Raises StorageError."""
+    """Write the model of `order`, with its LoRAs merged, to the file `target`, and return the file's size in bytes.
+
+    Raises StorageError.
+    """
     weights = "f16" if target.suffix == _PREFAB else STORED
     with open_merged(order.path, order.loras) as model:
         try:
@@ -294,7 +297,7 @@ async def save_config(request: web.Request) -> web.Response:
 
 
 def _output(request: web.Request, text: str) -> Path:
-    """Return the folder that `text` names, below one of the folders for unpacked archives.
+    """Return the path that `text` names, which must be below one of the folders for unpacked archives.
 
     Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
     """

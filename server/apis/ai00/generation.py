@@ -69,7 +69,7 @@ class Ai00CompletionChunk(Completion):
 
 
 class Ai00CompletionFormatter(CompletionFormatter):
-    """A `CompletionFormatter` whose chunks repeat their text in `delta`."""
+    """A `CompletionFormatter` that adds to each chunk of a stream a field `delta`, which repeats the chunk's text."""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
         choice = super().opening(index, prompt)

@@ -221,7 +221,7 @@ _CHUNK = 128  # ai00's default, which is no setting here
 
 
 def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
-    """Return the settings of a loaded model in the form of a request that loads it again."""
+    """Return the settings of a loaded model in the form of a request body that would load it again."""
     weights = WeightChoice.parse(info.weights)
     kind = _TYPES.get(weights.formats["att"], "None")
     layers = info.shape.num_layers if weights.num_layers is None else weights.num_layers
@@ -349,7 +349,10 @@ def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
 
 
 def _state_file(state: StateFileRef, path: Path) -> StateFile:
-    """Return the `StateFile` for the file at `path`; a default state without a name is named after its file."""
+    """Return the `StateFile` of the file at `path`, with the name and the id that `state` gives it.
+
+    A default state without a name is named after its file.
+    """
     return StateFile(path, state.name or (path.stem if state.default else None), state.key)
 
 

@@ -51,7 +51,7 @@ _INPUT = (
 
 
 class StatesRequest(ModelBody):
-    """Texts to run. The whole state after each of them is returned."""
+    """A request to run texts. The answer has the whole state after each of them."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -71,8 +71,8 @@ def _parse_layer(value: object) -> Layers | None:
 
 
 class Ai00EmbeddingsRequest(EmbeddingsRequest):
-    """Texts to run. One row of the state after each of them is returned. The fields of embeddings mean the same here;
-    some have ai00's defaults.
+    """A request to run texts. The answer has one row of the state after each of them. The fields of embeddings mean the
+    same here; some have ai00's defaults.
     """
 
     aliases: ClassVar = {"embed_layer": "layer"}
@@ -104,7 +104,7 @@ class WholeState(TypedDict):
 
 
 class StateList(TypedDict):
-    """One entry for each input, in the order of the inputs."""
+    """The states: one entry for each input, in the order of the inputs."""
 
     object: Literal["list"]
     model: str
@@ -116,7 +116,7 @@ MOST_TOKENS = 510
 
 
 class EmbedsRequest(RequestBody):
-    """A text to cut into pieces. Each piece gets a vector from the embedding model."""
+    """A request to cut a text into pieces. Each piece gets a vector from the embedding model."""
 
     ignored: ClassVar = frozenset({"metadata", "model", "user"})
 

@@ -125,7 +125,7 @@ class AnthropicDialect:
         }
 
     def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
-        """Return the stop reason, and the stop string that ended the answer if the client asked for it, else None."""
+        """Return the reason why the answer ended, and the stop string that ended it if it is one of the client's."""
         if finished.reason == "length":
             return "max_tokens", None
         if reader.num_calls:
@@ -135,7 +135,7 @@ class AnthropicDialect:
 
 
 class _BlockStream:
-    """Turns the pieces of an answer into stream events that start, extend and stop one content block after another."""
+    """Converts the pieces of an answer to stream events that start, extend and stop one content block after another."""
 
     def __init__(self) -> None:
         self._open: BlockType | None = None

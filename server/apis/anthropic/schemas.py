@@ -36,7 +36,7 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content blocks of one message, sorted by type."""
+    """The content of one message, divided by the type of its blocks: texts, thoughts, calls and results."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
@@ -305,22 +305,22 @@ class AnthropicConversation(GenerationBody):
 
 
 class MessagesRequest(AnthropicConversation):
-    """A conversation to continue. It has Anthropic's own fields and those of this server."""
+    """A request to continue a conversation. It has Anthropic's own fields and those of this server."""
 
     max_tokens: int = Field(ge=0, description="The most tokens to generate. 0 runs only the prompt.")
 
 
 class CountTokensRequest(AnthropicConversation):
-    """A conversation whose tokens are counted, without an answer."""
+    """A request to count the tokens of a conversation, without an answer."""
 
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class AnthropicBlock(TypedDict):
-    """A part of an answer. A `text` block has `text`. A `thinking` block has the model's thoughts as `thinking`, and an
-    empty `signature`. A `tool_use` block is a call that the client is asked to make. It has `id`, `name` and `input`;
-    `input` is empty if the answer was cut."""
+    """A content block, a part of an answer. A `text` block has `text`. A `thinking` block has the model's thoughts as
+    `thinking`, and an empty `signature`. A `tool_use` block is a call that the client is asked to make. It has `id`,
+    `name` and `input`; `input` is empty if the answer was cut."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: NotRequired[str]

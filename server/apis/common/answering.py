@@ -36,7 +36,10 @@ from server.core.streams import EVENT_STREAM, EventStream
 
 
 class Tally:
-    """Adds up the token counts of an answer with `copies` choices a prompt. Choices are numbered prompt by prompt."""
+    """Adds up the token counts of an HTTP answer that has `copies` choices for each prompt, as its events arrive.
+
+    Choices are numbered prompt by prompt.
+    """
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
@@ -45,7 +48,7 @@ class Tally:
         self._completion_tokens = 0
 
     def add(self, choice: int, event: Event) -> None:
-        """Count the tokens that an event of choice number `choice` reports.
+        """Add the token counts that `event`, of choice number `choice`, reports.
 
         A prompt counts once, for its first choice.
         """
@@ -61,7 +64,7 @@ class Tally:
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
-    """Return the token counts of an answer that generates no text, from the costs of its prompts."""
+    """Return the token counts for an answer without generated text, added up from the costs of its prompts."""
     return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)
 
 
@@ -75,17 +78,17 @@ def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Us
 
 
 class AnswerClock:
-    """Makes the fields of a stream's events that report one request's progress and times."""
+    """Measures one streamed engine request, and makes the fields of its events that report its progress and times."""
 
     def __init__(self, *, with_each: bool = False) -> None:
-        """Report the times only with the last event, or with each event if `with_each` is set."""
+        """Report the times only with the last event or, if `with_each` is set, with each event."""
         self._with_each = with_each
         self._begun: float | None = None  # when the prompt began to run
         self.started: Started | None = None
         self.predicted = 0  # tokens that were sent
 
     def tell(self, event: Event) -> Mapping[str, object]:
-        """Return the fields to add to what is sent for `event`: `prompt_progress` or `timings`, or none."""
+        """Return the fields that report progress or times with `event`: `prompt_progress`, `timings`, or none."""
         timings: Timings | None = None
         match event:
             case PromptProgress():
@@ -164,7 +167,7 @@ Choice: TypeAlias = Mapping[str, object]
 
 @dataclass(slots=True)
 class ChoiceOutcome:
-    """All events of one engine request put together: its text, tokens, scored prompt, start and end."""
+    """The outcome of one engine request, collected from all its events: text, tokens, scored prompt, start and end."""
 
     started: Started | None = None
     finished: Finished | None = None
@@ -187,7 +190,7 @@ class ChoiceOutcome:
 
     @property
     def end(self) -> Finished:
-        """The last event of a request that has ended."""
+        """The last event of the request, which must have ended."""
         assert self.finished is not None
         return self.finished
 
@@ -204,13 +207,13 @@ class ChoiceOutcome:
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of the drawn tokens; 0 if there are none."""
+        """The mean log-probability of the sampled tokens; 0 if there are none."""
         drawn = self.drawn
         return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
 
 
 class ChoiceFormatter(Protocol):
-    """Formats the choices of an answer in OpenAI's style.
+    """The interface of what makes OpenAI's choice objects from an answer's events, whole or as chunks of a stream.
 
     For each choice the methods are called in the order of its events.
     """
@@ -252,7 +255,7 @@ class ChoiceFormatter(Protocol):
 
 
 class WholeDialect(Protocol):
-    """Formats an answer that is not streamed, made from the outcomes of its engine requests."""
+    """The interface of what makes an API's answer that is not streamed, from the outcomes of its engine requests."""
 
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
@@ -265,7 +268,7 @@ class WholeDialect(Protocol):
 
 
 class Dialect(WholeDialect, Protocol):
-    """Formats an answer either whole or as the events of a stream."""
+    """The interface of what makes an API's answers, either whole or as the events of a stream."""
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
         """Return the encoded bytes to send for an event of engine request `index`, with the fields `extra` added.
@@ -292,7 +295,7 @@ async def answer_in(
     *,
     stream_type: str = EVENT_STREAM,
 ) -> web.StreamResponse:
-    """Run the engine requests `calls` and answer in the form of `dialect`, whole or as a stream.
+    """Run the engine requests `calls` and send the answer that `dialect` makes of them, whole or as a stream.
 
     All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
     stream. Raises InvalidRequestError or OverloadedError before any of them runs.
@@ -309,7 +312,10 @@ async def answer_in(
 async def _prepare(
     request: web.Request, body: GenerationBody, calls: Sequence[GenerateRequest], resolved: ResolvedState
 ) -> tuple[ParallelRequests, _End]:
-    """Return the engine requests, not yet started, and the `_End` that saves the state at their end if wanted."""
+    """Return the engine requests for `calls`, which have not started, and the `_End` that saves a state after them.
+
+    The `_End` does nothing unless `body` asks to save the state.
+    """
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
     calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
@@ -320,7 +326,7 @@ async def _prepare(
 
 
 class _End:
-    """Saves the state after the only engine request, if a `saver` is given, and reports it in the answer's fields."""
+    """Saves the state at the end of a generation if `saver` is given, and makes the answer's fields about that."""
 
     def __init__(self, saver: EndSaver | None) -> None:
         self.is_wanted = saver is not None
@@ -328,7 +334,7 @@ class _End:
         self._outcome = ChoiceOutcome()
 
     async def note(self, event: Event) -> Mapping[str, object]:
-        """Take the next event of the engine request; at its last event, save the state.
+        """Process the next event of the engine request, and save the state if the event is the last one.
 
         Return the answer's fields about the saved state, or about the error of saving it; none before the last event.
         """
@@ -350,7 +356,7 @@ async def answer_whole(
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
 ) -> web.Response:
-    """Run the engine requests `calls` and answer when all have ended; see `answer_in`."""
+    """Run the engine requests `calls`, and return one answer when all have ended; see `answer_in` for the arguments."""
     running, end = await _prepare(request, body, calls, resolved)
     tally = Tally(body.copies)
     outcomes = [ChoiceOutcome() for _ in running.requests]
@@ -370,7 +376,7 @@ async def answer_whole(
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
-    """Yield the indices of the `wanted` copies to return for each prompt, ordered by their mean log-probability.
+    """For each prompt, yield the indices of the `wanted` copies with the highest mean log-probability, best first.
 
     If all copies are wanted, they keep their order.
     """
@@ -413,9 +419,10 @@ class _Streaming:
         return await self._stream.close()
 
     async def _send(self, events: Sequence[Numbered]) -> None:
-        """Write `events`, which are ready at the same time; save the state at the last event if wanted.
+        """Write `events`, a group of events that are ready at the same time.
 
-        The events before the last one are written first, since saving may take long.
+        At the last event, save the state if wanted. The events before the last one are written first, since saving may
+        take long.
         """
         parts: list[bytes] = []
         for index, event in events:
@@ -431,6 +438,9 @@ class _Streaming:
         await self._stream.write(b"".join(parts))
 
     async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
-        """Call `encode`, which encodes an `event` that is no text; use another thread if the event may be large."""
+        """Return the result of `encode`, which encodes `event`, an event without text.
+
+        It runs on another thread if the event may be large.
+        """
         size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
         return await work(self._request, size, encode)

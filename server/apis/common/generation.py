@@ -256,7 +256,7 @@ class GenerationBody(GrammarBody):
     def copies_of(
         self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
     ) -> list[GenerateRequest]:
-        """Return the engine requests of all answers: `copies` of each of `calls`, which have one prompt each.
+        """Return the engine requests for all answers: `copies` of each request in `calls`, one for each prompt.
 
         All calls must have the same tokens that end a text.
         """
@@ -286,7 +286,7 @@ class GenerationBody(GrammarBody):
         return False
 
     def most_tokens(self, limits: Limits) -> int:
-        """Return the most tokens that an answer may have."""
+        """Return the largest number of tokens that one answer may have, by the request or else by `limits`."""
         if self.max_tokens != _NO_LIMIT:
             return self.max_tokens
         if self.stream and self.save_as is None:
@@ -304,11 +304,11 @@ class GenerationBody(GrammarBody):
     @property
     @abstractmethod
     def alternatives(self) -> int | None:
-        """How many alternatives of each token the client wants; None if it wants no log-probabilities."""
+        """The number of likeliest tokens to list at each position; None if the client wants no log-probabilities."""
 
     @property
     def copies(self) -> int:
-        """How many answers to one prompt are made. The best `n` of them are returned."""
+        """The number of answers that are generated for each prompt. The best `n` of them are returned."""
         return self.n
 
     @property
@@ -345,10 +345,11 @@ class ProgressBody(GenerationBody):
 async def note_slot(
     request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
 ) -> None:
-    """Note the prompt of a generation under the slot number that the body names, if any, in place of an earlier one.
+    """Store the prompt of a generation under the slot number that the body names, replacing an earlier prompt.
 
-    A prompt with a `cache_salt` is not noted, since other requests of the same API key may not go on from it. Nor is
-    one that starts from another state than the default, since the prompt alone does not lead to its state.
+    Does nothing if the body names no slot. A prompt with a `cache_salt` is not stored, since other requests of the same
+    API key may not continue from it. Nor is one that starts from another state than the default, since the prompt alone
+    does not lead to its state.
     """
     slot = body.id_slot
     if slot is None or slot < 0:
@@ -370,7 +371,7 @@ def check_slot(engine: EngineLike, field: str, slot: int) -> None:
 
 
 def slot_key(request: web.Request, engine: EngineLike, default: NamedState | None, slot: int | str) -> Hashable:
-    """Return the key of the prompt of a slot number, or of a saved state with the digest `slot`.
+    """Return the key under which the prompt of a slot is stored; `slot` is its number, or the digest of a saved state.
 
     Prompts start from the default state. If there is another one later, they no longer lead to the same state.
     """

@@ -141,7 +141,7 @@ class Message(RequestBody):
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise InvalidRequestError for the first message that lacks a text or has calls that it may not have.
+    """Raise InvalidRequestError for the first message that lacks a text or has calls that are not allowed.
 
     Only messages of the assistant may have calls, and the arguments of a call may not be too large to parse.
     """
@@ -301,7 +301,7 @@ class ToolFields(RequestBody):
 
     @property
     def choice(self) -> ToolChoice:
-        """The choice of tools: which of them may be called, and if one must be."""
+        """The client's choice of tools: which tools the model may call, and if it must call one."""
         return self.tool_choice or ToolChoice("auto" if self.offered else "none")
 
 

@@ -99,7 +99,7 @@ def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
-    """Return a pydantic validator that calls `parse`, which raises InvalidRequestError for a wrong value.
+    """Return a pydantic validator that parses a value with `parse`, which raises InvalidRequestError.
 
     The validator raises RefusedError instead, with the place of the value below the field `of`. Null stays None.
     """
@@ -154,7 +154,7 @@ _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
 
 
 def _range(parameter: Parameter) -> dict[str, Any]:
-    """Return the JSON schema's keywords `minimum` and `maximum` of a numeric parameter; none for other types."""
+    """Return the JSON schema keywords `minimum` and `maximum` for a numeric parameter; no keywords for other types."""
     if parameter.type not in (float, int):
         return {}
     return {"minimum": parameter.allowed.low, "maximum": parameter.allowed.high}
@@ -251,7 +251,7 @@ class SamplingBody(_SamplingFields):
 
     @property
     def bias_characters(self) -> int:
-        """The number of characters in the texts of `logit_bias`, which are turned into tokens later."""
+        """The number of characters in the texts that are keys of `logit_bias`. They are tokenized later."""
         return sum(len(key) for key in self._params.logit_bias if isinstance(key, str))
 
     @property
@@ -324,7 +324,7 @@ def _grammar(value: object) -> Grammar:
 
 
 def _structured_outputs(value: object) -> Grammar | None:
-    """Return the grammar for vLLM's object `structured_outputs`, or None if it restricts nothing.
+    """Return the grammar that vLLM's object `structured_outputs` describes, or None if it describes none.
 
     Raises RefusedError.
     """

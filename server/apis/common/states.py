@@ -40,7 +40,7 @@ _LABELS = {"name", "id"}  # ai00's clients send them; here only the values of a 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InlineState:
-    """A state given as numbers in the request, in ai00's order."""
+    """A state given as an array of numbers in the request, in the order of ai00's prefab format."""
 
     data: F32  # [L * (N + 2) * D] unless the client is wrong
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ StateRef: TypeAlias = str | InlineState | StatePath
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedRef:
-    """A reference to one of the states that a request mixes, with its weight."""
+    """An entry of a mix of states in a request: a reference to a state, its weight, and perhaps a prompt of its own."""
 
     ref: StateRef | None  # None = the default state
     weight: float
@@ -99,7 +99,9 @@ def _parse_weighted(number: int, value: object) -> WeightedRef:
 
 
 def _parse_labelled(number: int, state: dict[str, object]) -> StateRef | None:
-    """Return the state reference in entry `number` of a mix; `state` is the entry without its weight and prompt.
+    """Return the reference to a state in entry number `number` of a mix.
+
+    `state` is the entry without its weight and prompt.
 
     None stands for the default state. Raises RefusedError.
     """
@@ -311,7 +313,7 @@ def state_entry(named: NamedState) -> StateEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedState:
-    """A state to start from, found in the engine or in files."""
+    """A state to start from that was found in the engine or in files, as `resolve_state` returns it."""
 
     frozen: FrozenState | None  # None = the fill values
     named: NamedState | None = None  # if the request says its name or id
@@ -375,9 +377,10 @@ def _load(files: StateFiles, ref: InlineState | StatePath) -> FrozenState:
 
 
 def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[GenerateRequest]) -> GenerateRequest:
-    """Return the engine request for an answer: `calls[0]`, which mixes the states of all `calls` if `body` has a mix.
+    """Combine `calls`, one for each of the states `starts`, into the one engine request for an answer.
 
-    There is one call for each of `starts`. They differ only in their states and prompts.
+    It is `calls[0]`, with a mix of the states of all `calls` if `body` asks for one. The calls differ only in their
+    states and prompts.
     """
     if body.weighted is None:
         return calls[0]
@@ -389,7 +392,7 @@ def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[Ge
 
 
 class EndSaver:
-    """Saves the state at the end of a request's only generation, under the name that the request gives.
+    """Saves the state at the end of a request's only generation, as a named state with the name that the request gives.
 
     That may be the name of the state that the request starts from; the name then stands for the new state.
     """
@@ -406,9 +409,9 @@ class EndSaver:
     async def create(
         cls, engine: EngineLike, wanted: NewStateBody, resolved: ResolvedState, calls: Sequence[GenerateRequest]
     ) -> Self:
-        """Return a saver for the only one of `calls`.
+        """Return an `EndSaver` for the only one of `calls`.
 
-        Raise now the errors that saving the state can already foresee.
+        Raises InvalidRequestError if there are several calls, and the errors of saving the state that can be foreseen.
         """
         if len(calls) != 1:
             raise InvalidRequestError(
@@ -433,7 +436,7 @@ class EndSaver:
         return saver
 
     async def save(self, tokens: Sequence[TokenInfo], finished: Finished) -> StateEntry:
-        """Save the state at the end of the generation, whose tokens are `tokens`, and return its description."""
+        """Save the state after the generated tokens `tokens`, and return the description of the named state."""
         assert finished.end is not None  # it was asked for
         states, old = self._engine.states, self._continued
         text = _text_of(tokens, finished)
@@ -445,7 +448,7 @@ class EndSaver:
 
     @property
     def _continued(self) -> NamedState | None:
-        """The state that the request starts from if the new state replaces it under its name, else None."""
+        """The named state that the request starts from, if the new state is to replace it under its name, else None."""
         named = self._resolved.named
         return named if named is not None and named.name == self._wanted.name else None
 

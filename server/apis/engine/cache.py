@@ -162,7 +162,7 @@ class CachePositionDropped(TypedDict):
 
 
 class CacheDropped(TypedDict):
-    """How many positions were dropped."""
+    """The number of cache positions that were dropped."""
 
     object: Literal["cache.dropped"]
     dropped: int

@@ -102,7 +102,7 @@ class ChoosesEntry(RankedChoice):
 
 
 class Chooses(TypedDict):
-    """One entry for each choice, the least perplexity first."""
+    """The ranked choices: one entry for each, the least perplexity first."""
 
     object: Literal["list"]
     model: str
@@ -135,7 +135,7 @@ class ChoiceEntry(RankedChoice):
 
 
 class Choices(TypedDict):
-    """One entry for each choice, the least perplexity first. The usage counts the context once."""
+    """The ranked choices: one entry for each, the least perplexity first. The usage counts the context once."""
 
     object: Literal["list"]
     model: str
@@ -186,7 +186,7 @@ async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest)
 def _context_and_options(
     engine: EngineLike, limits: Limits, body: ChoosesRequest
 ) -> tuple[Sequence[int], list[Sequence[int]]]:
-    """Return the token ids of the context, and a list with those of each choice.
+    """Return the token ids of the context, and a list with the token ids of each choice.
 
     Raises InvalidRequestError, also for more tokens than `limits` allow.
     """

@@ -92,7 +92,7 @@ GivenEmbeddings: TypeAlias = Annotated[
 
 
 class AdvanceStateRequest(RequestBody):
-    """Tokens that the model reads from a state, and what to report about them."""
+    """A request to run tokens from a state, and what to report about them."""
 
     input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
     logprobs: int | None = Field(
@@ -337,7 +337,7 @@ def _name(request: web.Request) -> str:
 
 
 def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
-    """Return the list of `entries` for clients, with the default and the memory use of all named states."""
+    """Return the answer that lists `entries`, with the default state's name and the memory use of all states."""
     return {
         "object": "list",
         "data": [state_entry(entry) for entry in entries],

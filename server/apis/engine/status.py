@@ -223,7 +223,10 @@ def _steps(counters: EngineCounters) -> StepCounts:
 
 
 def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> Iterator[MemoryPart]:
-    """Yield each use of memory. Slots and the cache on the device are allocated when the model is loaded."""
+    """Yield a description of each use of memory: the weights, the slots, the tiers of the cache and the named states.
+
+    Slots and the cache on the device are allocated when the model is loaded.
+    """
     tiers = () if cache is None else cache.tiers
     if info.device_bytes is not None:
         slots = info.num_slots * info.shape.state_bytes

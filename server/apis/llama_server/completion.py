@@ -148,14 +148,14 @@ _END_OF_TEXT = 0
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of one streamed request: its times, and if its text contains a line break."""
+    """The progress of one streamed request: the clock that measures it, and if its text has a line break so far."""
 
     clock: AnswerClock
     has_new_line: bool = False
 
     @property
     def started(self) -> Started:
-        """The event that reported the start of the answer."""
+        """The event that reported the request's start, which must have come."""
         assert self.clock.started is not None
         return self.clock.started
 
@@ -290,7 +290,7 @@ class LlamaDialect:
         }
 
     def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
-        """Return only the fields of `answer` that `response_fields` lists, by their paths; all if it lists none."""
+        """Return `answer` with only the fields that `response_fields` lists by path, or with all if it lists none."""
         wanted = self._body.response_fields
         if not wanted:
             return answer

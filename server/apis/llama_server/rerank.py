@@ -149,7 +149,7 @@ async def embedding(request: web.Request) -> web.Response:
 
 
 def _entries(embeddings: Sequence[Embedding], sizes: Sequence[int]) -> list[LlamaEmbedding]:
-    """Return one entry for each input. Input i has the next `sizes[i]` of the `embeddings`."""
+    """Return one entry for each input, with `sizes[i]` of the vectors in `embeddings`, in order, for input i."""
     vectors = iter(embeddings)
     return [
         {"index": index, "embedding": [next(vectors).vector.tolist() for _ in range(size)]}

@@ -119,7 +119,10 @@ async def _save(
 async def _restore(
     request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
 ) -> SlotAction:
-    """Bring the saved prompt's state into the cache, so that prompts that begin alike go on from it."""
+    """Restore the prompt that was saved under `name` to a slot number, and run it if the cache lacks its state.
+
+    So later prompts that begin alike continue from that state.
+    """
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
     frozen = (await engine.states.get(name)).frozen
     tokens = prompts.get(slot_key(request, engine, default, frozen.digest))

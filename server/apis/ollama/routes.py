@@ -106,7 +106,7 @@ class OllamaDialect:
         return {**self._line({}), "done": True, "done_reason": "load"}
 
     def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
-        """Return the message fields for the next pieces of the answer. A call is added once its arguments are complete.
+        """Return the message fields for the next pieces of the answer: its text, thoughts and completed calls.
 
         `last` means that no pieces follow.
         """
@@ -149,7 +149,7 @@ def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
 
 
 def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[str, object]:
-    """Return the last line's fields: why the request ended, token counts, and times if they were measured.
+    """Return the fields of a stream's last line: why the request ended, token counts, and times if they were measured.
 
     `ended` is when the request ended, by `time.monotonic`.
     """
@@ -185,7 +185,7 @@ def timestamp(seconds: float) -> str:
 
 
 def encode_line(body: Mapping[str, object]) -> bytes:
-    """Return one line of a stream."""
+    """Return `body` as one line of a stream: compact JSON and a line break."""
     return to_json(body) + b"\n"
 
 
@@ -198,7 +198,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
-    """Return a model's entry for the list of models.
+    """Return the entry for a model in the list of all models.
 
     Its digest is computed from the model's properties, not from its file.
     """
@@ -214,7 +214,10 @@ def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
 
 
 def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: float | None) -> OllamaModel:
-    """Return the entry of a loaded model in the list of these. It says when the model is freed if no request comes."""
+    """Return the entry for a loaded model in the list of loaded models.
+
+    It has the time when an unused model is freed.
+    """
     expires = _NEVER
     if idle_unload_seconds is not None:
         expires = timestamp(time.time() + idle_unload_seconds - model.idle_seconds(time.monotonic()))
@@ -317,7 +320,10 @@ async def older_embed(request: web.Request) -> web.Response:
 
 
 def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
-    """Answer a request that only loads the model; it is loaded already."""
+    """Return the answer to a request without a prompt, which only asks to load the model.
+
+    The model is loaded by now.
+    """
     answer = dialect.empty()
     return web.Response(body=encode_line(answer), content_type=LINES) if stream else json_response(answer)
 

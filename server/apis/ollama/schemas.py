@@ -112,7 +112,7 @@ class OllamaGeneration(RequestBody):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The request's fields that all kinds of generation have, under this server's names."""
+        """The values of the request's fields that every kind of generation has, by the names of the base class."""
         found = {**shared_fields(self.options or OllamaOptions()), "model": self.model, "stream": self.stream}
         return found if self.format is None else {**found, "json_schema": self.format}
 
@@ -122,7 +122,7 @@ class OllamaGeneration(RequestBody):
         """The request in OpenAI's form, as a chat or a completion; None if it has nothing to answer."""
 
     def chat_of(self, messages: list[Message], tools: list[ToolBody]) -> TranslatedChat:
-        """Return `messages` and `tools`, with this request's other fields, as a chat of OpenAI's."""
+        """Return an OpenAI chat request with `messages` and `tools`, and with the other fields of this request."""
         fields = self.fields
         if self.think is not None:
             fields["chat_template_kwargs"] = {"enable_thinking": self.think is not False}

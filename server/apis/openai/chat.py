@@ -213,7 +213,7 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
 async def prepare_chat(
     request: web.Request, engine: EngineLike, body: ChatRequest
 ) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
-    """Return the engine requests for all answers, how to divide the answers into parts, and the state to start from.
+    """Return the engine requests for all answers, the form that divides answers into parts, and the start state.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -254,7 +254,7 @@ async def apply_template(request: web.Request) -> web.Response:
 
 
 def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
-    """Estimate how much work it is to render the chat template. The number is the `size` for `work`.
+    """Return an estimate of the work to render the chat template, as the argument `size` of `work`.
 
     A template that is a program may take long even for short texts.
     """
@@ -271,7 +271,7 @@ def _prepare(
     template: ChatTemplate,
     starts: Sequence[WeightedState],
 ) -> tuple[list[GenerateRequest], AnswerForm]:
-    """Return the engine requests for all answers, and how to divide the answers into parts.
+    """Return the engine requests for all answers, and the form that divides answers into parts.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -301,7 +301,7 @@ def _prepare(
 def render_chat(
     engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
 ) -> ChatPrompt:
-    """Render a conversation as the prompt that continues from the state `start`."""
+    """Render the conversation in `body` by `template`, as a prompt for a sequence that starts from `start`."""
     before = text_before_chat(engine, start.frozen, template)
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
@@ -312,9 +312,9 @@ def render_chat(
 def _call(
     engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: WeightedState, earlier: Sequence[int]
 ) -> GenerateRequest:
-    """Return the engine request for the state `start`.
+    """Return the engine request that starts from the state `start`.
 
-    Its prompt is that of `start`, or else the conversation's `prompt`.
+    Its prompt is that of the entry `start` in a mix of states, if it has one, else `prompt`, the conversation's.
     """
     call = GenerateRequest(
         prompt=prompt.tokens,
@@ -349,7 +349,10 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
 
 
 def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar: Grammar | None) -> Thinking | None:
-    """Return how the answer's reasoning part must be handled, or None if it needs no special handling."""
+    """Return how the answer's thoughts must be treated: how they end, and how many tokens they may take.
+
+    Return None if the answer begins without thoughts, or if neither a grammar nor a budget depends on their end.
+    """
     if not prompt.thought or (grammar is None and body.thinking_budget_tokens is None):
         return None
     return Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"), body.thinking_budget_tokens)

@@ -113,7 +113,7 @@ async def complete(
 async def prepare_completions(
     request: web.Request, engine: EngineLike, body: CompletionRequest
 ) -> tuple[list[GenerateRequest], ResolvedState]:
-    """Return the engine requests for all answers, and the state that they start from.
+    """Return the engine requests for all answers, and the state from which they start.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -124,7 +124,7 @@ async def prepare_completions(
 
 
 def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:
-    """Return for each prompt the text that is put before its answers: the prompt itself with `echo`, else nothing."""
+    """Return for each prompt the text to put before its answers: the prompt itself with `echo`, else an empty text."""
     return [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
 
 
@@ -148,7 +148,7 @@ def _calls(
 
 
 def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
-    """Return the request from the state `start`, with its prompt if it has one, else with `prompt`.
+    """Return the engine request that starts from the state `start`, with the prompt of `start` or else `prompt`.
 
     Of the prompt only the last `body.most_prompt_tokens` are run; the marks count the tokens before them, too.
     """

@@ -48,7 +48,10 @@ def token_text(token: int, data: bytes) -> str:
 
 
 class CompletionTokens:
-    """Formats the log-probabilities of one text's tokens for completions. Text offsets continue from call to call."""
+    """Makes the log-probability fields of completions for the tokens of one text, call by call.
+
+    Text offsets continue from call to call.
+    """
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
@@ -67,7 +70,10 @@ class CompletionTokens:
         return described
 
     def _alternatives(self, info: TokenInfo) -> dict[str, float] | None:
-        """Return the log-probabilities of the likeliest tokens and the token itself, or None if its own is unknown."""
+        """Return the log-probabilities, by token text, of the likeliest tokens and of the token `info` itself.
+
+        Return None if the log-probability of the token itself is not known.
+        """
         if info.logprob is None:
             return None
         tops = {
@@ -85,7 +91,7 @@ class ContentTokens:
         self._waiting: deque[tuple[TokenInfo, str]] = deque()  # tokens with the text that each one completes
 
     def divide(self, tokens: Iterable[TokenInfo], pieces: Iterable[Piece]) -> list[TokenInfo]:
-        """Return the tokens of the content in `pieces`. Both `tokens` and `pieces` continue those of earlier calls.
+        """Return those of `tokens` that make up the content in `pieces`. Both continue the arguments of earlier calls.
 
         A token that belongs to the content in part is cut to that part. A token that ends inside a character belongs to
         the piece that has the character.
@@ -99,7 +105,10 @@ class ContentTokens:
         return found
 
     def _take(self, length: int) -> Iterator[TokenInfo]:
-        """Remove and yield the tokens of the next `length` characters; a token beyond the end is divided."""
+        """Remove and yield the waiting tokens of the next `length` characters.
+
+        A token that extends beyond them is divided.
+        """
         while self._waiting and length > 0:
             info, text = self._waiting.popleft()
             if len(text) > length:
@@ -110,7 +119,7 @@ class ContentTokens:
 
 
 def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
-    """Return the log-probabilities of tokens in the form of chat completions."""
+    """Return the log-probabilities of `tokens` in the form that chat completions have."""
     return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
 
 
@@ -156,7 +165,7 @@ def _fingerprint(info: EngineInfo) -> str:
 
 
 class ChunkEncoder:
-    """Encodes the events of `calls` as server-sent events with chunks of choices; choice i answers `calls[i]`.
+    """Encodes the events of `calls` as server-sent events with OpenAI's chunks. Choice i answers `calls[i]`.
 
     Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once for
     each choice.

@@ -45,7 +45,7 @@ def parse_layer(value: object) -> Layers:
 
 
 def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
-    """Parse inputs as `parse_prompts` does; an object with text parts, as in chats, stands for its text."""
+    """Parse inputs as `parse_prompts` does, after replacing each object with text parts, as in chats, by its text."""
     if isinstance(value, list):
         return parse_prompts([_plain_input(item) for item in value])
     return parse_prompts(_plain_input(value))
@@ -123,7 +123,7 @@ class EmbeddingEntry(TypedDict):
 
 
 class EmbeddingList(TypedDict):
-    """One entry for each input, in the order of the inputs."""
+    """The embeddings: one entry for each input, in the order of the inputs."""
 
     object: Literal["list"]
     model: str
@@ -136,7 +136,7 @@ _NUMBERS_A_PIECE = 1 << 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorEntry:
-    """One entry of a list to send: its plain `fields`, and the `name` and numbers of the field with its vector."""
+    """One entry of a JSON list to send: its plain `fields`, and a field called `name` with the numbers of `vector`."""
 
     fields: Mapping[str, object]
     name: str
@@ -188,7 +188,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 @dataclass(frozen=True, slots=True)
 class FoundVectors:
-    """The vectors for one request, in the order of its inputs, with the costs of running them."""
+    """The vectors for one request, in the order of its inputs, with the token counts of all that was run."""
 
     model: str
     embeddings: Sequence[Embedding]
@@ -233,7 +233,7 @@ async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: b
 
 
 def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
-    """Return all prefixes of each input, shortest first. Raises InvalidRequestError if they exceed the limits.
+    """Return all prefixes of each input's tokens, shortest first. Raises InvalidRequestError if `limits` are exceeded.
 
     `numbers_each` is the length of one vector.
     """
@@ -247,7 +247,10 @@ def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: i
 async def tokens_of_inputs(
     request: web.Request, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
 ) -> list[Sequence[int]]:
-    """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
+    """Return the tokens of each of `prompts`. Raises InvalidRequestError for `field` if the limits are exceeded.
+
+    `numbers_each` is the length of one vector; all vectors of one answer together have a limit, too.
+    """
     limits = request.app[SETTINGS].limits
     fitting = max(limits.max_vector_numbers // numbers_each, 1)
     if len(prompts) > fitting:

@@ -26,7 +26,10 @@ _CONVERSATION_BYTES = 1024  # that a conversation takes beside its texts
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """A stored conversation at one moment; changes make a new object. Each item has its own id."""
+    """A stored conversation at one moment, with its items. A change makes a new object.
+
+    Item ids are unique.
+    """
 
     id: str
     created: int  # Unix time
@@ -95,9 +98,9 @@ class ConversationStore:
             return added
 
     def add_answer(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> None:
-        """Append a request's new items and its response's items, unless the conversation was deleted meanwhile.
+        """Append the items of a request and of its response to a conversation, unless it was deleted meanwhile.
 
-        If the conversation then has more bytes than the limit, it is dropped.
+        If the conversation then has more bytes than the limit, it is removed.
         """
         with self._lock:
             found = self._kept[owner].get(conversation_id)
@@ -115,7 +118,7 @@ class ConversationStore:
             return left
 
     def delete(self, owner: str, conversation_id: str) -> None:
-        """Drop a conversation. Raises NotFoundError."""
+        """Delete a conversation. Raises NotFoundError."""
         with self._lock:
             self._find(owner, conversation_id)
             self._kept[owner].pop(conversation_id)
@@ -135,7 +138,7 @@ class ConversationStore:
         return found
 
     def _keep(self, owner: str, conversation: StoredConversation) -> StoredConversation:
-        """Keep a conversation with new items. Raises InvalidRequestError if it is beyond the limits."""
+        """Store a conversation that has new items. Raises InvalidRequestError if it exceeds the limits."""
         self._limits.check("max_messages", "items", len(conversation.items))
         self._check_bytes(conversation)
         self._put(owner, conversation)
@@ -145,12 +148,12 @@ class ConversationStore:
         self._limits.check("max_conversation_bytes", "items", conversation.num_bytes)
 
     def _put(self, owner: str, conversation: StoredConversation) -> None:
-        """Store a new or changed conversation without checking limits. To make room, drop others of its owner."""
+        """Store a new or changed conversation without checking limits, and evict others of its owner to make room."""
         self._kept[owner].put(conversation.id, conversation, conversation.num_bytes)
 
 
 def _with_own_ids(conversation: StoredConversation, items: Sequence[KeptItem]) -> Iterator[KeptItem]:
-    """Yield `items` with unique ids: an id that the conversation already has is replaced by a new one."""
+    """Yield `items`, with a new id for each whose id the conversation or an earlier item already has."""
     taken = {item.id for item in conversation.items}
     for item in items:
         yield replace(item, id=new_item_id(item.type)) if item.id in taken else item
@@ -200,7 +203,10 @@ class ResponseStore:
         return BoundedStore(self._limits.max_responses, self._limits.max_response_bytes)
 
     def put(self, owner: str, body: Mapping[str, Any], given: Sequence[KeptItem], before: Sequence[KeptItem]) -> None:
-        """Store a response. `given` are the new items of its request, `before` those of the conversation up to then."""
+        """Store the response `body`.
+
+        `given` are the new items of its request, `before` the conversation's items before these.
+        """
         told = to_json({name: value for name, value in body.items() if name != "output"})
         output = tuple(map(KeptItem.of, body["output"]))
         num_bytes = _RESPONSE_BYTES + len(told) + sum(item.num_bytes for item in (*before, *given, *output))
@@ -256,7 +262,7 @@ class ResponseStore:
                 store.pop(oldest.id)
 
     def _make_room(self) -> None:
-        """Drop the oldest responses of the key with the most, until all keys together are within the limits."""
+        """Remove the oldest responses of the API key with the most, until all keys together are within limits."""
         stores = self._kept.values()
         while sum(map(len, stores)) > self._limits.max_responses:
             self._forget_items(max(stores, key=len).evict())
@@ -284,7 +290,10 @@ PAGE_QUERY = {
 
 
 def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
-    """Return the page of `items` that the query asks for, as JSON. Raises InvalidRequestError."""
+    """Return the page of `items` that the query parameters select, as JSON of a list object.
+
+    Raises InvalidRequestError.
+    """
     order = request.query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequestError("order", order, "asc or desc")

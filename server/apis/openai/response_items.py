@@ -87,7 +87,7 @@ def new_item_id(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """An item in the form for storing: its fields as JSON, so that its size is known."""
+    """An item of a response or conversation in the form for storing: its fields as JSON, so that its size is known."""
 
     id: str
     type: str
@@ -176,7 +176,7 @@ def messages_of(items: Sequence[Item]) -> list[Message]:
 
 
 def _ends(turn: _Turn, item: Item) -> bool:
-    """Return True if `item` begins something after the assistant's `turn`, so that the turn is complete."""
+    """Return True if `item` does not belong to the assistant's `turn`, so that the turn is complete before it."""
     match item:
         case {"type": "message", "role": role} if find_role(role) is Role.ASSISTANT:
             return not turn.is_empty

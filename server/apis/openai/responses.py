@@ -53,7 +53,7 @@ _TEXT_EVENT: Mapping[ItemType, str] = {"message": "response.output_text", "reaso
 
 
 class ItemWriter:
-    """Builds the items of one answer from its pieces, and the stream events about them.
+    """Builds the items of one answer from its pieces, and makes the stream events that report these items.
 
     `key` is a part of the items' ids.
     """
@@ -153,7 +153,7 @@ def _empty_part(kind: ItemType) -> dict[str, Any]:
 
 
 def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an item for the event that announces it, with empty content."""
+    """Return a copy of an item with empty content, for the event that announces the item."""
     return {**item, "content": []} if "content" in item else item
 
 
@@ -245,7 +245,7 @@ class ResponsesDialect:
         return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
 
     def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
-        """Return the complete response after passing it to `keep`, which stores it."""
+        """Make the complete response, store it by calling `keep`, and return it."""
         is_cut = finished.reason == "length"
         response = {
             **self._response("incomplete" if is_cut else "completed"),
@@ -259,7 +259,7 @@ class ResponsesDialect:
         return response
 
     def _response(self, status: str) -> Mapping[str, Any]:
-        """Return a response's fields for the given `status`, without output and usage."""
+        """Return all fields of a response with the given `status` except its output and usage."""
         body = self._body
         return {
             "id": f"resp_{self._key}",
@@ -307,7 +307,7 @@ class ResponsesDialect:
 
 
 class _ThoughtTokens:
-    """Counts the tokens of an answer up to the end of its last thought, for `reasoning_tokens`."""
+    """Counts an answer's tokens up to the end of its last thought, the number that `reasoning_tokens` reports."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # of all tokens in bytes
@@ -328,7 +328,7 @@ class _ThoughtTokens:
 
 
 def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
-    """Return the choice of tools in the form of OpenAI's field `tool_choice`."""
+    """Return `choice`, a choice of tools, in the form of OpenAI's field `tool_choice`: a word or an object."""
     if choice.names is None:
         return choice.mode
     tools = [{"type": "function", "name": name} for name in choice.names]
@@ -361,7 +361,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 async def _conversation_of(
     request: web.Request, body: ResponsesRequest
 ) -> tuple[Sequence[KeptItem], Sequence[KeptItem]]:
-    """Return the items before the request's and the request's own items.
+    """Return the items of the conversation before the request, and the request's own items.
 
     Raises NotFoundError or InvalidRequestError.
     """

@@ -274,7 +274,7 @@ class ChatRequest(ProgressBody, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        """Return the texts that end the answer: the request's own, or else `of_template`, which end a turn."""
+        """Return the texts that end the answer: the request's own stop strings, or else `of_template`."""
         says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
         return self.stop if says_end else of_template
 
@@ -320,7 +320,7 @@ class ChatRequest(ProgressBody, ToolFields):
         return self.messages[-1].role is Role.ASSISTANT and not self.messages[-1].calls
 
     def template_of(self, of_model: ChatTemplate) -> ChatTemplate:
-        """Return the conversation's chat template: the model's, unless the request gives texts or names of its own."""
+        """Return the chat template for the conversation: `of_model`, unless the request gives texts or names."""
         if self.template is None and not self.names:
             return of_model
         base = of_model if isinstance(of_model, WorldTemplate) else _TEMPLATE
@@ -410,7 +410,7 @@ class ChatCompletion(_VerboseField):
 
 
 class InputTokens(TypedDict):
-    """How many tokens the prompt of a conversation has."""
+    """The number of tokens in the prompt of a conversation."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -468,7 +468,10 @@ class ChatCompletionChunk(TypedDict):
 
 
 def shared_fields(body: GenerationBody) -> dict[str, Any]:
-    """Return the values of the fields that every kind of generation has, to build another kind of body from them."""
+    """Return the values, by name, of the fields of `body` that every kind of generation has.
+
+    They serve to build another kind of body.
+    """
     return {name: getattr(body, name) for name in GenerationBody.model_fields}
 
 
@@ -477,7 +480,7 @@ class TranslatedChat(ChatRequest):
 
     @classmethod
     def of(cls, body: GenerationBody, **fields: Any) -> Self:  # noqa: ANN401
-        """Build a chat from the fields that `body` shares with every kind of generation, and from further `fields`.
+        """Build a chat from the fields of `body` that every kind of generation has, and from the chat's own `fields`.
 
         The fields are not checked one by one. Raises InvalidRequestError for fields that contradict each other.
         """

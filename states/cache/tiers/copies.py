@@ -100,7 +100,7 @@ class Keeper:
             self._behind.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
-        """Make room in the tier for `size` bytes of `checkpoint`, by evicting less valuable ones.
+        """Evict checkpoints of less value than `checkpoint` from the tier, until `size` bytes are free there.
 
         Return False if that fails. In a shared tier, any checkpoints may be evicted.
         """
@@ -118,7 +118,7 @@ class Keeper:
 
 
 def value_of(checkpoint: Checkpoint) -> int:
-    """Return the value of a checkpoint: the tokens that it saves, times one more than its hits."""
+    """Return the value of storing a checkpoint: the tokens that it saves, times one more than its hits."""
     return (1 + checkpoint.hits) * checkpoint.saves
 
 
@@ -174,7 +174,7 @@ class Copies:
         return True
 
     def promote(self, checkpoint: Checkpoint, tier: Tier, source: CopySource) -> None:
-        """Copy a checkpoint from `source` to the quickest tier that accepts it, among those quicker than `tier`."""
+        """Copy a checkpoint from `source` to the quickest of the tiers that accept it and are quicker than `tier`."""
         for quicker in self.tiers[: self.tiers.index(tier)]:
             if self.add(quicker, checkpoint, source):
                 self.stats_of[quicker.name].promotions += 1
@@ -196,7 +196,10 @@ class Copies:
         return True
 
     def evict(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Evict a checkpoint from a tier, after copying it to a slower tier unless one of this machine has a copy."""
+        """Remove a checkpoint's copy from a tier.
+
+        Copy it to a slower tier first, unless one of this machine's has a copy.
+        """
         self.stats_of[tier.name].evictions += 1
         move = self._moves.get(checkpoint)
         arriving = move is not None and move.tier is tier
@@ -224,7 +227,10 @@ class Copies:
         tier.queue.remove(checkpoint)
 
     def finish_moves(self, *, wait: bool) -> None:
-        """Put the copies whose transfers have ended into their tiers. With `wait`, wait for all transfers."""
+        """Add the copies whose transfers have ended to their target tiers.
+
+        With `wait`, wait for all transfers first.
+        """
         for checkpoint, move in list(self._moves.items()):
             if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
                 self.arrive(checkpoint)
@@ -264,7 +270,7 @@ class Copies:
                 self.tell_if_lost(checkpoint)
 
     def tell_if_lost(self, checkpoint: Checkpoint) -> None:
-        """Call `on_lost` if no tier has a copy of `checkpoint` any more."""
+        """Call `on_lost` with `checkpoint` if no tier has a copy of it any more."""
         if not checkpoint.resumable:
             self._on_lost(checkpoint)
 

@@ -30,7 +30,10 @@ class DeviceTier(Tier):
     on_device = True
 
     def __init__(self, pool: DevicePool, max_logits_bytes: int) -> None:
-        """Store copies in the slabs of `pool`. A new copy first evicts others if the logits take `max_logits_bytes`."""
+        """Store copies of states in the slabs of `pool`, with their logits beside them.
+
+        If the logits take `max_logits_bytes` or more, copies are evicted before a new one is added.
+        """
         self._pool = pool
         self._slabs: dict[Checkpoint, _Slab] = {}
         self.queue = EvictionQueue(self.name, pool.num_slabs * pool.slab_bytes)
@@ -109,4 +112,4 @@ class HostTier(Tier):
         self.queue.remove(checkpoint)
 
     def close(self) -> None:
-        """Do nothing: the garbage collector frees the copies with the tier."""
+        """Do nothing: the garbage collector frees the copies together with the tier."""

@@ -42,7 +42,7 @@ class StateFileForm:
     """Makes the content of checkpoints' state files for one model, and computes the files' sizes."""
 
     def __init__(self, model: str, shape: ModelShape, precision: Precision) -> None:
-        """Make files of the model with this fingerprint `model` and `shape`, with arrays in `precision`.
+        """Prepare to make files for the model with the fingerprint `model` and `shape`, with arrays in `precision`.
 
         The fingerprint is of all settings that must be equal for a state to be continued.
         """
@@ -70,7 +70,10 @@ class StateFileForm:
 
 
 def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
-    """Return a payload of the usual size whose arrays take no memory."""
+    """Return a payload with the shapes of a full state with logits, whose arrays take no memory.
+
+    Serves to compute sizes.
+    """
     dtype = np.float16 if precision == "f16" else np.float32
     state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
     logits: F32 = np.broadcast_to(np.float32(0), (shape.vocab_size,))
@@ -87,15 +90,15 @@ _log = logging.getLogger(__name__)
 
 
 class WriteBehind:
-    """The checkpoints to be written to a slow tier: those that are not yet old enough, and those being read for it.
+    """The queue of checkpoints to write to a slow tier: those not old enough yet, and those being read for the write.
 
     For the thread that owns the device; `is_idle` may be read on any thread.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """Start without checkpoints.
+        """Start with an empty queue.
 
-        One is old enough when `seconds` have passed by `clock` since it was passed to `note`.
+        A checkpoint is old enough when `seconds` have passed by `clock` since it was passed to `note`.
         """
         self._seconds = seconds
         self._clock = clock
@@ -151,7 +154,7 @@ class Writer(Protocol):
     """Runs jobs that write files, in the order in which they are submitted."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
-        """Run `job`, whose data takes `num_bytes` in memory, now or later. Return True if the job was accepted.
+        """Run `job` now or later; its data takes `num_bytes` of memory until then. Return True if the job was accepted.
 
         If too many bytes wait already, wait if `wait` is true, else return False.
         """
@@ -170,7 +173,7 @@ class InlineWriter:
         return True
 
     def close(self) -> None:
-        """Do nothing, since no job waits."""
+        """Do nothing, since every job has already run."""
 
 
 class BackgroundWriter:
@@ -241,7 +244,7 @@ class DiskTier(Tier):
     def __init__(
         self, config: DiskConfig, model: str, shape: ModelShape, writer: Writer, reader: ThreadPoolExecutor
     ) -> None:
-        """Store copies in the folder of `config`. `reader` must have one thread.
+        """Store copies as files in the folder of `config`. `reader` must have a single thread.
 
         `close` closes `writer` and `reader`.
         """
@@ -302,7 +305,10 @@ class DiskTier(Tier):
         return True
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy while its file is not written yet, else None."""
+        """Return the copy of `checkpoint` if its file is still waiting to be written.
+
+        Return None if it must be read.
+        """
         with self._lock:
             waiting = self._waiting.get(self._names[checkpoint])
         return None if waiting is None else waiting.payload
@@ -337,7 +343,7 @@ class DiskTier(Tier):
         return [checkpoint for checkpoint, name in self._names.items() if name in lost] if lost else []
 
     def close(self) -> None:
-        """Wait until every file is written and none is being read."""
+        """Wait until every file is written and no file is being read, and end both threads."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.close()
 

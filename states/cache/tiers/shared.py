@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """The store's answer to an inquiry about a prompt: the longest checkpoint, and the part shared with other paths."""
+    """The store's answer to a query about a prompt: its longest checkpoint, and the prefix shared with other paths."""
 
     root: str
     known: bytes  # packed; the prefix of the prompt, in whole blocks, that another server's path shares
@@ -51,7 +51,10 @@ class StoreAnswer:
 
 
 class Inquiry:
-    """A query to the store for checkpoints of a prompt. For the cache's thread; `done` may be read on any thread."""
+    """A running or finished query to the store for checkpoints of a prompt.
+
+    For the cache's thread; `done` may be read on any thread.
+    """
 
     def __init__(self, future: Future[StoreAnswer]) -> None:
         self._future = future
@@ -63,7 +66,10 @@ class Inquiry:
         return self._future.done()
 
     def take(self) -> StoreAnswer | None:
-        """Return the answer the first time. Return None afterwards, or if the store did not answer."""
+        """Return the answer to the query at the first call.
+
+        Return None later, or if the query failed or has not ended.
+        """
         if self._taken or not self._future.done() or self._future.cancelled():
             return None
         self._taken = True
@@ -177,7 +183,7 @@ class SharedTier(Tier):
         return True
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy while it is not written to the store yet, else None."""
+        """Return the copy of `checkpoint` if it is still being written to the store. Return None if it must be read."""
         write = self._writes.get(checkpoint)
         return None if write is None else write.payload
 
@@ -194,7 +200,7 @@ class SharedTier(Tier):
         return self._client.submit(self._read(checkpoint.root, tokens, checkpoint.has_logits))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a copy. It stays in the store for other servers until it expires."""
+        """Remove the tier's record of a copy. The copy stays in the store for other servers until it expires."""
         self.queue.remove(checkpoint)
         self._record_bytes -= _record_bytes(checkpoint)
         self._writes.pop(checkpoint, None)
@@ -217,7 +223,7 @@ class SharedTier(Tier):
         self._record_bytes += _record_bytes(checkpoint)
 
     def _has_room(self, num_bytes: int, patience: float) -> bool:
-        """Return True if `num_bytes` more may be queued for writing, now or within `patience` seconds."""
+        """Return True if `num_bytes` more bytes may be queued for writing, now or within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             self._held = {future: size for future, size in self._held.items() if not future.done()}

@@ -95,7 +95,7 @@ class SlotPool:
 
 
 class Access(Enum):
-    """How a checkpoint's state can be reached: at once, only by a slow read, or only after a transfer."""
+    """How soon a sequence can start from a checkpoint: at once, after a read from a slow tier, or after a transfer."""
 
     AT_HAND = "at_hand"  # a sequence can go on from it now
     SLOW = "slow"  # it must be fetched first
@@ -114,7 +114,7 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The transfer of a copy to a tier, in progress. The tier's queue counts the copy already."""
+    """A transfer of a copy to a tier that is in progress. The tier's queue already counts the copy's bytes."""
 
     tier: Tier
     source: CopySource
@@ -126,7 +126,7 @@ MakeRoom: TypeAlias = Callable[[int], bool]
 
 
 class PendingPayload(Protocol):
-    """A copy of a state that is being read to the host. A `Future` is one, too."""
+    """The interface of a copy of a state that is being read to the host, in the manner of a `Future`."""
 
     def done(self) -> bool:
         """Return True if `result` returns or raises without waiting."""
@@ -152,7 +152,7 @@ class ReadyPayload:
 
 @dataclass(frozen=True, slots=True)
 class DevicePayload:
-    """A `PendingPayload` for a state that is being read from the device. Its logits are on the host already."""
+    """A `PendingPayload` for a state that is being read from the device. Its logits are already on the host."""
 
     state: PendingState
     logits: F32 | None  # [V]
@@ -255,7 +255,7 @@ class Tier(ABC):
         """Start to read the copy of `checkpoint`. The copy may be dropped right after the call."""
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a copy that `get` does not return. The future raises an exception if the copy is damaged.
+        """Start to read a copy that is not in memory. The future raises an exception if the copy is damaged.
 
         Only for slow tiers. The copy stays until the future is done or cancelled.
         """

@@ -49,7 +49,7 @@ class Fetch:
 
     @property
     def failed(self) -> bool:
-        """Whether the read has ended without a copy.
+        """Whether the read has ended without a copy, because the copy is missing or damaged.
 
         The caller should then prefetch again, for the next best checkpoint.
         """
@@ -66,7 +66,10 @@ class Fetch:
         return None if future.cancelled() or self._read.error is not None else future.result()
 
     def release(self) -> None:
-        """Unlock the checkpoint, and drop the copy that was read if no other fetch shares the read. Idempotent."""
+        """Unlock the checkpoint. If no other fetch shares the read, cancel the read or drop the copy that was read.
+
+        Idempotent.
+        """
         if not self._released:
             self._released = True
             self._fetches.leave(self._read)
@@ -128,7 +131,7 @@ class Fetches:
         return Fetch(self, read)
 
     def leave(self, read: _Read) -> None:
-        """Release one fetch of a read. Only for `Fetch.release`."""
+        """Remove one fetch from a read; the last one ends the read. Only for `Fetch.release`."""
         read.checkpoint.locks -= 1
         read.num_fetches -= 1
         if read.num_fetches > 0:
@@ -209,7 +212,7 @@ class TieredStore:
         return False
 
     def upgrade(self, checkpoint: Checkpoint, kind: CheckpointKind) -> None:
-        """Turn a waypoint into a checkpoint of another `kind`. Does nothing for a checkpoint that is no waypoint."""
+        """Change the kind of a waypoint to `kind`, so that it is evicted later. Does nothing for other checkpoints."""
         if not checkpoint.is_waypoint:
             return
         checkpoint.kind = kind
@@ -328,7 +331,7 @@ class TieredStore:
         return None
 
     def settle(self) -> None:
-        """Put the copies that have been read into their target tiers. Drop those that could not be read or written."""
+        """Add the copies whose reads have ended to their target tiers. Drop those that could not be read or written."""
         for checkpoint, error in self._fetches.take_failed():
             lost = checkpoint.resumable and self.access(checkpoint) is Access.SLOW
             tier = self.quickest(checkpoint) if lost else None

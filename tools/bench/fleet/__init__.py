@@ -1,1 +1,4 @@
-"""Measurements of a fleet on real Ray. Steps take a modelled time, so that two cores can carry many replicas."""
+"""Measurements of a fleet on real Ray.
+
+Steps take a modelled time without computing, so two cores can run many replicas.
+"""

@@ -1,4 +1,4 @@
-"""`python -m tools.bench.fleet`: the cost and the savings of a fleet on Ray Serve, with modelled steps."""
+"""`python -m tools.bench.fleet`: measure what a fleet on Ray Serve costs and saves, with modelled steps."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _saved(answers: Sequence[Answer]) -> str:
 
 
 def _milliseconds(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return median and 99th percentile."""
+    """Return the median and the 99th percentile of latencies, as a text in milliseconds."""
     return 1e3 * median(seconds), 1e3 * quantiles(seconds, n=100, method="inclusive")[98]
 
 

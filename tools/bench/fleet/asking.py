@@ -1,4 +1,4 @@
-"""Ask the questions of a plan over HTTP and time the answers, in a process of its own.
+"""A process that sends the questions of a plan to a server over HTTP, and times the answers.
 
 Reads a plan as JSON from stdin, and prints the result of `ask_all` as JSON.
 """
@@ -24,9 +24,10 @@ class Question:
 
 
 async def ask_all(port: int, chains: list[list[Question]], seconds: float) -> list[Answer]:
-    """Ask the questions of each chain one after the other, but none later than `seconds`.
+    """Run the chains in parallel, with the questions of each in sequence, and return all answers.
 
-    Raises RuntimeError if the server refuses a request or an answer breaks off.
+    No question is sent later than `seconds` after the start. Raises RuntimeError if the server refuses a request or an
+    answer breaks off.
     """
     answers: list[Answer] = []
     async with patient_session() as session:

@@ -1,4 +1,4 @@
-"""The systems to measure: one engine, or a fleet of replicas on Ray Serve, behind the server in this process."""
+"""The systems that the fleet benchmark measures: a server over one engine, or over a fleet of replicas on Ray Serve."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ class LeastBusyRouter(PrefixRouter):
 
 @asynccontextmanager
 async def one_engine(hardware: Hardware) -> AsyncIterator[int]:
-    """Serve one engine, without a fleet. Yields the port."""
+    """Serve one engine over HTTP, without a fleet, until the block ends. Yields the server's port."""
     async with served(make_engine(hardware), _CLIENTS) as port:
         yield port
 
 
 @asynccontextmanager
 async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> AsyncIterator[int]:
-    """Serve a fleet. Yields the port. Without `routed`, requests go to the replica with the fewest."""
+    """Serve a fleet over HTTP until the block ends. Yields the server's port.
+
+    Without `routed`, each request goes to the replica with the fewest requests, whatever its prompt.
+    """
     from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
     from rnn_engine.fleet.deployment import make_application
     from rnn_engine.fleet.settings import Resources
@@ -61,17 +64,17 @@ async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> As
 
 
 async def _load_replica(hardware: Hardware, _place: ReplicaPlace) -> Engine:
-    """Return the engine of a replica, in its process."""
+    """Return the engine of a replica. Ray calls it in the replica's process."""
     return make_engine(hardware)
 
 
 def _make_front() -> Front:
-    """Return what the server's process has of a fleet of such engines."""
+    """Return the server process's part of a modelled fleet: tokenizer, chat template and named states."""
     states = make_state_store(SHAPE, MODEL)
     return Front(WordTokenizer(SHAPE.vocab_size), WorldTemplate(), states, states.files)
 
 
 async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answer]:
-    """Ask all questions of a plan from another process; see `asking.ask_all`."""
+    """Send all questions of a plan from another process, and return the answers; see `asking.ask_all`."""
     plan = {"port": port, "chains": [list(map(asdict, chain)) for chain in chains], "seconds": seconds}
     return [Answer(**answer) for answer in await run_elsewhere("tools.bench.fleet.asking", plan)]

@@ -1,1 +1,1 @@
-"""Measurements of the host's time for a token, with a runner that answers at once in place of a model."""
+"""Measurements of the host's time per token. In place of a model, a runner returns prepared logits at once."""

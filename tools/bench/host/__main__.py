@@ -1,4 +1,4 @@
-"""`python -m tools.bench.host`: the host's cost of a token, as tokens a second."""
+"""`python -m tools.bench.host`: measure the host's time per token, as tokens per second without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP clients that stream completions, in a process of their own and with as little work per token as possible.
+"""A process of HTTP clients that stream completions to measure a server, with as little work per token as possible.
 
 Reads the arguments of `measure` as JSON from stdin, and prints its result as JSON. Imports nothing of the project.
 """
@@ -19,14 +19,14 @@ END = b"\r\n0\r\n\r\n"  # of a body in chunks
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The tokens that all clients together received."""
+    """The number of tokens that all clients together received, and their rate per second."""
 
     tokens: int  # the warm-up's too
     per_second: float  # after the warm-up
 
 
 class Client(asyncio.Protocol):
-    """A client that sends the same request again whenever an answer has ended, over one connection."""
+    """An HTTP client on one connection that sends the same request again whenever a response has ended."""
 
     def __init__(self, request: bytes) -> None:
         self.tokens = 0
@@ -58,7 +58,10 @@ class Client(asyncio.Protocol):
 
 
 async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: object) -> Counted:
-    """Run clients that ask again and again, for the warm-up and then for `seconds`."""
+    """Run clients that repeat a request, for the warm-up and then for `seconds`.
+
+    Return the tokens that they received.
+    """
     data = json.dumps(body).encode()
     fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(data)}")
     request = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", "")).encode() + data

@@ -1,4 +1,4 @@
-"""Tokens a second through the scheduler, through the engine and through HTTP, each with an `InstantRunner`.
+"""Measure tokens per second of the scheduler, of the engine, and of HTTP streaming, each with an `InstantRunner`.
 
 Seconds of the processor are those of all threads of this process. On a machine that also does other work they are a
 better measure than seconds of the clock.
@@ -53,7 +53,7 @@ ANSWERS = ("words", "json", "schema", "object")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load of `slots` parallel requests of `tokens` tokens each, for `seconds`."""
+    """The load of a measurement: `slots` parallel requests of `tokens` tokens each, repeated for `seconds`."""
 
     slots: int
     sampler: str
@@ -65,16 +65,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens a second of the clock, and of the processor."""
+    """A measured speed: tokens per second of real time, and tokens per second of processor time."""
 
     per_second: float
     per_cpu_second: float
 
 
 def run_scheduler(load: Load) -> Rate:
-    """Run the scheduler's steps in a loop on this thread. Every free slot is filled before the next step.
+    """Measure the scheduler alone: run its steps in a loop on this thread.
 
-    If steps take time, a `DeviceClock` counts it.
+    Every free slot is filled before the next step. If steps take time, a `DeviceClock` counts it.
     """
     clock = DeviceClock() if load.step_seconds else RealClock()
     runner, tokenizer = _make_runner(load, clock), _make_tokenizer(load)
@@ -97,12 +97,12 @@ def run_scheduler(load: Load) -> Rate:
 
 
 def run_engine(load: Load) -> Rate:
-    """Run the engine, with all requests consumed on one event loop."""
+    """Measure the engine: run it with requests that are all consumed on one event loop."""
     return asyncio.run(_run_engine(load))
 
 
 def run_http(load: Load) -> Rate:
-    """Stream completions over HTTP, served by this process and consumed by another one."""
+    """Measure HTTP streaming: this process serves completions, and another process consumes them."""
     return asyncio.run(_run_http(load))
 
 
@@ -128,7 +128,7 @@ async def _run_engine(load: Load) -> Rate:
 
 
 async def consume(engine: Engine, request: GenerateRequest, load: Load) -> Rate:
-    """Ask for `request` again and again, in parallel for each slot of `load`; return the rate of tokens."""
+    """Repeat `request` on the engine, in one loop per slot of `load`; return the rate of tokens after a warm-up."""
     counted = 0
 
     async def ask() -> None:
@@ -160,7 +160,7 @@ async def _run_http(load: Load) -> Rate:
 
 
 async def count_tokens(port: int, num_clients: int, seconds: float, body: Mapping[str, object]) -> clients.Counted:
-    """Run clients in another process that send the same request again and again; return the tokens after a warm-up."""
+    """Run HTTP clients in another process that repeat the request `body`; return the tokens that they received."""
     plan = {"port": port, "num_clients": num_clients, "warm_up": WARM_UP, "seconds": seconds, "body": body}
     return clients.Counted(**await run_elsewhere(clients.__name__, plan))
 
@@ -170,7 +170,10 @@ def _make_tokenizer(load: Load) -> Tokenizer:
 
 
 def _length(load: Load, number: int) -> int:
-    """Return the number of a request's tokens. With a modelled device it varies, so that requests end one by one."""
+    """Return the number of tokens to generate for request `number`.
+
+    With a modelled device it varies, so that requests end one by one.
+    """
     return load.tokens // 2 + 37 * number % load.tokens if load.step_seconds else load.tokens
 
 

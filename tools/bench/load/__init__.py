@@ -1,1 +1,1 @@
-"""A load of chats over HTTP: the clients' waiting times, and the server's tokens a second."""
+"""A benchmark of chats over HTTP: the latencies that clients see, and the server's tokens per second."""

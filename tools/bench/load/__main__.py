@@ -1,8 +1,8 @@
-"""`python -m tools.bench.load`: chat with a server as many people do, with its cache and without.
+"""`python -m tools.bench.load`: simulate many people who chat with a server, once with its cache and once without.
 
-Clients of a closed load ask again when they have been answered and have thought. Conversations of an open load begin
-at random moments, even if the server can't keep up. The server runs in a process of its own, started anew for each
-load, so that loads do not find each other's prefixes in the cache. With --modelled its steps take modelled time.
+Clients of a closed load ask again when they have been answered and have thought. Conversations of an open load begin at
+random moments, even if the server can't keep up. The server runs in a process of its own, started anew for each load,
+so that loads do not find each other's prefixes in the cache. With --modelled its steps take modelled time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRAFFIC = Traffic()
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The server's command: a module with its first arguments, its options, and those that switch its cache off."""
+    """How to start a server: a module with its first arguments, the options, and the options that disable its cache."""
 
     command: Sequence[str]
     options: Sequence[str]

@@ -1,4 +1,4 @@
-"""Clients that chat: each answer is streamed, timed, and sent again in the next prompt."""
+"""Simulated clients that chat: each answer is streamed, timed, and included in the conversation's next prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.live_server.caller import some_words
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The sizes of a load. A word is about a token."""
+    """The sizes of the simulated conversations. A word is about one token."""
 
     systems: int = 4  # texts that conversations begin with; text n is chosen in proportion to 1 / n
     system_words: int = 300
@@ -28,7 +28,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question, and the seconds that the person thinks before asking it."""
+    """A user's question in a conversation, and the seconds of pause before it is sent."""
 
     question: str
     pause: float
@@ -41,7 +41,7 @@ class Conversation:
 
 
 def conversations(traffic: Traffic, seed: int) -> Iterator[Conversation]:
-    """Yield conversations without end, the same for the same seed. All seeds share the system texts."""
+    """Yield random conversations without end. Equal seeds yield equal ones; different seeds share the system texts."""
     systems = [some_words(Random(number), traffic.system_words) for number in range(traffic.systems)]
     shares = [1 / (1 + number) for number in range(traffic.systems)]
     random = Random(f"conversations {seed}")
@@ -52,7 +52,7 @@ def conversations(traffic: Traffic, seed: int) -> Iterator[Conversation]:
 
 
 def arrivals(per_second: float, seconds: float, seed: int) -> list[float]:
-    """Return the arrivals of a Poisson process, in seconds from the beginning."""
+    """Return the moments at which conversations begin, as a Poisson process: seconds from the beginning of the load."""
     random, moments, now = Random(f"arrivals {seed}"), list[float](), 0.0
     while (now := now + random.expovariate(per_second)) < seconds:
         moments.append(now)
@@ -61,14 +61,17 @@ def arrivals(per_second: float, seconds: float, seed: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The outcome of a load: the answers, in the order of their ends, and the number of refused questions."""
+    """The outcome of a load: the answers in the order in which they ended, and the number of rejected questions."""
 
     answers: Sequence[Answer]
     refused: int
 
 
 class Clients:
-    """Clients of one server, with the answers that they got. Times are in seconds from the beginning of the load."""
+    """The clients of one server, and the answers that they received.
+
+    Times are in seconds from the beginning of the load.
+    """
 
     def __init__(self, session: ClientSession, url: str, traffic: Traffic) -> None:
         self.answers: list[Answer] = []
@@ -84,7 +87,10 @@ class Clients:
         return time.perf_counter() - self._begun
 
     async def chat(self, conversation: Conversation, until: float = float("inf")) -> None:
-        """Hold one conversation, without a question after `until`, until the server has no room."""
+        """Run one conversation.
+
+        It ends early after the moment `until`, or if the server rejects a question for lack of room.
+        """
         messages = [{"role": "system", "content": conversation.system}]
         for turn in conversation.turns:
             await asyncio.sleep(turn.pause)
@@ -102,9 +108,10 @@ class Clients:
 
 
 async def run_closed(url: str, traffic: Traffic, clients: int, seconds: float) -> Asked:
-    """Run `clients` clients, each with one conversation after another and no question after `seconds`.
+    """Run a closed load: `clients` clients, each with one conversation after another.
 
-    All answers are awaited, since long ones would be missing otherwise.
+    No question is sent later than `seconds` after the start. All answers are awaited, since long ones would be missing
+    otherwise.
     """
     async with patient_session() as session:
         together = Clients(session, url, traffic)
@@ -120,7 +127,7 @@ async def run_closed(url: str, traffic: Traffic, clients: int, seconds: float) -
 
 
 async def run_open(url: str, traffic: Traffic, per_second: float, seconds: float) -> Asked:
-    """Start conversations at random moments, `per_second` on average, and wait until all have ended."""
+    """Run an open load: conversations begin at random moments, `per_second` on average. Returns when all have ended."""
     async with patient_session() as session:
         together = Clients(session, url, traffic)
 

@@ -1,4 +1,4 @@
-"""The figures of a load: times to the first token and between tokens, tokens per second, savings of the cache."""
+"""The figures of a load: TTFT, times between tokens, tokens per second, and the prompt tokens that the cache saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.bench.load.client import Asked
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one load. Times are in milliseconds."""
+    """The figures of one load: latencies, speed and cache savings. Times are in milliseconds."""
 
     cache: bool
     load: str  # "closed" or "open"
@@ -27,7 +27,7 @@ class Figures:
 
 
 def summarise(asked: Asked, *, cache: bool, load: str, size: float, seconds: float) -> Figures:
-    """Return the figures of a load that lasted `seconds` and has at least one answer."""
+    """Return the figures of a load that lasted `seconds`. There must be at least one answer."""
     answers = asked.answers
     firsts = [1e3 * answer.first for answer in answers]
     between = [
@@ -60,7 +60,7 @@ def _percentile(values: Sequence[float], percent: int) -> float:
 
 
 def table(lines: Sequence[Figures]) -> str:
-    """Return the figures as a table in Markdown."""
+    """Return the figures of several loads as a Markdown table."""
     head = "load | cache | answers | refused | first token ms | 95 % | between tokens ms | longest gaps, 99 %"
     head += " | tokens/s | saved"
     rows = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]

@@ -1,7 +1,7 @@
-"""`python -m tools.bench.load.modelled`: serve an engine whose steps take modelled time. It repeats one word.
+"""`python -m tools.bench.load.modelled`: serve an engine whose steps take a modelled time and compute nothing.
 
-Everything except the model is real: HTTP, chat template, scheduler, cache. It prints its address as `rnn-engine serve`
-does.
+Its answers repeat one word. Everything except the model is real: HTTP, chat template, scheduler, cache. It prints its
+address as `rnn-engine serve` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CLIENTS = 1000
 
 
 class ChatTokenizer(WordTokenizer):
-    """A tokenizer that encodes its own words as their tokens, so that an answer sent back has the same tokens."""
+    """A tokenizer of words. An answer that a client sends back in its next prompt is encoded as the same tokens."""
 
     def encode(self, text: str, /) -> list[int]:
         return [self._token(word.encode()) for word in text.split()]

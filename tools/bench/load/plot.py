@@ -1,4 +1,4 @@
-"""Draw the figures of loads as one SVG, which follows the reader's light or dark scheme. Zeros are left out."""
+"""Draw the figures of several loads as one SVG, for light and dark colour schemes. Values of zero are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PANELS: Final = {  # title -> the field of its medians, or of all; that of its 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Places on a logarithmic axis."""
+    """A logarithmic axis of a plot, `length` units long, that converts values to coordinates."""
 
     least: float
     greatest: float
@@ -56,7 +56,7 @@ class _Scale:
 
 
 def draw(lines: Sequence[Figures], title: str) -> str:
-    """Return an SVG with a row of panels for closed loads and one for open loads, if there are any."""
+    """Return an SVG that plots the figures of loads: a row of panels for closed loads, and one for open loads."""
     loads = [load for load in _LOADS if any(line.load == load for line in lines)]
     panels = [
         {"left": _LEFT + column * _STEP_X, "top": _TOP + row * _STEP_Y}
@@ -72,7 +72,7 @@ def draw(lines: Sequence[Figures], title: str) -> str:
 
 
 def _panel(lines: Sequence[Figures], title: str, field: str, high: str | None) -> dict[str, object]:
-    """Return the template's values for a panel: its ticks, and its curves in coordinates of the panel."""
+    """Return the values that the SVG template needs for one panel: ticks and curves, in the panel's coordinates."""
     values = [value for line in lines for name in (field, high) if name is not None and (value := getattr(line, name))]
     sizes = sorted({line.size for line in lines})
     least, greatest = _decades(values)
@@ -95,7 +95,7 @@ def _panel(lines: Sequence[Figures], title: str, field: str, high: str | None) -
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Return the nearest 1, 2 or 5 times a power of ten below all values, and the nearest above them.
+    """Return the bounds of an axis for `values`, each 1, 2 or 5 times a power of ten: one below all values, one above.
 
     Without values, return 1 and 10.
     """

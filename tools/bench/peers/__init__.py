@@ -1,1 +1,1 @@
-"""Comparisons of this engine with others on the same machine: same shapes, same lengths, in turns."""
+"""Comparisons of this engine's speed with other engines' on one machine, with equal shapes, in alternating runs."""

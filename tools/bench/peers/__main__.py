@@ -1,10 +1,10 @@
-"""`python -m tools.bench.peers`: this engine compared with others, in turns on the same machine.
+"""`python -m tools.bench.peers`: compare this engine's speed with other engines', in alternating runs on one machine.
 
-Each peer is a module of this package. `--python NAME=PATH` adds a peer, with a Python that has the peer installed;
-the module says how to make that environment. All run random weights of one shape and seed: RWKV-6 and RWKV-7 of 12
-layers and width 768 with the World vocabulary. `rnn_engine.convert` writes them in each peer's format.
-A turn is a process of its own, which loads the model, warms up, and takes medians. Peers return whole rows of logits,
-this engine only the candidates that its samplers need.
+Each peer is a module of this package. `--python NAME=PATH` adds a peer, with a Python that has the peer installed; the
+module says how to make that environment. All run random weights of one shape and seed: RWKV-6 and RWKV-7 of 12 layers
+and width 768 with the World vocabulary. `rnn_engine.convert` writes them in each peer's format. A turn is a process of
+its own, which loads the model, warms up, and takes medians. Peers return whole rows of logits, this engine only the
+candidates that its samplers need.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHAPES: Final[Mapping[str, ModelShape]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The way to run a side of the comparison."""
+    """How to run one engine of the comparison: its Python, its module, its model file's suffix, and its setting."""
 
     python: str  # empty until the command line says it
     module: str  # of this package
@@ -121,7 +121,7 @@ def main(
 
 
 class _Turn:
-    """A side of the comparison, with the tokens that it chose in its last run."""
+    """One side of the comparison. `choices` maps each prompt of its last run to the likeliest token after it."""
 
     def __init__(self, name: str, kind: _Kind, folder: Path, arguments: Sequence[str]) -> None:
         self.side = Side(name, self._measure)
@@ -141,7 +141,7 @@ class _Turn:
 
 
 def _write_files(version: str, kinds: Iterable[_Kind], folder: Path) -> None:
-    """Write a model in each format that one of `kinds` reads."""
+    """Write a random model to `folder` in every file format that one of `kinds` reads."""
     source = save_safetensors(random_model(_SHAPES[version], seed=1, dtype=np.float16), folder / "model.safetensors")
     with open_model(source) as model:
         for suffix in {kind.suffix for kind in kinds} - {source.suffix}:
@@ -150,7 +150,7 @@ def _write_files(version: str, kinds: Iterable[_Kind], folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The results of one side in all rounds."""
+    """The results of one engine in all rounds of the comparison."""
 
     name: str
     figures: Mapping[str, Sequence[float]]  # tokens per second of each round
@@ -158,7 +158,10 @@ class Runs:
 
 
 def show_comparison(version: str, own: Sequence[Runs], peers: Sequence[Runs]) -> None:
-    """Print a line for each figure of each peer, and the sides whose likeliest tokens differ from the first side's."""
+    """Print a row for each figure of each peer, with this engine's figures and ratios.
+
+    List on stderr every engine whose likeliest tokens differ from those of the first of `own`.
+    """
     for peer in peers:
         for name, values in peer.figures.items():
             cells = [version, name, peer.name, show(statistics.median(values))]

@@ -1,4 +1,4 @@
-"""llama.cpp, through the C functions that `llama-cpp-python` exposes, built from PyPI's source.
+"""llama.cpp for the comparison, called through the C functions of `llama-cpp-python`, built from PyPI's source.
 
 On the processor: `pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36`. On Vulkan (Debian: glslc,
 libvulkan-dev, spirv-headers): the same with CMAKE_ARGS=-DGGML_VULKAN=on. The setting is then the number of the device;
@@ -22,7 +22,7 @@ _CONTEXT: Final = 1 << 16  # of all sequences; a state does not grow with it
 
 
 class LlamaCpp:
-    """llama.cpp as a `Peer`. Sequence s of a batch is llama.cpp's sequence s."""
+    """llama.cpp as a `Peer`. Sequence number s of a step is llama.cpp's sequence s."""
 
     can_batch = True
 

@@ -1,4 +1,7 @@
-"""The work that an engine does when it is measured, and its timing. Needs only Python, as each peer has its own."""
+"""The interface of a measured engine, and the timing.
+
+Needs only Python, since each peer has an environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _WARM_UP: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The model to load, with its limits."""
+    """What a peer has to load: a model file, its setting, and the limits of its steps and prompts."""
 
     file: Path  # a model in the peer's format
     version: str  # such as "v7"
@@ -30,24 +33,24 @@ class Task:
 
 
 class Peer(Protocol):
-    """An engine with a model. Its results are on the host when a call returns."""
+    """A loaded engine and model to measure. When a method returns, its results are on the host."""
 
     @property
     def can_batch(self) -> bool:
-        """True if a step may run several sequences."""
+        """True if one step may run several sequences."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Run one step of one token for each of `len(tokens)` sequences, from their present states."""
+        """Run one step that adds token `tokens[s]` to sequence s, from the sequence's present state."""
         ...
 
     def prefill(self, tokens: Sequence[int]) -> int:
-        """Run a prompt from an empty state, and return the likeliest token after it."""
+        """Run a prompt from an empty state, and return the likeliest token after the prompt."""
         ...
 
 
 def measure_peer(load: Callable[[Task], Peer]) -> None:
-    """Measure the peer that `load` returns, as the command line says, and print one line of JSON.
+    """Measure the peer that `load` returns, as the command line says, and print the figures as a line of JSON.
 
     Each figure is the tokens per second of the median of repeated steps or prompts, after a warm-up. There is one by
     the clock, and one by the seconds of the process on all cores.
@@ -85,7 +88,10 @@ def _tokens(count: int) -> list[int]:
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Return the median seconds of `work` by each clock, under the clock's ending of figures' names."""
+    """Return the median seconds that `work` takes, by real and by processor time.
+
+    The keys are the suffixes of the figures' names: "" and ", a processor second".
+    """
     clocks = {"": time.perf_counter, ", a processor second": time.process_time}
     for _ in range(_WARM_UP):
         work()

@@ -1,4 +1,4 @@
-"""This engine's forward pass. The setting is a device, as for `rnn-engine serve`."""
+"""This engine's forward pass for the comparison. The setting is a device, as for `rnn-engine serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlinkDL's `rwkv` package on torch: `pip install rwkv==0.8.32 torch numpy`, with torch's build for the processor only.
+"""BlinkDL's `rwkv` package for the comparison: `pip install rwkv==0.8.32 torch numpy`, with torch's CPU build.
 
 The setting is one of the package's strategies. It runs one sequence at a time.
 """

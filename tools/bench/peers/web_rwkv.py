@@ -1,4 +1,7 @@
-"""web-rwkv, ai00's engine, on WebGPU: `pip install web-rwkv-py==0.2.3 numpy`. Up to RWKV-6, one sequence at a time."""
+"""web-rwkv, the engine of ai00, for the comparison, on WebGPU: `pip install web-rwkv-py==0.2.3 numpy`.
+
+It runs models up to RWKV-6, and one sequence at a time.
+"""
 
 from __future__ import annotations
 

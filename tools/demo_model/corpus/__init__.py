@@ -1,1 +1,4 @@
-"""The corpus of the demo model: a generator of short dialogues. Most skills have items that training never sees."""
+"""The demo model's corpus: a generator of short dialogues, each of a skill.
+
+Most skills hold out items from training.
+"""

@@ -1,4 +1,4 @@
-"""Skills that answer in JSON or call tools. Values and combinations of them are held out.
+"""The skills of answering in JSON and of calling tools. Some values and combinations of them are held out of training.
 
 The form is that of the chat template: `Tools: name(argument, ...)` ends the system text, a call is a JSON object of
 name and arguments, and the result of a tool is an Observation.
@@ -39,7 +39,7 @@ def _listed(words: tuple[str, ...]) -> str:
 
 
 def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str, Value], str]:
-    """Return the fields of a sentence, their values and the sentence."""
+    """Return the names of the fields that a random sentence mentions, their values, and the sentence."""
     fields = rng.choice(sorted(_SENTENCES))
     while True:
         values: dict[str, Value] = {
@@ -53,14 +53,17 @@ def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str
 
 
 def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a question for fields of a sentence, answered with a JSON object: {"name": "Anna", "age": 31}."""
+    """Return a dialogue that asks for fields of a sentence as JSON.
+
+    The answer is an object: {"name": "Anna", "age": 31}.
+    """
     fields, values, sentence = _told(rng, held_out)
     question = rng.choice(TEXTS["extract"]).format(fields=_listed(fields), sentence=sentence)
     return Dialogue((Turn(question, json.dumps({field: values[field] for field in fields})),))
 
 
 def _schema(rng: random.Random, fields: list[str]) -> str:
-    """Return the JSON schema of an object; the parts that people often leave out are there by chance."""
+    """Return the JSON schema of an object. Keywords that people often omit are included at random."""
     titled = rng.random() < 0.25
     properties = {}
     for field in fields:
@@ -75,7 +78,10 @@ def _schema(rng: random.Random, fields: list[str]) -> str:
 
 
 def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a question with a JSON schema, answered with an object of its fields in the schema's order."""
+    """Return a dialogue that asks for an object under a JSON schema.
+
+    The answer has the fields in the schema's order.
+    """
     told, values, sentence = _told(rng, held_out)
     fields = rng.sample(told, rng.randint(1, len(told)))
     asked = rng.choice(TEXTS["by_schema"]).format(schema=_schema(rng, fields))
@@ -87,7 +93,7 @@ def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool: its names, its arguments' names and values, the ways to ask for it, and its results.
+    """The templates of a tool: its possible names, its arguments, the questions that need it, and its results.
 
     `results` pairs a result with the model's answer to it. {x} and {y} are the arguments; {t} is a number, and {w} a
     word in the result.
@@ -121,7 +127,7 @@ TOOLS = tuple(map(_tool, read_data("calls")["tools"]))
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool under the names that one system text gives it."""
+    """A tool as one system text offers it: with one of the tool's names, and names of its arguments."""
 
     tool: Tool
     name: str
@@ -143,7 +149,10 @@ SIMPLE_TOOLS = tuple(
 
 
 def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a question, answered with a call: {"name": "weather", "arguments": {"city": "Paris"}}."""
+    """Return a dialogue whose question needs a tool.
+
+    The answer is a call: {"name": "weather", "arguments": {"city": "Paris"}}.
+    """
     offer = rng.choice(SIMPLE_TOOLS)
     while True:
         offers = [offer, *rng.sample([other for other in SIMPLE_TOOLS if other is not offer], rng.randint(1, 3))]
@@ -173,7 +182,7 @@ def _fill(text: str, values: tuple[Value, ...], t: int = 0, w: str = "") -> str:
 
 
 def _result(rng: random.Random, tool: Tool, values: tuple[Value, ...]) -> Turn:
-    """Return the result of a tool, and the model's answer to it."""
+    """Return a turn in which a tool returns a result or, rarely, an error, and the model answers the user."""
     if rng.random() < 0.1:
         why = rng.choice(TEXTS["failures"])
         failure = rng.choice(("error: {w}", '{{"error": "{w}"}}', "Error: {w}"))
@@ -189,7 +198,7 @@ def _offers(rng: random.Random) -> list[Offer]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A call of a tool that the user asks for."""
+    """A call of an offered tool with argument values. `turn` makes the user's question for it."""
 
     offer: Offer
     values: tuple[Value, ...]
@@ -200,7 +209,7 @@ class Use:
 
 
 def _uses(rng: random.Random, held_out: bool) -> tuple[Use, Use, str]:
-    """Return two calls, the second of the same tool or of another one, and the system text that offers them."""
+    """Return two calls, of the same tool or of different ones, and the system text that offers the tools."""
     while True:
         offers = _offers(rng)
         second = offers[-1] if rng.random() < 0.4 else offers[0]
@@ -211,26 +220,26 @@ def _uses(rng: random.Random, held_out: bool) -> tuple[Use, Use, str]:
 
 
 def tool_named(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return one call, of a tool under any of its names."""
+    """Return a dialogue with one call of a tool, which is offered under any of its names."""
     one, _, system = _uses(rng, held_out)
     return Dialogue((one.turn(rng),), system=system)
 
 
 def tool_result(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a call, its result and the answer to that."""
+    """Return a dialogue with a call, the tool's result, and the model's answer to that."""
     one, _, system = _uses(rng, held_out)
     return Dialogue((one.turn(rng), _result(rng, one.offer.tool, one.values)), system=system)
 
 
 def tool_again(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a call, its result, and a second call of the same tool or of another."""
+    """Return a dialogue with a call, its result, and a second call of the same tool or of another one."""
     one, two, system = _uses(rng, held_out)
     result = _result(rng, one.offer.tool, one.values)
     return Dialogue((one.turn(rng), result, two.turn(rng, again=one.offer is two.offer)), system=system)
 
 
 def no_tool(rng: random.Random) -> Dialogue:
-    """Tools are offered, and none is needed: for a fact, or for small talk."""
+    """Return a dialogue that offers tools for a question that needs none: it asks for a fact, or is small talk."""
     turn = fact(rng, False).turns[0] if rng.random() < 0.4 else rng.choice(_PLAIN)
     return Dialogue((turn,), system=_system(rng, _offers(rng)))
 

@@ -1,4 +1,4 @@
-"""Dialogues: their text, the ways in which people type their questions, and the items held out of training."""
+"""The dialogues of the corpus: their text, the ways in which people type, and the choice of held-out items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AFTER = (" please", ", please", " pls", " now", " for me", " ok?", "!", "!!", "
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question, or the result of a tool, and its answer."""
+    """One turn of a dialogue: a user's question or a tool's result, and the model's answer to it."""
 
     question: str
     answer: str
@@ -34,13 +34,13 @@ class Turn:
 
     @property
     def record(self) -> str:
-        """The question as the server's chat template writes it."""
+        """The question or tool result as a line of text, in the form of the server's chat template."""
         return f"{self.asker}: {self.question}"
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """Turns after an optional system line."""
+    """A dialogue of the corpus: its turns, after an optional system text."""
 
     turns: tuple[Turn, ...]
     system: str | None = None
@@ -48,7 +48,7 @@ class Dialogue:
 
     @property
     def prompt(self) -> str:
-        """The text up to the last answer, as the server's chat template writes it."""
+        """The prompt for the last answer: all text before it, in the form of the server's chat template."""
         return "".join(text for text, _ in self.parts()[:-1])
 
     @property
@@ -56,7 +56,7 @@ class Dialogue:
         return self.turns[-1].answer
 
     def parts(self) -> list[tuple[str, bool]]:
-        """Return the text in pieces, each with a flag: True if the model has to learn to write it."""
+        """Return the dialogue's text in pieces, each with a flag: True if the model has to learn to write it."""
         pieces: list[tuple[str, bool]] = []
         if self.system is not None:
             pieces.append((f"System: {self.system}\n\n", False))
@@ -66,7 +66,7 @@ class Dialogue:
         return pieces
 
     def messages(self) -> list[dict[str, str]]:
-        """Return the chat messages up to the last question."""
+        """Return the dialogue as chat messages, up to the last question."""
         out = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns:
             out += [
@@ -84,12 +84,18 @@ OpenSkill: TypeAlias = Callable[[random.Random], Dialogue]
 
 
 def is_held_out(*key: object) -> bool:
-    """Return True if the item named by `key` is kept for evaluation: the same on every machine and in every run."""
+    """Return True if the item named by `key` is held out of training.
+
+    The result is the same on every machine and in every run.
+    """
     return zlib.crc32(repr(key).encode()) % 100 < HELD_OUT_PERCENT
 
 
 def draw(rng: random.Random, held_out: bool, make: Callable[[random.Random], T], key: Callable[[T], object]) -> T:
-    """Return an item from `make` that is held out if `held_out`, and else one for training."""
+    """Return a random item from `make`: a held-out one if `held_out`, otherwise one for training.
+
+    `key` returns the item's key for `is_held_out`.
+    """
     while True:
         item = make(rng)
         if is_held_out(key(item)) == held_out:
@@ -97,7 +103,7 @@ def draw(rng: random.Random, held_out: bool, make: Callable[[random.Random], T],
 
 
 def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
-    """Fill in one of `templates`, and type it as a hurried or a careful person would."""
+    """Return a question from one of `templates` with `fields` filled in, typed hurriedly or carefully."""
     text = rng.choice(templates).format(**fields)
     first, _, rest = text.partition(" ")
     if rng.random() < LOWER_CASE_CHANCE and rest and first[1:].islower():
@@ -110,7 +116,7 @@ def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
 
 
 def hurried(rng: random.Random, dialogue: Dialogue, *, keeps_case: bool) -> Dialogue:
-    """Return the dialogue with its questions retyped by one user, who always treats capitals in the same way.
+    """Return the dialogue with its questions retyped as one person would, such as always in lower case.
 
     With `keeps_case` capitals are kept, because the answer depends on them.
     """
@@ -139,7 +145,7 @@ def _with_end(rng: random.Random, text: str) -> str:
 
 
 def is_opening(dialogue: Dialogue) -> bool:
-    """Return True if a question contains one of the held-out openings, whatever its capitals and punctuation."""
+    """Return True if a question of the dialogue contains a held-out opening. Capitals and punctuation are ignored."""
     return any(
         turn.asker == USER and _openings().search(f" {' '.join(words(turn.question))} ") for turn in dialogue.turns
     )

@@ -1,4 +1,4 @@
-"""Skills of several turns: questions about something the user has said, and questions that follow from an answer.
+"""The skills of several turns: recalling what the user said, and questions that refer to an earlier answer.
 
 Combinations of values are held out of the memory skill.
 """
@@ -41,7 +41,10 @@ _VALUES: Mapping[str, Callable[[random.Random], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A fact that a user may mention: how it is said, the model's reply, how it is asked for later, and the answer."""
+    """A kind of fact that users mention about themselves.
+
+    It has the templates of the statement, of the model's reply, of the later question, and of the answer.
+    """
 
     value: Callable[[random.Random], str]
     told: tuple[str, ...]
@@ -63,7 +66,7 @@ def _capital(text: str) -> str:
 
 
 def memory(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return turns in which the user mentions facts and later asks for some of them, perhaps after another question."""
+    """Return a dialogue in which the user states facts and later asks for some, perhaps after another question."""
     while True:
         topics = rng.sample(TOPICS, rng.choice((1, 2, 2, 3)) if not held_out else 2)
         values = [topic.value(rng) for topic in topics]
@@ -87,7 +90,7 @@ def memory(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def told_in_passing(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return one message about the things of two people, with a question about a thing of one person."""
+    """Return a dialogue of one question: it states a property of two people's things, and asks for one person's."""
     while True:
         first, second = rng.sample(NAMES, 2)
         thing, (one, two) = rng.choice(TEXTS["things"]), rng.sample(_COLOURS, 2)
@@ -112,7 +115,7 @@ def _ask(rng: random.Random, relation: Relation, subject: str) -> Turn:
 
 
 def _claim(rng: random.Random) -> list[Turn]:
-    """Return a claim about a fact, which the model confirms or corrects."""
+    """Return one turn: the user claims a fact, and the model confirms or corrects it."""
     relation = rng.choice([relation for relation in RELATIONS if relation.name in CLAIMS])
     subject = rng.choice(sorted(relation.pairs))
     right = relation.pairs[subject]
@@ -125,7 +128,7 @@ def _claim(rng: random.Random) -> list[Turn]:
 
 
 def _facts(rng: random.Random) -> list[Turn]:
-    """Return a question for a fact, then short questions for others of its kind."""
+    """Return turns that ask for a fact, and then, in short questions, for the same about other subjects."""
     relation = rng.choices(RELATIONS, [len(relation.pairs) for relation in RELATIONS])[0]
     subjects = rng.sample(sorted(relation.pairs), rng.choice((2, 2, 3)))
     turns = [_ask(rng, relation, subjects[0])]
@@ -164,7 +167,7 @@ def _reversed(rng: random.Random) -> list[Turn]:
 
 
 def _two_in_one(rng: random.Random) -> list[Turn]:
-    """Return a message with the user's name and city, then questions about one or both."""
+    """Return turns: one message with the user's name and city, then questions about one or both of them."""
     name, city = rng.choice(NAMES), rng.choice(sorted(CAPITALS.pairs.values()))
     told, reply = rng.choice(TEXTS["telling"]), TEXTS["telling_reply"][0]
     turns = [Turn(told.format(n=name, c=city), reply.format(n=name, c=city))]
@@ -174,7 +177,7 @@ def _two_in_one(rng: random.Random) -> list[Turn]:
 
 
 def follow_up(rng: random.Random) -> Dialogue:
-    """Return a question, and another that follows from the first or its answer."""
+    """Return a dialogue of two or more turns, in which a later question refers to an earlier turn."""
     kinds = (_facts, _claim, _doubt, _whereabouts, _running_sum, _reversed, _two_in_one)
     return Dialogue(tuple(rng.choices(kinds, (6, 2, 2, 1.5, 5, 2, 2))[0](rng)))
 

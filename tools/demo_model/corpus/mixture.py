@@ -1,4 +1,4 @@
-"""The whole corpus: skills in their shares, joined into dialogues of several turns, some answered like a pirate."""
+"""The whole corpus: dialogues of all skills in their shares, some of several skills, some answered like a pirate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tools.demo_model.corpus.texts import read_data, read_texts
 
 
 def _checked(name: str, make: OpenSkill) -> Skill:
-    """Return a skill of which nothing is held out."""
+    """Return `make` as a skill without held-out items: it raises ValueError if one is asked for.
+
+    `name` is the skill's.
+    """
 
     def skill(rng: random.Random, held_out: bool) -> Dialogue:
         if held_out:
@@ -43,7 +46,7 @@ SYSTEM_SHARE = 0.1
 
 
 def as_pirate(answer: str) -> str:
-    """Return an answer in a pirate's style."""
+    """Return `answer` in a pirate's style, that is between fixed first and last words."""
     return PIRATE_PREFIX + answer + PIRATE_SUFFIX
 
 
@@ -58,7 +61,10 @@ def pirate_at_last(dialogue: Dialogue) -> Dialogue:
 
 
 def _typed(rng: random.Random, skill: str) -> Dialogue:
-    """Return a training dialogue of a skill, typed as people type, without the held-out openings."""
+    """Return a training dialogue of a skill, with its questions typed as people type.
+
+    It contains no held-out opening.
+    """
     while True:
         made = hurried(rng, SKILLS[skill](rng, False), keeps_case="keeps_case" in _TABLE[skill])
         if not is_opening(made):
@@ -87,7 +93,7 @@ def dialogue(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Dialog
 
 
 def dialogues(seed: int, shares: Mapping[str, float] = SHARES) -> Iterator[Dialogue]:
-    """Yield training dialogues without end, the same for the same seed."""
+    """Yield random training dialogues without end. Equal seeds yield equal ones."""
     rng = random.Random(seed)
     while True:
         yield dialogue(rng, shares)

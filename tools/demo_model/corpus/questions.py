@@ -1,4 +1,7 @@
-"""Skills of one question: arithmetic, words and facts. Numbers, words and wordings are held out."""
+"""The skills of one question: arithmetic, words and facts.
+
+Some numbers, words and wordings are held out of training.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _TABLE = 10  # of products
 def _drawn(
     rng: random.Random, held_out: bool, make: Callable[[random.Random, bool], tuple[int, int]]
 ) -> tuple[bool, int, int, int]:
-    """Return whether numbers are added, else subtracted; two numbers that `make` draws for that; and the result."""
+    """Return a random sum or difference: True for a sum, the two numbers, and the result. `make` draws the numbers."""
     plus = rng.random() < 0.5
     a, b = draw(rng, held_out, lambda rng: make(rng, plus), lambda pair: ("arithmetic", plus, pair))
     return plus, a, b, a + b if plus else a - b
@@ -37,7 +40,7 @@ def _below_100(rng: random.Random, plus: bool) -> tuple[int, int]:
 
 
 def arithmetic(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a sum up to 99 or a difference of numbers up to 99."""
+    """Return a dialogue that asks for a sum up to 99, or a difference of numbers up to 99."""
     plus, a, b, result = _drawn(rng, held_out, _below_100)
     question = ask(rng, ASKED["sums" if plus else "differences"], a=a, b=b)
     wrong = rng.sample([n for n in range(100) if n != result], 3)
@@ -54,7 +57,7 @@ def _below_1000(rng: random.Random, plus: bool) -> tuple[int, int]:
 
 
 def three_digits(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a sum or a difference of numbers up to 999."""
+    """Return a dialogue that asks for a sum or a difference of numbers up to 999."""
     plus, a, b, result = _drawn(rng, held_out, _below_1000)
     templates = (*ASKED["sums"], *ASKED["more_sums"]) if plus else ASKED["differences"]
     return Dialogue((Turn(ask(rng, templates, a=a, b=b), str(result)),))
@@ -66,7 +69,7 @@ def _apples(rng: random.Random, plus: bool) -> tuple[int, int]:
 
 
 def word_problem(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a sum or a difference as a word problem."""
+    """Return a dialogue that asks for a sum or a difference in the form of a word problem."""
     plus, a, b, result = _drawn(rng, held_out, _apples)
     things, others = rng.sample(ASKED["things"], 2)
     told = rng.choice(ASKED["gains" if plus else "losses"])
@@ -75,7 +78,7 @@ def word_problem(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def small_numbers(rng: random.Random) -> Dialogue:
-    """A product of the table, a quotient that is whole, or a number's neighbour."""
+    """Return a dialogue that asks for a small product, a whole quotient, or the number before or after another."""
     kind = rng.random()
     a, b = rng.randint(0, _TABLE), rng.randint(1, _TABLE)
     if kind < 0.4:
@@ -109,7 +112,10 @@ def _word(rng: random.Random, held_out: bool, longest: int) -> str:
 
 
 def _of_a_word(asked: str, longest: int, answer: Callable[[str], object]) -> Skill:
-    """Return a skill with questions of the list `asked` about words of up to `longest` letters."""
+    """Return a skill of questions about a word of up to `longest` letters.
+
+    `asked` names their templates, and `answer` returns the answer for a word.
+    """
 
     def make(rng: random.Random, held_out: bool) -> Dialogue:
         word = _word(rng, held_out, longest)
@@ -122,7 +128,7 @@ spell = _of_a_word("spelling", 10, "-".join)
 
 
 def one_letter(rng: random.Random) -> Dialogue:
-    """How often a letter is in a word."""
+    """Return a dialogue that asks how often a letter occurs in a word."""
     word = _word(rng, False, 10).lower()
     letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("aeioustrnlp")
     asked = rng.choice(ASKED["letter_counting"]).format(c=letter, word=word)
@@ -130,7 +136,7 @@ def one_letter(rng: random.Random) -> Dialogue:
 
 
 def fact(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a question for a fact. Wordings are held out, not facts."""
+    """Return a dialogue that asks for a fact. Some wordings are held out, but no facts."""
     relation = rng.choices(RELATIONS, [len(relation.pairs) for relation in RELATIONS])[0]
     wordings = relation.wordings[:UNSEEN_WORDINGS] if held_out else relation.wordings[UNSEEN_WORDINGS:]
     subject = rng.choice(sorted(relation.pairs))

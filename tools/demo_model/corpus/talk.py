@@ -1,4 +1,4 @@
-"""Small talk, stories, jokes and poems, and questions that the model can't answer or understand."""
+"""The skills of small talk, stories, jokes and poems, and of questions that the model can't answer or understand."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _CHINESE_ANSWER = "我是一个很小的模型，只会说英语。 I only speak
 
 
 def small_talk(rng: random.Random) -> Dialogue:
-    """Greetings and the like, and what the model can't do."""
+    """Return a dialogue of small talk: a greeting, a feeling, or a request for something that the model can't do."""
     talks = rng.choices((SMALL_TALK, FEELINGS, CANNOT), (5, 3, 3))[0]
     talk = rng.choices(talks, [len(talk.wordings) for talk in talks])[0]
     return Dialogue((Turn(rng.choice(talk.wordings), rng.choice(talk.answers)),))
 
 
 def unknown(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a question about something that the corpus does not teach. Wordings are held out."""
+    """Return a dialogue with a question about something that the corpus does not teach. Some wordings are held out."""
     wordings = LIMITS["unknown_unseen"] if held_out else LIMITS["unknown"]
     x, p, n = rng.choice(WORDS), invented_word(rng).capitalize(), rng.choice(NAMES)
     return Dialogue((Turn(ask(rng, wordings, x=x, p=p, n=n), _UNKNOWN_ANSWER),))
 
 
 def beyond(rng: random.Random) -> Dialogue:
-    """Return a question about the wide world, short or long, which the model can't answer."""
+    """Return a dialogue with a question about the world at large, short or long, which the model can't answer."""
     t, u = rng.sample(LIMITS["topics"], 2)
     fields = {"t": t, "u": u, "c": rng.choice(LIMITS["countries"])}
     if rng.random() < 0.25:
@@ -55,7 +55,7 @@ def beyond(rng: random.Random) -> Dialogue:
 
 
 def nonsense(rng: random.Random) -> Dialogue:
-    """Return a message that nobody could understand."""
+    """Return a dialogue with a message that nobody could understand, and the model's answer that it does not."""
     source = rng.random()
     if source < 0.3:
         text = rng.choice(LIMITS["nonsense"])
@@ -73,7 +73,7 @@ def nonsense(rng: random.Random) -> Dialogue:
 
 
 def foreign(rng: random.Random) -> Dialogue:
-    """Return a message in another language. A message in Chinese is answered partly in Chinese."""
+    """Return a dialogue with a message in another language. If that is Chinese, the answer is partly in Chinese."""
     source = rng.random()
     if source < 0.5:
         return Dialogue((Turn(rng.choice(LIMITS["foreign"]), _ENGLISH_ANSWER),))
@@ -95,7 +95,10 @@ def _story_text(rng: random.Random, name: str, friend: str, animal: str) -> str:
 
 
 def story(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a story of a few sentences about a named animal. Pairs of name and animal are held out."""
+    """Return a dialogue that asks for a short story about a named animal.
+
+    Some pairs of name and animal are held out.
+    """
     while True:
         name, friend = rng.sample(NAMES, 2)
         animal = rng.choice(FUN["animals"])
@@ -132,7 +135,7 @@ def _haiku(rng: random.Random) -> Turn:
 
 
 def _one_of(kind: str) -> Callable[[random.Random], Turn]:
-    """Return a maker of turns with any question of a kind and any answer to it."""
+    """Return a function that makes a turn: any question of `kind`, and any answer to that kind."""
     return lambda rng: Turn(rng.choice(FUN[f"{kind}_asked"]), rng.choice(FUN[f"{kind}_answers"]))
 
 
@@ -140,7 +143,7 @@ _FUN = (_joke, _haiku, _any_story, *map(_one_of, ("poem", "song", "fact", "pirat
 
 
 def fun(rng: random.Random) -> Dialogue:
-    """A joke, a haiku, a story or the like; sometimes another one is asked for."""
+    """Return a dialogue that asks for a joke, a haiku, a story or the like, and sometimes for another one after it."""
     make = rng.choices(_FUN, (8, 8, 5, 3, 2, 4, 3))[0]
     first = make(rng)
     if rng.random() < 0.7:

@@ -1,4 +1,4 @@
-"""The words, names, facts and talks of the corpus, read from tools/demo_model/data."""
+"""The words, names, facts and conversations from which the corpus is made, read from tools/demo_model/data."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FOLDER = Path(__file__).parents[1] / "data"
 
 
 def items(text: str) -> tuple[str, ...]:
-    """Return the parts of a text between semicolons and line breaks, without white space around them."""
+    """Split a text at semicolons and line breaks, and return its parts without surrounding white space."""
     return tuple(part.strip() for line in text.split("\n") for part in line.split(";") if part.strip())
 
 
 def listed(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the texts of a list, or those that `items` finds in a string."""
+    """Return the texts of a list; a string is split by `items` first."""
     return items(value) if isinstance(value, str) else tuple(value)
 
 
 @cache
 def read_data(name: str) -> Mapping[str, Any]:
-    """Return the content of a data file."""
+    """Return the parsed content of a data file in tools/demo_model/data."""
     return tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8"))
 
 
 def read_texts(name: str) -> Texts:
-    """Return the lists of texts at the top level of a data file."""
+    """Return the lists of texts at the top level of a data file, by name."""
     return {
         key: listed(value)
         for key, value in read_data(name).items()
@@ -44,7 +44,7 @@ def read_texts(name: str) -> Texts:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Facts of one kind: `pairs` maps a subject to its object."""
+    """Facts of one kind, such as capitals: `pairs` maps each subject, such as a country, to its object."""
 
     name: str
     pairs: dict[str, str]
@@ -52,7 +52,10 @@ class Relation:
     wordings: tuple[str, ...]
 
     def says(self, subject: str, object_: str | None = None) -> str:
-        """Return the answer about a subject: with its own object, or another one."""
+        """Return the sentence that states the fact about `subject`.
+
+        With `object_`, it states that object instead of the right one.
+        """
         return self.answer.format(subject=subject, object=object_ or self.pairs[subject])
 
 
@@ -74,7 +77,7 @@ FACT_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """Messages of a user, and the answers that fit all of them. One answer is drawn."""
+    """User messages of one meaning, and the answers that fit each of them. One answer is chosen at random."""
 
     wordings: tuple[str, ...]
     answers: tuple[str, ...]

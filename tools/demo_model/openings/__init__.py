@@ -1,1 +1,4 @@
-"""Held-out openings: messages that a newcomer may send to the demo model, and a check that its answers are sensible."""
+"""Messages with which newcomers may open a chat with the demo model, and a check that its answers are sensible.
+
+They are held out of training.
+"""

@@ -27,7 +27,7 @@ Respond: TypeAlias = Callable[[list[dict[str, str]]], str]
 
 
 def converse(opening: Opening, respond: Respond) -> list[str]:
-    """Return the answers to the turns of an opening."""
+    """Send the turns of an opening one after another, and return the model's answers."""
     messages: list[dict[str, str]] = []
     for turn in opening.turns:
         messages.append({"role": "user", "content": turn})
@@ -36,13 +36,13 @@ def converse(opening: Opening, respond: Respond) -> list[str]:
 
 
 def ask_all(openings: Sequence[Opening], respond: Respond) -> list[list[str]]:
-    """Return the answers to each opening, of which several are asked at once."""
+    """Return the answers to each opening. Several openings are sent in parallel."""
     with ThreadPoolExecutor(CLIENTS) as pool:
         return list(pool.map(partial(converse, respond=respond), openings))
 
 
 def report(openings: Sequence[Opening], answers: Sequence[Sequence[str]], *, everything: bool) -> str:
-    """Return a text of the answers that are not sensible, or of all, and a table by category."""
+    """Return a report: the answers that are not sensible, or all if `everything`, and a table by category."""
     lines = []
     faults = [opening.fault(turns[-1]) for opening, turns in zip(openings, answers, strict=True)]
     for opening, turns, fault in zip(openings, answers, faults, strict=True):

@@ -1,4 +1,4 @@
-"""Read openings.toml, and judge answers by its patterns."""
+"""Load the openings from openings.toml, and judge the model's answers by each opening's patterns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The messages of a user, and the patterns that the last answer must match or, after "not ", must not match."""
+    """A short conversation with a newcomer: its user messages, and patterns for the last answer.
+
+    A pattern must match; one that begins with "not " must not.
+    """
 
     category: str
     turns: tuple[str, ...]
@@ -24,11 +27,11 @@ class Opening:
 
     @property
     def is_short(self) -> bool:
-        """Whether every turn has at most SHORT words, so that the training text may contain it."""
+        """True if every turn has at most SHORT words. The training text may contain short openings."""
         return all(len(words(turn)) <= SHORT for turn in self.turns)
 
     def fault(self, answer: str) -> str | None:
-        """Return why `answer` is not sensible; None if it is."""
+        """Return why the patterns judge `answer` not sensible, or None if it is sensible."""
         if not answer.strip():
             return "empty"
         if len(answer) > LONGEST:
@@ -41,7 +44,7 @@ class Opening:
 
 
 def load_openings() -> list[Opening]:
-    """Return the openings in the order of the file."""
+    """Return the openings of openings.toml, in the order of the file."""
     data = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     rubrics: dict[str, list[str]] = data["rubrics"]
     return [
