@@ -100,7 +100,7 @@ def decode_prefab(file: ByteSource, shape: ModelShape, source: str) -> Prefab:
     if key.size != 16:
         raise StateError(f"{source}: id has {key.size} bytes; a UUID has 16")
     if raw.size % 4 != 0:
-        raise StateError(f"{source}: data has {raw.size} bytes, which are no whole f32 values")
+        raise StateError(f"{source}: data has {raw.size} bytes; expected a multiple of 4, for f32 values")
     values = file.read(raw.start, raw.size).view("<f4")
     state = state_from_rows(values, tensor["shape"], shape, source)
     return Prefab(fields["name"], uuid.UUID(bytes=file.read(key.start, key.size).tobytes()), fields["default"], state)
