@@ -137,7 +137,7 @@ class Adjustments:
         self._begin(bias, earlier if self.penalises_sights else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
-        """Record the biases, and the earlier tokens as seen, in one pass: a million one by one would stall every step."""
+        """Record the biases, and the earlier tokens as seen, in one pass: a million calls would stall every step."""
         if bias:
             biased = np.fromiter(bias, np.int32, len(bias))
             self._bias[biased] = np.maximum(np.fromiter(bias.values(), np.float64, len(bias)), NEVER)
