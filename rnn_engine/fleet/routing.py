@@ -17,8 +17,7 @@ from states.tokens import TOKEN_BYTES, pack
 
 MOST_BLOCKS = 1 << 16  # remembered for each replica: the prompts of the last four million tokens
 
-# The delay of a new request by each request that a replica has already, as the number of prompt tokens that could be
-# run in that time.
+# How much each request that a replica has already delays a new one, in prompt tokens: as many as run in that time.
 RUNNING_TOKENS = 8  # a running request shares the steps
 QUEUED_TOKENS = 32  # a queued request has to end first
 

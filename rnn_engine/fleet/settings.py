@@ -61,7 +61,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """Where a replica runs: its number in the fleet, its number on its machine, and the GPUs reserved for it."""
+    """A replica's place: its number in the fleet, its number on its machine, and the GPUs reserved for it."""
 
     number: int  # among all replicas, from 0; that of a replica that is gone is used again
     local_number: int = 0  # among the replicas on its machine

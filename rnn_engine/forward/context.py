@@ -27,9 +27,7 @@ from shaders import Constant, Include
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Everything needed to build a model's stages: the model, its device, its compiled kernels and the shared
-    buffers.
-    """
+    """What a model's stages are built from: the model, the device, the compiled kernels and the shared buffers."""
 
     model: Model
     format_of: FormatOf

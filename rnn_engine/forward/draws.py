@@ -44,7 +44,7 @@ def count_draws(batch: Batch) -> int:
 
 
 def count_told(batch: Batch) -> int:
-    """Return the most 4-byte words that the draws of `batch` can report beside their tokens.
+    """Return the size, in 4-byte words, of what the draws of `batch` can report at most besides the drawn tokens.
 
     These words are log-probabilities and the ids of the likeliest tokens.
     """
@@ -56,7 +56,7 @@ def _count_told(draw: TokenDraw | None) -> int:
 
 
 def _told_words(draw: TokenDraw) -> int:
-    """Return the number of 4-byte words that the device reports with each drawn token; 0 without log-probabilities."""
+    """Return how many 4-byte words of log-probabilities and ids come with each drawn token; 0 if none are wanted."""
     return 0 if draw.logprobs is None else 2 + 2 * draw.logprobs
 
 
@@ -161,7 +161,7 @@ class Following:
 
 
 class DeviceDraws:
-    """The draws of a step on the device: uploads what they need, and lists the copies that return their results."""
+    """The data for a step's draws on the device: uploads their inputs, and lists the copies that return the tokens."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._draws = buffers.draws
@@ -230,7 +230,7 @@ class SlotBiases:
                 self._biases[run.slot] = biases
 
 
-# The penalties that a device keeps for the sequences in its slots; penalties.wgsl describes them.
+# Repetition penalties that a device stores and updates for the sequences in its slots; see penalties.wgsl.
 
 _WHOLE_TABLE: Final = 2**32 - 1  # a window that holds every token
 _LEAST_SCALE: Final = 2.0**-60  # below it the numbers of penalties.wgsl are multiplied by the scale, which becomes 1
@@ -273,7 +273,7 @@ class SlotPenalties:
         return amounts, (text.num_seen + counted - text.first, window, draw.counts_input)
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
-        """Upload the penalties of a sequence that starts to draw in `slot`, and return its record.
+        """Upload the penalties of a sequence that starts to draw in `slot`, and return its `_Text`, the slot's record.
 
         `counted` is the number of the sequence's tokens that `penalties` already includes.
         """
@@ -290,7 +290,7 @@ class SlotPenalties:
 
 @dataclass(slots=True)
 class _Text:
-    """The sequence whose penalties a slot has on the device, and how far they were counted."""
+    """The record of the sequence whose penalties a slot has on the device, and how many of its tokens they count."""
 
     penalties: DrawPenalties
     first: int  # the number of the text's tokens that were counted when the slot took it over

@@ -22,7 +22,7 @@ from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Model
 from shaders import Constant
 
-# Tables with a row for each token: the embedding, with which every step begins, and the tables of layers.
+# Look-ups in tables with a row for each token of the vocabulary: the embedding, and the tables of layers.
 
 
 class GivenEmbeddings:
@@ -64,7 +64,7 @@ class GivenEmbeddings:
 
 
 def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
-    """Upload the embedding and build its stages.
+    """Upload a model's embedding table and build the stages that write each token's input vector.
 
     Return the stages that look up token ids, and the stage for embeddings that runs supply.
     """
@@ -119,9 +119,7 @@ def table_stages(
 
 
 class Head:
-    """The model's head on the device: its norm and its weights. `bind` returns the stages that write to given
-    outputs.
-    """
+    """The last norm and the head's weights on the device; `bind` returns the stages that compute logits from them."""
 
     def __init__(self, context: BuildContext) -> None:
         shape = context.model.shape
@@ -132,7 +130,7 @@ class Head:
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
-        """Return the stages that write to `outputs`. Run them only in steps with at least one row."""
+        """Return the stages that write logits to `outputs`. Run them only in steps with at least one logit row."""
         context = self._context
         shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
         norm = context.kernel_stage(
@@ -199,7 +197,7 @@ class HeadStages:
 
 @dataclass(frozen=True, slots=True)
 class FindCandidates:
-    """The stage that reduces each row of logits to its top candidates. Steps without masks run a quicker kernel."""
+    """The stage that finds the top candidates of each logit row. In steps without masks, it runs a quicker kernel."""
 
     without_masks: KernelStage
     with_masks: KernelStage

@@ -36,7 +36,7 @@ from rnn_engine.types import (
 
 
 class OpenRuns:
-    """The runs in flight for which the device has yet to report how many tokens it drew.
+    """The open runs: those in flight for which the device has not reported yet how many tokens it drew.
 
     A run with a draw counts as complete until the device reports how many tokens it has drawn. So a run that follows it
     can be submitted at once. On the device it does nothing if the run before is not complete. Each drawn token swaps
@@ -58,7 +58,7 @@ class OpenRuns:
                 )
 
     def add(self, ticket: Ticket, batch: Batch) -> None:
-        """Record the runs of `batch`, which was submitted as `ticket`, as if each draw had drawn all its tokens."""
+        """Record the runs of `batch`, submitted as `ticket`, as if each draw had drawn all the tokens it may."""
         self._steps[ticket] = {}
         for run in batch:
             if run.draw is None:
@@ -71,7 +71,7 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """Correct the sides of the slots by how many tokens the oldest step in flight has really drawn.
+        """Correct the slots' sides after the oldest step in flight, by how many tokens the device really drew.
 
         `drawn` has one item for each run of `batch`; it is empty if the step failed.
         """
@@ -362,7 +362,7 @@ class GpuRunner:
         self._open.close(step.ticket, step.batch, step.drawn)
 
     def _finish_open(self, slots: Iterable[int]) -> None:
-        """Wait for all steps in flight if any of `slots` has an open run."""
+        """Wait for all steps in flight if one of `slots` has an open run; see `OpenRuns`."""
         if self._open.any_in(slots):
             while self._unfinished:
                 self._finish(self._unfinished.popleft())

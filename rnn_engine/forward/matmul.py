@@ -41,7 +41,7 @@ class MatMulBuffers:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """The matrices of one dispatch on the device.
+    """The matrices that one dispatch multiplies, in buffers on the device.
 
     It has no reference to the weights on the host, so that their memory can be freed.
     """
@@ -56,7 +56,7 @@ class LoadedPart:
 
 
 class MatMulKernels:
-    """The compiled matmul kernels for one model on one device, and a list of the model's matmuls.
+    """The matmul kernels of one model on one device, compiled when first used, and a list of the model's matmuls.
 
     `tuning` may be replaced before the first plan is made.
     """
@@ -110,9 +110,7 @@ class MatMulKernels:
 
 
 class MatMul:
-    """One or more matrices on the device, which are multiplied with the activations of a step's tokens or of its logit
-    rows.
-    """
+    """One or more matrices on the device, multiplied with the activations of a step's tokens or logit rows."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """The segments that one dispatch multiplies. They share one weight format, and their weights fit one binding."""
+    """The segments, row ranges of matrices, that one dispatch multiplies: one weight format, within one binding."""
 
     format: WeightFormat
     segments: tuple[Segment, ...]
@@ -161,7 +161,7 @@ def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Segme
 
 
 def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:
-    """Yield the segments of each part. The rows of a part take at most `max_blocks` blocks of their weight format."""
+    """Yield the tuple of segments of each part, so that no part has more than `max_blocks` blocks of its format."""
     part: list[Segment] = []
     first_row = blocks = 0
     for matrix in matrices:

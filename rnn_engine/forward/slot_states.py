@@ -133,7 +133,7 @@ class SlotStates:
         self._sides[target] = self._sides[source]
 
     def start_read(self, slot: int) -> SlotRead:
-        """Start to download the state that `slot` has after all steps submitted so far.
+        """Start to download the state of `slot` after all steps submitted so far; return the `SlotRead`.
 
         Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
         Raises DeviceError if the device rejects it.
@@ -189,7 +189,7 @@ class SlotStates:
 
 
 class SlotRead:
-    """A `PendingState` whose download from the device is under way."""
+    """A `PendingState` that is being downloaded from the device."""
 
     def __init__(
         self, layout: StateLayout, side: int, download: Download, on_finished: Callable[[SlotRead], None]

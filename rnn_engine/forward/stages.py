@@ -19,7 +19,7 @@ from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 
 
 class Stage(Protocol):
-    """One part of the forward pass, such as a norm or a matmul, bound to its buffers."""
+    """The protocol of a part of the forward pass, such as a norm or a matmul, which yields the dispatches of a step."""
 
     @property
     def weight_bytes(self) -> int:
@@ -48,7 +48,7 @@ class KernelStage:
         yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step), moved_bytes)
 
 
-# Inputs of matmuls as bytes, for matrices whose weights are bytes too. quantise_inputs.wgsl makes them.
+# Inputs of matmuls, quantised to bytes by quantise_inputs.wgsl, for matrices whose weights are bytes too.
 
 _BLOCK_WORDS: Final = 10  # words of 4 bytes of a block: see packed_inputs.wgsl
 _THREADS: Final = 64  # of a workgroup
@@ -56,9 +56,7 @@ _THREADS: Final = 64  # of a workgroup
 
 @dataclass(frozen=True, slots=True, order=True)
 class BufferSource:
-    """The place of the inputs of one or more matrices in the inputs' buffer: first index, stride and length, in
-    floats.
-    """
+    """Where the inputs of one or more matrices lie in a buffer: first index, stride and length, in floats."""
 
     start: int
     stride: int
@@ -93,9 +91,7 @@ class QuantisedInputs:
         return 4 * _BLOCK_WORDS * self.num_blocks
 
     def read_by(self, matrix: Matrix) -> Matrix:
-        """Return a copy of `matrix` that reads its inputs from the quantised buffer. Offsets there count 4-byte
-        words.
-        """
+        """Return a copy of `matrix` that reads quantised inputs; its offset and stride then count 4-byte words."""
         before = self.sources[: self.sources.index(BufferSource.of(matrix))]
         start = _BLOCK_WORDS * sum(source.num_blocks for source in before)
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)

@@ -36,7 +36,7 @@ def slot_penalty_bytes(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The numbers of a step's tokens, runs and rows, and which kinds of inputs it has.
+    """The size of a step: its numbers of tokens, runs and logit rows, and flags for its kinds of inputs.
 
     Steps of equal size have the same dispatches.
     """

@@ -47,8 +47,7 @@ Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel variant chosen for one class of matmuls and one token count, beside the fixed choice it is compared
-    with.
+    """The variant chosen for a class of matmuls and a token count, with its times and those of the fixed choice.
 
     Times are seconds per dispatch.
     """
@@ -69,9 +68,7 @@ class Choice:
 
 @dataclass(slots=True)
 class _Task:
-    """A pair of a matmul class and a token count that needs a choice of kernel, and the times measured for it so
-    far.
-    """
+    """A class of matmuls and a token count that need a choice of kernel, with the times measured so far."""
 
     kind: MatMulClass
     tokens: int
@@ -238,9 +235,7 @@ class Tuner:
 
 
 def _that_matter(tasks: list[_Task]) -> list[_Task]:
-    """Return the tasks whose matmuls take a relevant share of the predicted time of all tasks of the same token
-    count.
-    """
+    """Return the tasks with a relevant share of the predicted time of all tasks with the same token count."""
     totals: defaultdict[int, float] = defaultdict(float)
     for task in tasks:
         totals[task.tokens] += task.work_seconds
@@ -272,6 +267,6 @@ class _Measure:
 
 
 def _idleness(plan: Plan) -> float:
-    """Return by what factor the plan takes longer because its last workgroups do not occupy all processors."""
+    """Return by what factor `plan` takes longer because its last workgroups leave some processors idle."""
     groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
     return -(-groups // processors) * processors / groups

@@ -164,7 +164,7 @@ class KernelLimits:
 
 # The variants of a matmul that are worth a trial on a device, and the predicted cost of each.
 #
-# The model of cost only has to put them in order: those that it predicts to be slow are not measured. Its figures for
+# The cost model only has to rank the variants: those that it predicts to be slow are not measured. Its figures for
 # software devices are cycles of llvmpipe, from the trials in docs/performance.md. Those for hardware are typical of
 # its kind.
 

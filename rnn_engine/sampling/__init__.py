@@ -1,4 +1,4 @@
-"""Sampling: draw tokens from rows of logits. The few candidates that a step returns are used if they suffice.
+"""Sampling: draw tokens from rows of logits, from a row's few top candidates if these determine the draw.
 
 A draw from candidates yields the same token as one from the whole row.
 """

@@ -1,10 +1,10 @@
-"""Changes to single tokens' logits before a draw: the client's bias, penalties for repetition, and rules.
+"""Adjustments: changes of single tokens' logits before a draw, by bias, repetition penalties and rules.
 
 The order is:
 
 1. The bias is added.
 2. A recent token's logit is divided by `repeat_penalty` if it is positive, else multiplied by it.
-3. The presence and frequency penalties are taken off.
+3. The presence and frequency penalties are subtracted.
 4. Each `TokenRule` adds to the logits of a few tokens, for the next draw alone.
 """
 
@@ -22,7 +22,10 @@ from rnn_engine.types import I32, DrawBiases, DrawPenalties
 
 
 class RecentTokens:
-    """The last `size` tokens of a sequence, with a count of how often each occurs. A size of -1 means all tokens."""
+    """The last `size` tokens of a sequence, and how often each occurs among them.
+
+    A size of -1 stands for all tokens.
+    """
 
     def __init__(self, size: int, tokens: Sequence[int]) -> None:
         self.size = size
@@ -74,10 +77,10 @@ _LEAST_SCALE = 1e-100  # once the scale is below it, it is multiplied into the p
 
 
 class TokenRule(Protocol):
-    """A rule that adds a number to the logits of a few tokens. It may add to other tokens in each draw."""
+    """A rule that adds a number to the logits of a few tokens. For each draw, it may choose other tokens."""
 
     def next(self) -> Mapping[int, float]:
-        """Return the numbers to add to logits in the next draw, by token id."""
+        """Return what the rule adds to logits in the next draw: a dict from token id to the number added."""
         ...
 
     def generated(self, token: int) -> None:
@@ -124,7 +127,7 @@ class Adjustments:
         self._seen: set[int] = set()
         self._total = 0.0  # of `_penalty`
         self._scale = 1.0  # of `_penalty`: decay to the power of the number of generated tokens
-        # By token, [V]; arrays that are not needed are empty.
+        # Arrays [V], indexed by token id; those that are not needed are empty.
         self._is_known: NDArray[np.bool_] = np.zeros(vocab_size if self.may_change or bias else 0, np.bool_)
         self._is_recent: NDArray[np.bool_] = np.zeros(vocab_size if self._recent else 0, np.bool_)
         self._bias: F64 = np.zeros(vocab_size if bias else 0)
@@ -134,9 +137,7 @@ class Adjustments:
         self._begin(bias, earlier if self.penalises_sights else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
-        """Record the biased, earlier and prompt tokens in one pass, since a million one by one would stall every
-        step.
-        """
+        """Record the biases, and the earlier tokens as seen, in one pass: a million calls would stall every step."""
         if bias:
             biased = np.fromiter(bias, np.int32, len(bias))
             self._bias[biased] = np.maximum(np.fromiter(bias.values(), np.float64, len(bias)), NEVER)
@@ -177,7 +178,7 @@ class Adjustments:
         return self.penalises_sights or self._recent is not None
 
     def for_device(self) -> DrawPenalties:
-        """Return the penalties in the form that a device needs to continue from the tokens so far.
+        """Return the penalties after the tokens so far, in the form from which a device computes all later ones.
 
         Call this only if `draws_on_device` returns True.
         """
@@ -205,7 +206,7 @@ class Adjustments:
 
     @property
     def scale(self) -> float:
-        """The factor by which the numbers in the row of `keep_in` are multiplied to get the penalties."""
+        """The factor that turns the numbers in the row of `keep_in` into penalties."""
         return self._scale
 
     @property
@@ -224,7 +225,7 @@ class Adjustments:
         self._penalty = row
 
     def clear(self) -> None:
-        """Set all presence and frequency penalties to zero. Called when no more tokens are drawn."""
+        """Set all presence and frequency penalties to zero. Called once no more tokens are drawn for the sequence."""
         self._penalty[self.tokens] = 0.0
 
     @property
@@ -233,7 +234,7 @@ class Adjustments:
         return self._tokens[: self._size]
 
     def others(self, ids: I32) -> I32:
-        """Return the tokens that have an adjustment (see `tokens`) and are not in `ids`."""
+        """Return those of `tokens`, the tokens that have an adjustment, that are not in `ids`."""
         tokens, self._is_known[ids] = self.tokens, False
         others: I32 = tokens[self._is_known[tokens]]
         self._is_known[tokens] = True
@@ -253,7 +254,7 @@ class Adjustments:
         return added
 
     def bound_added(self, tokens: I32, highest: float) -> F64:
-        """Return bounds of what the adjustments add to the logits of `tokens`, which are at most `highest` before.
+        """Return bounds of what the adjustments add to the logits of `tokens`, if these logits are at most `highest`.
 
         The array ends with a 0, for tokens that are not adjusted.
 

@@ -24,7 +24,7 @@ from rnn_engine.types import I32
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The unranked tokens of an open pool. They rank below all its other tokens."""
+    """The unranked tokens that an open pool still has. All of them rank below the pool's ranked tokens."""
 
     rest: Rest
     count: int  # the most tokens that follow
@@ -32,13 +32,13 @@ class Tail:
 
     @property
     def ceiling(self) -> float:
-        """An upper bound of the tail's logits, divided by the temperature."""
+        """An upper bound of the logits of the tail's tokens, after division by the temperature."""
         return self.rest.ceiling / self.temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The n tokens that the steps so far have kept: at least one, likeliest first.
+    """The tokens that the chain's steps so far have kept: n ranked ones, likeliest first, and perhaps a `tail`.
 
     A closed pool has all of them. An open pool has the whole ranking, and its `tail` stands for unranked tokens.
     """
@@ -50,7 +50,10 @@ class Pool:
 
     @staticmethod
     def of(ranking: Ranking) -> Pool:
-        """Return a pool of all tokens of `ranking`, which must have at least one. It is open if tokens are unranked."""
+        """Return a pool of all tokens of `ranking`, which must have ranked at least one.
+
+        Unranked tokens make its tail.
+        """
         tail = None if ranking.rest is None else Tail(ranking.rest, ranking.rest.count)
         return Pool(ranking, np.arange(len(ranking.ids)), ranking.logits, tail)
 
@@ -59,11 +62,11 @@ class Pool:
         return self.ranking.ids[self.places]
 
     def part(self, which: slice | Places) -> Pool:
-        """Return a closed pool of the tokens at the indices `which`."""
+        """Return a closed pool (one without a tail) of the tokens at the indices `which`."""
         return Pool(self.ranking, self.places[which], self.logits[which], None)
 
     def first(self, count: int) -> Pool:
-        """Return a closed pool of the `count` likeliest tokens."""
+        """Return a closed pool (one without a tail) of the `count` likeliest tokens."""
         return self.part(slice(count))
 
     def masses(self) -> F64:
@@ -116,7 +119,7 @@ class ChainStep(Protocol):
 
 
 class Selection(ChainStep, Protocol):
-    """A chain step that chooses from all tokens of a row and does not need them ranked."""
+    """A chain step that chooses tokens from a whole row of logits and needs no ranking."""
 
     def kept(self, logits: F64) -> Places:
         """Return the indices into `logits` [n] of the tokens that the step keeps, ascending. There is at least one."""
@@ -285,7 +288,7 @@ def _entropy(chances: F64) -> float:
     return max(-float((possible * np.log(possible)).cumsum()[-1]), 0.0)
 
 
-# Mirostat: keep the surprise of the tokens near a target, by a limit that every token moves.
+# Mirostat: keep the mean surprise of the drawn tokens near a target, by a limit that each drawn token changes.
 #
 # From Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity" (2021). The
 # constants and the order of the steps are llama.cpp's; for `MirostatV2` with `ai00` they are ai00's.
@@ -351,7 +354,7 @@ class MirostatV2:
 
 
 class _Limit:
-    """Mirostat's limit of a token's surprise, in bits. It is adapted after each token."""
+    """Mirostat's upper limit of the surprise of a token, in bits. Each drawn token changes the limit."""
 
     def __init__(self, tau: float, eta: float, most: float = math.inf) -> None:
         self._tau = tau
@@ -392,7 +395,7 @@ _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 
 
 class Cuts(NamedTuple):
-    """The settings top-k, top-p, min-p and temperature of a chain that has no other steps.
+    """The top-k, top-p, min-p and temperature of a chain that has no other steps, for a device to draw by.
 
     A `top_k` of 0 and a `top_p` of 1 keep all. A `temperature` of 0 keeps the likeliest one alone.
     """
@@ -404,19 +407,17 @@ class Cuts(NamedTuple):
 
 
 class Moving(Protocol):
-    """The last step of a chain, if it has a state that each drawn token changes, such as mirostat."""
+    """The protocol of a last chain step with a state that each drawn token updates, such as mirostat."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None: ...
 
     def drawn(self, probability: float) -> None:
-        """Update the step's state after a draw. `probability` is that with which the token was drawn."""
+        """Update the step's state after a token was drawn, which had the probability `probability` in the pool."""
         ...
 
 
 class Chain:
-    """A sampler that applies `steps` and then `last`, if there is one, to a ranking, and draws from the remaining
-    tokens.
-    """
+    """A sampler that applies `steps`, then `last` if given, to a ranking, and draws one of the tokens that remain."""
 
     num_uniforms = 2  # for the draw, and for XTC
 
@@ -495,7 +496,7 @@ class Chain:
 
 
 class LateAdjustments:
-    """A chain step that applies penalties after other steps, as the client's order of steps demands.
+    """A chain step that applies penalties, for a client's order of steps in which other steps come before them.
 
     Steps before it see the logits without these penalties.
     """
@@ -532,7 +533,7 @@ def _allowed() -> str:
 
 
 def _needs_all(steps: Sequence[ChainStep]) -> bool:
-    """Return True if a step needs all tokens of the row, and no earlier step removes any."""
+    """Return True if a step needs the logits of all tokens, and no earlier step reduces the tokens."""
     for step in steps:
         if isinstance(step, TopNSigma | TypicalP) or (isinstance(step, Temperature) and step.span > 0.0):
             return True

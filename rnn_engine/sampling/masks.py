@@ -1,4 +1,4 @@
-"""Token masks: which tokens of a vocabulary a draw may choose, in particular for grammars and thinking budgets."""
+"""Token masks: which tokens of a vocabulary may be drawn next, as for grammars and budgets of thinking tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TokenMask(Protocol):
 
 
 class AllowedTokens:
-    """The tokens that a mask allows, after a check of the mask's type and shape."""
+    """A mask after a check of its type and shape, with the number of tokens that it allows."""
 
     __slots__ = ("_count", "_vocab_size", "mask")
 
@@ -149,7 +149,7 @@ class SequenceMask:
         self._current, self.is_known = None, True
 
     def advance(self) -> None:
-        """Get the forced tokens after the last token, and discard the mask of the position before."""
+        """Ask the source which tokens are forced after the last one, and discard the mask of the previous position."""
         self._added = frozenset()
         self.is_known = self.is_late = False
         if self._may_force:
@@ -183,7 +183,7 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return `mask` with the tokens that end a text added, if it allows token 0."""
+        """Return `mask` with the tokens that end a text allowed too, if it allows token 0; else `mask` itself."""
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
@@ -227,7 +227,10 @@ class SequenceMask:
         return self.current.mask.copy()
 
     def _go_on(self, token: int) -> bool:
-        """Accept `token` and get the tokens forced after it. Return False if it is not allowed, or ends the text."""
+        """Accept `token` and get the tokens forced after it.
+
+        Return False if `token` is not allowed, or ends the text.
+        """
         if self.forced:
             is_allowed, self.forced = token == self.forced[0], self.forced[1:]
         else:
@@ -242,10 +245,10 @@ class SequenceMask:
         return True
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
-        """Return masks [rows, ceil(V / 32)] for `num_rows` rows: the current mask for the last, all tokens for the
-        others.
+        """Return masks [rows, ceil(V / 32)] for `num_rows` rows, of which only the last has the current mask.
 
-        Return None if there is no current mask. If `current` would raise, this does not; it returns None.
+        The masks of the other rows allow all tokens. Return None if there is no current mask. If `current` would raise,
+        this does not; it returns None.
         """
         self.find_out()
         if not isinstance(self._current, AllowedTokens):
@@ -255,7 +258,7 @@ class SequenceMask:
 
 @contextmanager
 def _own_error() -> Iterator[None]:
-    """Return a context manager that converts any exception to MaskError, so that it is reported as the mask's own."""
+    """Return a context manager that converts any exception of a mask's source to MaskError."""
     try:
         yield
     except MaskError:
@@ -265,9 +268,7 @@ def _own_error() -> Iterator[None]:
 
 
 def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
-    """Stack the masks of rows to an array [rows, ceil(V / 32)]. None allows all tokens; at least one must not be
-    None.
-    """
+    """Stack one mask per row to an array [rows, ceil(V / 32)]. None allows all tokens; one mask must not be None."""
     if len(masks) == 1 and masks[0] is not None:
         return masks[0][np.newaxis]
     known = next(mask for mask in masks if mask is not None)
@@ -296,9 +297,7 @@ def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How the thinking part, with which a text begins, is closed. The answer, which may have a grammar, comes after
-    it.
-    """
+    """How to close the thinking part at the beginning of a text: the text and tokens that end it, and its budget."""
 
     end: bytes  # the text that closes them
     closing: Sequence[int]  # the tokens of `end`
@@ -369,7 +368,7 @@ class ThinkingMask:
         return other
 
     def _due(self) -> int | None:
-        """Return the next token that closes the thinking part, if its budget is spent, else None."""
+        """Return the next token of those that close the thinking part; None if its token budget is not spent."""
         budget = self._thinking.budget
         if self._closing is None and budget is not None and self._num_tokens >= budget:
             self._closing = list(self._thinking.closing)

@@ -26,7 +26,7 @@ class Sampler(Protocol):
 
     @property
     def num_uniforms(self) -> int:
-        """The number of random numbers that each draw uses."""
+        """The number of random numbers from [0, 1) that each draw uses."""
         ...
 
     @property
@@ -58,8 +58,9 @@ class Sampler(Protocol):
         ...
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Update the sampler's state. Called once after each draw, with the ranking that settled it and the token's
-        index in it.
+        """Update the sampler's state after a draw: the token at `index` of `ranking` was drawn.
+
+        Called once per draw.
         """
         ...
 
@@ -314,7 +315,7 @@ class SamplingParams:
 
     @property
     def uses_chain(self) -> bool:
-        """True if a chain of llama-server's steps draws the tokens instead of ai00's nucleus."""
+        """True if llama-server's chain of steps draws the tokens; False if ai00's nucleus sampling does."""
         return (
             self.samplers is not None
             or self.mirostat > 0
@@ -374,7 +375,7 @@ class SamplingParams:
 
 
 def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
-    """Raise InvalidRequestError if `texts` is one string instead of a list, whose letters would be taken for texts."""
+    """Raise InvalidRequestError if `texts` is one string, whose letters would be taken for the list's texts."""
     if isinstance(texts, str):
         raise InvalidRequestError(name, texts, "a list of texts")
 

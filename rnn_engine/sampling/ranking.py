@@ -1,4 +1,4 @@
-"""The ranking of a row's tokens, as far as the candidates determine it, and bounds of the mass of all other tokens.
+"""Rank a row's tokens as far as its candidates determine their order, and bound the mass of all other tokens.
 
 A row's candidates are its K greatest logits, so the logit of any other token is at most that of the lowest candidate.
 Bias and penalties then move tokens. The ranking is certain for the candidates that stay above every logit that a token
@@ -25,12 +25,14 @@ Bounds: TypeAlias = tuple[float, float]
 
 ROUNDING = 1e-9  # bounds are widened by it; sums of V numbers in another order differ by less
 
-# How far a runner's f32 log-sum-exp may be from the true one: a constant part, and a part relative to its size.
+# The error of a runner's f32 log-sum-exp is bounded by a constant, plus a multiple of its size.
 LOGSUMEXP_ERROR = (1e-5, 1e-6)
 
 
 def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
-    """Return bounds of the mass of all unranked tokens, as a multiple of the first token's: exp(logit - logits[0]).
+    """Return bounds of the mass of all unranked tokens, in multiples of the first ranked token's mass.
+
+    A token's mass is exp(logit - logits[0]).
 
     `ranked_mass` is the mass of the ranked tokens. There must be at least one.
     """
@@ -75,7 +77,7 @@ def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -
 
 
 def widen(bounds: Bounds) -> Bounds:
-    """Widen `bounds` by the rounding error of sums."""
+    """Return `bounds` widened by the rounding error of sums."""
     return bounds[0] * (1.0 - ROUNDING), bounds[1] * (1.0 + ROUNDING)
 
 
@@ -87,9 +89,7 @@ def _power_of_even(mass: float, count: int, temperature: float) -> float:
 
 
 def _power_of_uneven(mass: float, ceiling: float, temperature: float) -> float:
-    """Return the sum of the (1 / temperature)-th powers of numbers that are exp(ceiling) or 0 and whose sum is
-    `mass`.
-    """
+    """Return the sum of the (1 / temperature)-th powers of numbers with the sum `mass`, each exp(`ceiling`) or 0."""
     if mass == 0.0:
         return 0.0
     return math.exp(math.log(mass) + ceiling / temperature - ceiling)
@@ -103,7 +103,7 @@ _NOTHING.flags.writeable = False
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
-    """The S ranked tokens of a row, likeliest first. All other tokens of the row, its rest, rank below them."""
+    """The S ranked tokens of a row, likeliest first, and the rest: all other allowed tokens, which rank below them."""
 
     ids: I32  # [S]
     raw: F64  # [S] the model's logits
@@ -114,7 +114,7 @@ class Ranking:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Rest:
-    """Bounds and counts of a row's unranked tokens, for samplers that can draw without their exact logits."""
+    """What is known of a row's unranked tokens: their number, and bounds by which a sampler may draw without them."""
 
     row: LogitRow
     count: int  # how many there are
@@ -125,7 +125,7 @@ class Rest:
 
 
 def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ranking:
-    """Rank the candidates of a row down to the first place that an unread token may have. The ranking may be empty.
+    """Rank the candidates of a row as far as no unread token can come before them. The ranking may be empty.
 
     `full` [V] is the whole row if it has been read. All adjusted tokens count as read then.
     """

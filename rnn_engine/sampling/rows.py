@@ -96,7 +96,7 @@ RowSource: TypeAlias = Callable[[], LogitRow]
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class RunRows:
-    """The rows of one token run in a step's read-out. Valid as long as `Readout.full_row`."""
+    """The logit rows of one token run in a step's read-out. Valid as long as `Readout.full_row`."""
 
     readout: Readout
     first: int  # number of the first row in the read-out
@@ -131,7 +131,7 @@ def _logsumexp(logits: F32) -> float:
 
 
 def _checked(logsumexp: float) -> float:
-    """Return `logsumexp` if it is finite, else raise StepError, since the row then holds no probabilities."""
+    """Return `logsumexp` if it is finite, else raise StepError: the row then gives no probabilities."""
     if not math.isfinite(logsumexp):
         raise StepError(f"the model's logits have a log-sum-exp of {logsumexp}; expected a finite number")
     return logsumexp
@@ -139,7 +139,7 @@ def _checked(logsumexp: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """The facts about one sequence on which its sampler depends: prompt, earlier tokens, stop tokens and vocabulary."""
+    """What a sampler needs to know of its sequence: prompt, earlier tokens, stop tokens and vocabulary."""
 
     earlier: Sequence[int] = ()  # tokens of earlier replies, oldest first, which count as seen
     prompt: Sequence[int] = ()

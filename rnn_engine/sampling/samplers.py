@@ -113,8 +113,9 @@ class Nucleus:
         return least, most
 
     def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
-        """Return the number of kept tokens if the mass of all tokens is `total`. Above S, unranked tokens are kept
-        too.
+        """Return how many tokens top-k and top-p keep if the mass of all tokens is `total`.
+
+        If that is more than S, the ranking's tokens are all kept, and unranked ones too.
         """
         by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
         return min(by_mass, self.top_k or num_tokens, num_tokens)
@@ -133,7 +134,7 @@ class Nucleus:
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
-    """Return the cumulative sums [S] of p^(1 / temperature), as multiples of the first token's.
+    """Return the cumulative sums [S] of p^(1 / temperature), in multiples of the first token's.
 
     `scaled` [S] are logits relative to the first.
     """
@@ -187,11 +188,9 @@ def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
 
 
 def _leading(params: SamplingParams) -> Sequence[str]:
-    """Return the adjusting steps (penalties, DRY) with which the order starts and that one `Adjustments` can combine.
+    """Return the steps at the beginning of the order that one `Adjustments` can combine: penalties, DRY or both.
 
-    Two can be only if they have the order of `ORDER`.
-
-    It can do so only in the order of `ORDER`.
+    It can combine both only in the order of `ORDER`.
     """
     names = ORDER if params.samplers is None else params.samplers
     for beginning in (_ADJUSTING, _ADJUSTING[:1], _ADJUSTING[1:]):

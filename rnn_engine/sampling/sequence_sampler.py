@@ -1,4 +1,4 @@
-"""The object that draws the tokens of one sequence: it manages random numbers, penalties and bias.
+"""The object that draws the tokens of one sequence: it has the sampler, random numbers, penalties and bias.
 
 If the candidates do not settle a draw, the whole row is read and the draw is made again with the same random numbers.
 So the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
@@ -25,7 +25,7 @@ from rnn_engine.sampling.samplers import Greedy, Nucleus, make_adjustments, make
 from rnn_engine.sampling.who_draws import draws_on_device, draws_together, find_cuts
 from rnn_engine.types import DrawPenalties, TokenDraw
 
-# Random numbers as a pure function of a seed and a place. The host and a device compute the same ones.
+# Random numbers, computed from the seed and the token's place in the text alone: the same on the host and on a device.
 #
 # Philox4x32-10 is from Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011): ten rounds turn a key of
 # 64 bits, here the seed, and a counter of 128 bits into four words. philox.wgsl is the same function.
@@ -97,7 +97,7 @@ class Draw:
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence, in order, or accounts for them if they are drawn elsewhere."""
+    """Draws the tokens of one sequence, in order, and records those that a device or `JointDraws` draws for it."""
 
     def __init__(
         self,
@@ -135,9 +135,7 @@ class SequenceSampler:
             self.adjustments.generated(token)
 
     def left_open(self, uniform: float) -> None:
-        """Store the random number `uniform` of the next draw, which `JointDraws` could not settle, for `draw` to
-        use.
-        """
+        """Store `uniform` for the next `draw`: the random number of a draw that `JointDraws` could not settle."""
         self._uniforms, self._first = [uniform], self.index
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
@@ -173,9 +171,7 @@ class SequenceSampler:
             self.uncounted.extend(tokens)
 
     def leave_device(self) -> None:
-        """Make the next `device_draw` include the penalties again, because the sequence loses the slot that has
-        them.
-        """
+        """Have the next `device_draw` include the penalties again, because the sequence gives up its slot."""
         self._on_device = None
 
     def count_drawn(self) -> None:

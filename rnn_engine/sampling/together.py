@@ -69,7 +69,7 @@ def _count_unread(
 
 @dataclass(slots=True, eq=False)
 class RankedRows:
-    """N rows of ranked tokens. A row's first tokens have a certain rank; the others, its rest, rank below them."""
+    """N rows of tokens, each ranked as far as the order is certain. A row's other tokens, its rest, rank below."""
 
     order: Places | None  # [N, K] the candidates, likeliest first; None if they are in that order already
     scaled: F64  # [N, K] their adjusted logits less the first one; minus infinity if the rank is not certain
@@ -82,7 +82,7 @@ class RankedRows:
 
 
 def rank_candidates(candidates: Candidates) -> RankedRows:
-    """Rank the candidates of rows without adjustments."""
+    """Return the `RankedRows` of the candidates of rows without adjustments."""
     logits = candidates.logits
     top = logits[:, 0]
     scaled = logits - top[:, np.newaxis]
@@ -205,7 +205,7 @@ class JointDraws:
             sampler.adjustments.keep_in(self._penalties[slot])
 
     def leave(self, sampler: SequenceSampler) -> None:
-        """Remove `sampler`, which must be registered. It may join again."""
+        """Remove `sampler`, which must be registered. `join` may register it again."""
         adjustments = self._penalising.pop(sampler.slot, None)
         if adjustments is not None:
             adjustments.keep_in(np.zeros(self._vocab_size))

@@ -20,8 +20,7 @@ from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, DRAW_TEM
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """The conditions under which the two faster ways to draw support some parameters, as functions that return True if
-    so.
+    """The conditions on parameters for one of the faster ways to draw, as functions that return True if it can be used.
 
     `together` is for `JointDraws` on the host, `device` for a device.
     """

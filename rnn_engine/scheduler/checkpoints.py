@@ -56,7 +56,7 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The range of positions, from `earliest` to `cut`, where a prompt's next waypoint (a saved state) may lie.
+    """The range of positions, from `earliest` to `cut`, at which a prompt's next waypoint (a saved state) may lie.
 
     The first run that ends at or after `earliest` makes the waypoint. No run may pass `cut`.
     """

@@ -37,7 +37,7 @@ _MOST_EARLIER = 4096  # tokens of an earlier text that one look-up returns at mo
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where a prompt is run: its number of cached tokens, its checkpoint plan, and the logits if all is cached."""
+    """The start of a prompt's run: the number of cached tokens, the checkpoint plan, and logits if all are cached."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
     plan: CheckpointPlan = field(default_factory=CheckpointPlan)
