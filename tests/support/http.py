@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import pytest
@@ -88,12 +87,7 @@ def parse_event(frame: str) -> Body:
 
 def check_shape(kind: type[object], body: object) -> None:
     """Raise if `body` has a field more, a field less or one of another type than the TypedDict `kind`."""
-    _adapter(kind).validate_python(body, strict=True)
-
-
-@cache
-def _adapter(kind: type[object]) -> TypeAdapter[object]:
-    return TypeAdapter(kind)
+    TypeAdapter(kind).validate_python(body, strict=True)
 
 
 async def error_of(response: ClientResponse, status: int) -> Body:
