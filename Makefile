@@ -24,6 +24,9 @@ SERVE_OPTIONS = --port '$(PORT)' \
 	$(if $(SLOTS),--slots '$(SLOTS)') \
 	$(if $(TOKENIZER),--tokenizer '$(TOKENIZER)')
 
+# Images of containers set this. Then each of the many processes that the tests start compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL = help
 .PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types types-windows unit bench docs demo-model demo-model-check clean
 

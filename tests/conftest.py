@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: beside other processes its threads only wait
+os.environ["RNN_ENGINE_TUNE"] = "0"  # also for the commands that tests start: kernels are fixed, and none are kept
+
+import gc
 import signal
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -23,7 +27,6 @@ pytest.register_assert_rewrite(*(f"tests.support.{name}_contract" for name in ("
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
-os.environ["RNN_ENGINE_TUNE"] = "0"  # also for the commands that tests start: kernels are fixed, and none are kept
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

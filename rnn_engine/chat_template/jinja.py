@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
+from itertools import chain
 from typing import Any, Final, NoReturn, TypeAlias
 
 from jinja2 import Template, TemplateError, nodes
@@ -21,6 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from rnn_engine.chat_template.messages import (
@@ -42,12 +44,48 @@ from rnn_engine.errors import InvalidRequestError, ModelError
 
 MAX_STEPS: Final = 500_000  # turns of loops, and calls of macros, functions and operators
 MAX_SECONDS: Final = 5.0
-MAX_VALUE: Final = 8 * 2**20  # characters or items of a value
+MAX_VALUE: Final = 8 * 2**20  # characters and items of a value, with those of the values that it holds
+_MOST_LEVELS: Final = 500  # of values in values: Python's own functions overflow the stack at some 100,000
+_STEP_SIZE: Final = 2048  # characters or items of what a template makes that count as a step
 _MAX_WIDTH: Final = 1000  # to which a filter may pad
 _UNBOUNDED_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 _UNBOUNDED_FILTERS: Final = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
-_GLOBALS: Final = ("cycler", "dict", "joiner", "namespace", "range")
+_GLOBALS: Final = ("cycler", "dict", "joiner", "range")
 _WIDE_FIELD: Final = re.compile(r"%[^a-zA-Z]*(\d{4}|\*)")
+
+
+class _Sized:
+    """A container that a template has made: the sum of its characters and items, and how deep others lie in it.
+
+    Containers are immutable in the sandbox. One may hold another any number of times, so that walking through it again
+    to find its size could take for ever.
+    """
+
+    _sandbox_size = 0  # names that are no field of a template's own dicts
+    _sandbox_levels = 0
+
+
+class _List(list[Any], _Sized):
+    """A list of known size."""
+
+
+class _Tuple(tuple[Any, ...], _Sized):
+    """A tuple of known size."""
+
+
+class _Dict(dict[Any, Any], _Sized):
+    """A dict of known size."""
+
+
+_SIZED: Final[Mapping[type, Any]] = {list: _List, tuple: _Tuple, dict: _Dict}
+_CONTAINERS: Final[tuple[Any, ...]] = (dict, list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+
+
+class _Namespace(Namespace):
+    """The one mutable value. Its text is not that of what it holds, which may be itself."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -60,10 +98,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._run = threading.local()
         for name in _UNBOUNDED_FILTERS:
             del self.filters[name]
-        self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
         self.filters["tojson"] = _tojson
+        self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
         self.globals = {name: self.globals[name] for name in _GLOBALS}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "namespace": _Namespace}
 
     def render_bounded(self, template: Template, values: Mapping[str, object], most_characters: int) -> str:
         """Return the output of `template` for `values`.
@@ -84,12 +122,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             pieces.append(piece)
         return "".join(pieces)
 
-    def count_step(self) -> str:
-        """Raise SecurityError if the template has run for too long.
+    def count_step(self, size: int = 0) -> str:
+        """Raise SecurityError if the template has run for too long; `size` is that of a value that it has made.
 
         Returns an empty text, which the template writes.
         """
-        self._run.steps += 1
+        self._run.steps += 1 + size // _STEP_SIZE
         if self._run.steps > MAX_STEPS or time.monotonic() > self._run.deadline:
             raise SecurityError(f"rendering takes more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
         return ""
@@ -97,6 +135,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def concatenate(self, *parts: object) -> str:
         """Join values as the operator ~ does."""
         return "".join(map(str, parts))
+
+    def same(self, value: object) -> object:
+        """Return a list, a tuple or a dict that the template wrote down. `call` bounds it."""
+        return value
+
+    def cut(self, value: Any, *bounds: Any) -> Any:  # noqa: ANN401
+        """Return a slice. `call` bounds it."""
+        return value[slice(*bounds)]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
         return not (isinstance(obj, str) and attr in _UNBOUNDED_METHODS) and super().is_safe_attribute(obj, attr, value)
@@ -109,18 +155,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
         self.count_step()
         if operator == "*":
-            _check_size(_length(left) * _number(right), _number(left) * _length(right))
+            bits = _number(left).bit_length() + _number(right).bit_length()
+            _check_size(_length(left) * _number(right), _number(left) * _length(right), bits)
         elif operator == "**":
             _check_size(_number(left).bit_length() * _number(right))
         elif operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
             raise SecurityError("a field of a text for the operator % is too wide")
-        return _checked(super().call_binop(context, operator, left, right))
+        return self._bounded_value(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805
         __self.count_step()
         if getattr(__obj, "__name__", "") == "replace" and len(args) > 1:
             _check_size(_length(getattr(__obj, "__self__", "")) * _length(args[1]))
-        return _checked(super().call(__context, __obj, *args, **kwargs))
+        return __self._bounded_value(super().call(__context, __obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = _Bounding().visit(super()._parse(source, name, filename))
@@ -138,9 +185,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if function.__name__ == "do_replace":
                 texts = [value for value in args if isinstance(value, str)]
                 _check_size(_length(texts[0]) * _length(texts[-1]) if texts else 0)
-            return _checked(function(*args, **kwargs))
+            return self._bounded_value(function(*args, **kwargs))
 
         return bounded
+
+    def _bounded_value(self, value: Any) -> Any:  # noqa: ANN401
+        """Return a value that the template has made, a container with its size. Raises SecurityError if it is large."""
+        if type(value) is str and len(value) < _STEP_SIZE:  # most are
+            return value
+        size, levels = _measure(value)
+        if size >= _STEP_SIZE:
+            self.count_step(size)
+        if type(value) not in _SIZED:
+            return value
+        sized = _SIZED[type(value)](value)
+        sized._sandbox_size, sized._sandbox_levels = size, levels
+        return sized
 
 
 class _Bounding(NodeTransformer):
@@ -158,6 +218,31 @@ class _Bounding(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _call("concatenate", node.nodes, node.lineno)
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        return self._bound(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        return self._bound(node) if node.ctx == "load" else node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        return self._bound(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = [bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _call("cut", [node.node, *bounds], node.lineno)
+
+    def _bound(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:
+        """Bound a literal, unless it is constant."""
+        try:
+            node.as_const()
+        except nodes.Impossible:
+            self.generic_visit(node)
+            return _call("same", [node], node.lineno)
+        return node
 
     def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
@@ -180,9 +265,23 @@ def _call(method: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None, lineno=line)
 
 
-def _checked(value: Any) -> Any:  # noqa: ANN401
-    _check_size(_length(value))
-    return value
+def _measure(value: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return the size of a value, and how many levels it has. Raises SecurityError if these are too large."""
+    if isinstance(value, str):
+        _check_size(len(value))
+        return len(value), 0
+    if isinstance(value, _Sized):
+        return value._sandbox_size, value._sandbox_levels
+    if not isinstance(value, _CONTAINERS):
+        return 1, 0
+    size, levels = 1, 0
+    for part in chain(value, value.values()) if isinstance(value, dict) else value:
+        part_size, part_levels = _measure(part)
+        size, levels = size + part_size + 1, max(levels, part_levels)
+        _check_size(size)
+    if levels == _MOST_LEVELS:
+        raise SecurityError(f"a value is nested too deeply; expected at most {_MOST_LEVELS} levels")
+    return size, levels + 1
 
 
 def _check_size(*sizes: int) -> None:

@@ -159,6 +159,7 @@ def test_tags_of_transformers() -> None:
         "{{ 'a' * 10**9 }}",
         "{{ [1] * 10**9 }}",
         "{{ 7 ** (7 ** 77) }}",
+        "{% set n = namespace(x=2) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
         "{{ '%999999999d' % 1 }}",
         "{{ '{:>999999999}'.format(1) }}",
         "{{ 'x'.ljust(999999999) }}",
@@ -181,6 +182,72 @@ def test_a_template_that_takes_too_much_or_reaches_out_is_refused(source: str, m
     monkeypatch.setattr(sandbox, "MAX_STEPS", 10_000)
     with pytest.raises(InvalidRequestError, match="messages that the chat template accepts"):
         render(source)
+
+
+TWICE = "{{% set n = namespace(x={0}, y={0}) %}}{{% for i in range(60) %}}{1}{2}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    ("empty", "twice"),
+    [
+        ("[]", "[X, X]"),
+        ("()", "(X, X)"),
+        ("{}", "{'a': X, 'b': X}"),
+        ("{}", "dict(a=X, b=X)"),
+        ("{}", "{'a': [X.items(), X.values(), X.items()]}"),
+        ("[]", "[X] * 2"),
+        ("[]", "[X] + [X]"),
+        ("[]", "([X, 1] | batch(1) | list) + [X]"),
+        ("[]", "[X, X, 0][:2]"),
+    ],
+)
+@pytest.mark.parametrize("walk", ["{{ X }}", "{{ X | tojson }}", "{{ X == Y }}", "{{ X ~ 1 }}", "{{ (X | string) }}"])
+def test_values_that_hold_others_many_times_are_refused_before_they_are_walked_through(
+    empty: str, twice: str, walk: str
+) -> None:
+    """A list that holds one twice, which holds one twice, and so on, has few items but no end."""
+    steps = (f"{{% set n.{name.lower()} = {twice.replace('X', f'n.{name.lower()}')} %}}" for name in "XY")
+    source = TWICE.format(empty, *steps) + walk.replace("X", "n.x").replace("Y", "n.y")
+    with pytest.raises(InvalidRequestError, match="a value is too large"):
+        render(source)
+
+
+@pytest.mark.parametrize("value", ["(n.x,)", "[n.x]", "{'a': n.x}", "dict(a=n.x)", "[n.x][:1]", "[n.x] * 1"])
+def test_values_that_are_nested_deeply_are_refused(value: str) -> None:
+    """Python's own functions overflow the stack, which ends the process."""
+    source = "{% set n = namespace(x=1) %}{% for i in range(3000) %}{% set n.x = VALUE %}{% endfor %}{{ {n.x: 1} }}"
+    with pytest.raises(InvalidRequestError, match="a value is nested too deeply"):
+        render(source.replace("VALUE", value))
+
+
+def test_a_namespace_in_itself_is_no_text_without_an_end() -> None:
+    source = "{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n = namespace(a=n, b=n) %}{{ n }}{% endfor %}"
+    assert render(source) == "<Namespace>" * 60
+    assert render("{% set n = namespace(x=0) %}{% set n.x = [n, n] %}{{ n.x }}") == "[<Namespace>, <Namespace>]"
+
+
+@pytest.mark.parametrize("value", ["x ~ i", "x[i:]", "x + 'a'", "x | upper", "x.strip('b')", "[x, i]", "x | tojson"])
+def test_all_that_a_template_makes_is_bounded(value: str) -> None:
+    source = "{% set x = 'a' * 4000000 %}{% for i in range(2000) %}{% set y = VALUE %}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match="rendering takes more than 500000 steps or 5 s"):
+        render(source.replace("VALUE", value))
+
+
+def test_values_that_a_template_makes_are_what_they_are_in_jinja() -> None:
+    source = (
+        "{% set a = [1, (2, 'x'), {'k': [messages[0].role]}] %}{{ a }}{{ a + [3] }}{{ a[1:] }}{{ a[1] + (4,) }}"
+        "{{ a is sequence }}{{ a[2] is mapping }}{{ a | tojson }}{{ {(1, 2): 3}[(1, 2)] }}"
+        "{% set x, y = 1, [2] %}{{ y }}{{ a == [1, (2, 'x'), {'k': ['user']}] }}{{ 'x' in a[1] }}"
+        "{{ 'abc'[::-1] }}{{ dict(a=1) }}{{ a[2].items() | list }}"
+    )
+    assert render(source) == (
+        "[1, (2, 'x'), {'k': ['user']}][1, (2, 'x'), {'k': ['user']}, 3][(2, 'x'), {'k': ['user']}](2, 'x', 4)TrueTrue"
+        "[1, [2, \"x\"], {\"k\": [\"user\"]}]3[2]TrueTruecba{'a': 1}[('k', ['user'])]"
+    )
+
+
+def test_fields_of_a_templates_own_dicts_have_any_name() -> None:
+    assert render("{% set d = {'size': messages[0].role, 'levels': 2} %}{{ d.size }}{{ d.levels }}") == "user2"
 
 
 def test_a_prompt_is_bounded_while_it_is_made() -> None:

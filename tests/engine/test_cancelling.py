@@ -28,7 +28,7 @@ async def test_slots_of_200_requests_of_10_000_tokens_are_free_within_one_step()
     parts = assemble(FaultRunner(fake, faults), TOKENIZER, model="fake", device="none", weights="f32")
     async with asyncio.timeout(WAIT_SECONDS), Engine(parts) as engine:
         requests = [asyncio.create_task(generate(engine, max_tokens=10_000)) for _ in range(COUNT)]
-        while engine.stats().active < COUNT or len(fake.batches[-1]) < COUNT:
+        while engine.stats().active < COUNT or not fake.batches or len(fake.batches[-1]) < COUNT:
             await asyncio.sleep(0)
         faults.arm(Fault.HANG)  # the step that is running when they leave
         while not faults.hanging.is_set():

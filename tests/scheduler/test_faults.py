@@ -20,9 +20,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rnn_engine.scheduler.worker.RETRY_SECONDS", (0.0,) * 50)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("has_disk", [False, True])
-def test_a_long_run_loses_nothing_but_what_was_on_the_device(seed: int, has_disk: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("has_disk", "seed"), [(False, 0), (True, 1), (True, 2)])
+def test_a_long_run_loses_nothing_but_what_was_on_the_device(has_disk: bool, seed: int, tmp_path: Path) -> None:
     model = FaultModel(tmp_path if has_disk else None)
     run_random_faults(model, seed, operations=400, check_every=5)
     assert model.answers > 20

@@ -92,11 +92,11 @@ def test_two_clients_that_want_all_slots_have_half_each(slots: int, expected: tu
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 4.0), (0.5, 0.5, 0.5, 0.5, 0.5)])
 def test_tokens_are_shared_by_weight(slots: int, weights: tuple[float, ...]) -> None:
-    clients, num_steps = make(slots), 600
+    clients, num_steps = make(slots), 200
     sharing = [Client(str(number), weight) for number, weight in enumerate(weights)]
     for client in sharing:
         for _ in range(8):
-            clients.send(ask(client, 5000))
+            clients.send(ask(client, 1000))
     for _ in range(num_steps):
         clients.step()
     tokens = Counter[str]()

@@ -21,99 +21,47 @@ from server.core.app import run
 from server.core.process import notify, stop_signals, take_sockets
 from server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
+from tests.support.forked import FakeServer, server_process
 from tests.support.http import parse_event
+from tests.support.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import asyncio, time
-from pathlib import Path
-from server.core.app import ServerSettings, run
-from tests.support.fake_engine import FakeEngine
+from tests.support.forked import FakeServer
 
-async def load():
-    if {loading}:
-        print("loading", flush=True)
-        await asyncio.to_thread(time.sleep, 60)
-    return FakeEngine(hold={hold})
-
-settings = ServerSettings(port=0, drain_seconds={drain_seconds}, unix_socket={unix_socket})
-run(load, settings, lambda info, url: print(url, flush=True))
-print("ended", flush=True)
+FakeServer().run(lambda line: print(line, flush=True))
 """
 STREAM = {"prompt": "a", "stream": True}
 
 
-@contextmanager
-def server_process(
-    hold: int | None = None,
-    drain_seconds: float = 10,
-    loading: bool = False,
-    unix_socket: Path | None = None,
-    ignored: int | None = None,
-    listener: socket.socket | None = None,
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield the process and its address, or the line that it prints while it loads.
-
-    The process ignores the signal `ignored` from its start. `listener` is passed to it as by systemd.
-    """
-    path = None if unix_socket is None else str(unix_socket)
-    program = PROGRAM.format(
-        hold=hold, drain_seconds=drain_seconds, loading=loading, unix_socket=path and f"Path({path!r})"
-    )
-
-    def prepare() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the parent process may have set it to be ignored
-        if ignored is not None:
-            signal.signal(ignored, signal.SIG_IGN)
-        if listener is not None:
-            os.dup2(listener.fileno(), 3)
-            os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
-
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=prepare, close_fds=listener is None
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
-def read_ending(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
-    return output
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_signal_ends_an_idle_server(number: int) -> None:
-    with server_process() as (process, url):
-        async with ClientSession() as session, session.get(f"{url}/health") as response:
+    with server_process() as process:
+        async with ClientSession() as session, session.get(f"{process.said}/health") as response:
             assert response.status == 200
             process.send_signal(number)
-            assert read_ending(process) == "ended\n"
+            assert process.ending() == ["ended"]
 
 
 async def test_a_hangup_that_was_ignored_before_stays_ignored() -> None:
-    with server_process(ignored=signal.SIGHUP) as (process, url):
+    with server_process(ignored=signal.SIGHUP) as process:
         process.send_signal(signal.SIGHUP)
-        async with ClientSession() as session, session.get(f"{url}/health") as response:
+        async with ClientSession() as session, session.get(f"{process.said}/health") as response:
             assert response.status == 200
         process.send_signal(signal.SIGTERM)
-        assert read_ending(process) == "ended\n"
+        assert process.ending() == ["ended"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_while_the_model_is_loaded(number: int) -> None:
-    with server_process(loading=True) as (process, said):
-        assert said == "loading"
+    with server_process(FakeServer(loading=True)) as process:
+        assert process.said == "loading"
         process.send_signal(number)
-        assert read_ending(process) == ""
+        assert process.ending() == []
 
 
 async def test_while_it_drains_new_work_and_probes_are_answered() -> None:
-    with server_process(hold=2) as (process, url):
+    with server_process(FakeServer(hold=2)) as process:
+        url = process.said
         async with ClientSession() as session, session.post(f"{url}/v1/completions", json=STREAM) as response:
             await response.content.readuntil(b"\n\n")
             process.send_signal(signal.SIGTERM)
@@ -125,11 +73,12 @@ async def test_while_it_drains_new_work_and_probes_are_answered() -> None:
             async with session.post(f"{url}/v1/completions", json=STREAM) as refused:
                 assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
                 assert (await refused.json())["error"]["code"] == "closing"
-        assert read_ending(process) == "ended\n"  # its one request was abandoned
+        assert process.ending() == ["ended"]  # its one request was abandoned
 
 
 async def test_second_signal_ends_at_once() -> None:
-    with server_process(hold=2, drain_seconds=60) as (process, url):
+    with server_process(FakeServer(hold=2, drain_seconds=60)) as process:
+        url = process.said
         async with ClientSession() as session, session.post(f"{url}/v1/completions", json=STREAM) as response:
             await response.content.readuntil(b"\n\n")
             process.send_signal(signal.SIGTERM)
@@ -138,26 +87,26 @@ async def test_second_signal_ends_at_once() -> None:
                 async with session.get(f"{url}/health") as health:
                     status = health.status
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 128 + signal.SIGTERM
+            assert process.wait() == 128 + signal.SIGTERM
 
 
 async def test_running_request_beyond_the_drain_gets_an_error_event() -> None:
-    with server_process(hold=2, drain_seconds=0.1) as (process, url):
-        async with ClientSession() as session, session.post(f"{url}/v1/completions", json=STREAM) as response:
+    with server_process(FakeServer(hold=2, drain_seconds=0.1)) as process:
+        async with ClientSession() as session, session.post(f"{process.said}/v1/completions", json=STREAM) as response:
             await response.content.readuntil(b"\n\n")
             process.send_signal(signal.SIGTERM)
             *_, last, nothing = (await response.text()).split("\n\n")
         assert nothing == ""
         assert parse_event(last)["error"]["code"] == "closing"
-        assert read_ending(process) == "ended\n"
+        assert process.ending() == ["ended"]
 
 
 async def test_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "server.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    with server_process(unix_socket=path) as (process, url):
-        assert url == f"unix:{path}"
+    with server_process(FakeServer(unix_socket=path)) as process:
+        assert process.said == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         connector = UnixConnector(str(path))
         async with ClientSession(connector=connector) as session, session.get("http://localhost/v1/models") as response:
@@ -165,7 +114,7 @@ async def test_unix_socket(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=f"can't listen on {path}: another server uses it"):
             run(load_nothing, ServerSettings(unix_socket=path), lambda info, url: None)
         process.send_signal(signal.SIGTERM)
-        assert read_ending(process) == "ended\n"
+        assert process.ending() == ["ended"]
     assert not path.exists()
 
 
@@ -180,12 +129,33 @@ def test_a_file_at_the_place_of_a_unix_socket_stays(tmp_path: Path) -> None:
 async def test_a_socket_that_systemd_passes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with server_process(listener=listener) as (process, url):
+        with systemd_process(listener) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
             assert url == f"http://127.0.0.1:{port}"
             async with ClientSession() as session, session.get(f"{url}/health") as response:
                 assert response.status == 200
             process.send_signal(signal.SIGTERM)
-            assert read_ending(process) == "ended\n"
+            assert process.communicate(timeout=20)[0] == "ended\n"
+            assert process.returncode == 0
+
+
+@contextmanager
+def systemd_process(listener: socket.socket) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process of a new Python that gets `listener` as from systemd."""
+
+    def prepare() -> None:
+        os.dup2(listener.fileno(), 3)
+        os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=prepare, close_fds=False
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def test_signals_where_there_is_no_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,21 +188,18 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
     notify("READY=1", {})
 
 
-async def test_a_service_manager_that_is_gone_stops_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_service_manager_that_is_gone_stops_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stale = tmp_path / "stale"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(stale))
     for path in (stale, tmp_path / "none", tmp_path / ("x" * 200)):
         notify("READY=1", {"NOTIFY_SOCKET": str(path)})
         assert f"the service manager at {path} did not get READY=1" in caplog.messages[-1]
-    monkeypatch.setenv("NOTIFY_SOCKET", str(stale))
-    with server_process() as (process, url):
-        async with ClientSession() as session, session.get(f"{url}/health") as response:
+    with server_process(environment={"NOTIFY_SOCKET": str(stale)}) as process:
+        async with ClientSession() as session, session.get(f"{process.said}/health") as response:
             assert response.status == 200
         process.send_signal(signal.SIGTERM)
-        assert read_ending(process) == "ended\n"
+        assert process.ending() == ["ended"]
 
 
 @pytest.mark.parametrize("count", ["many", "-1", ""])

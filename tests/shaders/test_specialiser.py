@@ -11,7 +11,7 @@ from shaders import Binding, specialise
 
 def test_constants_become_lines_of_their_kind() -> None:
     source = specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16})
-    assert source.text.startswith("const THREADS = 8u;\nconst STATE_STRIDE = 16u;\n// Copy")
+    assert source.text.startswith("const THREADS = 8u;\nconst STATE_STRIDE = 16u;\n// ")
 
 
 def test_bindings_are_known_by_name() -> None:

@@ -6,6 +6,9 @@ A subclass is named Test.... Its module has a fixture `make_runner`, of class sc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
+
 import numpy as np
 import pytest
 
@@ -15,6 +18,8 @@ from tests.support.golden import NAMES, load_golden
 from tests.support.results_contract import MakeRunner
 
 MAX_TOKENS = 512
+WHOLE = (MAX_TOKENS,)
+MIXED = (*(1,) * 8, *(7,) * 2, 64)
 
 
 class GoldenContract:
@@ -28,9 +33,9 @@ class GoldenContract:
         golden = load_golden(name)
         with open_model(golden.model_path) as model:
             runner = make_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=MAX_TOKENS, num_candidates=4)
-            for chunk in (1, 7, 64, MAX_TOKENS):
+            for sizes in (MIXED, WHOLE):
                 runner.write_state(1, None)
-                self.assert_close(run_in_chunks(runner, golden.tokens.tolist(), chunk), golden.logits)
+                self.assert_close(run_in_chunks(runner, golden.tokens.tolist(), sizes), golden.logits)
                 for field, values in runner.read_state(1).items():
                     self.assert_close(values, golden.state[field])
             runner.close()
@@ -40,11 +45,13 @@ class GoldenContract:
         assert np.abs(found - expected).max() <= self.tolerance * np.abs(expected).max()
 
 
-def run_in_chunks(runner: Runner, tokens: list[int], chunk: int) -> F32:
-    """Run tokens in slot 1 in chunks, and return the logits after every token: [T, V]."""
-    logits = []
-    for start in range(0, len(tokens), chunk):
-        part = tokens[start : start + chunk]
+def run_in_chunks(runner: Runner, tokens: list[int], sizes: Sequence[int]) -> F32:
+    """Run tokens in slot 1 in chunks of `sizes`, again and again, and return the logits after every token: [T, V]."""
+    logits: list[F32] = []
+    for size in cycle(sizes):
+        part = tokens[len(logits) : len(logits) + size]
+        if not part:
+            break
         readout = run_step(runner, [TokenRun(1, part, rows=len(part))])
         logits += [readout.full_row(row) for row in range(len(part))]
     return np.stack(logits)
