@@ -1,10 +1,10 @@
-"""Two sides are measured in turns, and each ratio compares figures of one round."""
+"""Sides are measured in turns, and each ratio compares figures of one round."""
 
 from __future__ import annotations
 
 import pytest
 
-from tools.bench.turns import Side, compare
+from tools.bench.turns import print_table, take_turns
 
 
 def test_sides_take_turns_and_ratios_are_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,6 +15,6 @@ def test_sides_take_turns_and_ratios_are_of_one_round(capsys: pytest.CaptureFixt
         order.append(name)
         return {"tok/s": next(speed)}
 
-    compare(Side("old", lambda: measure("old")), Side("new", lambda: measure("new")), rounds=3)
+    print_table(take_turns({"old": lambda: measure("old"), "new": lambda: measure("new")}, rounds=3))
     assert order == ["old", "new"] * 3
     assert "| tok/s | 10.0 | 20.0 | 2.00 (1.00-3.00) |" in capsys.readouterr().out

@@ -81,10 +81,9 @@ def test_answers_of_json(client: ollama.Client) -> None:
     assert text.startswith("{")
 
 
-def test_thoughts_are_told_apart(client: ollama.Client) -> None:
+def test_a_model_without_thoughts_answers_at_once(client: ollama.Client) -> None:
     answer = client.chat("demo", FRANCE, think=True, options={"temperature": 0, "num_predict": 12})
-    assert answer.message.thinking
-    assert "think" not in (answer.message.content or "")
+    assert (answer.message.thinking, answer.message.content) == (None, "The capital of France is Paris.")
 
 
 def test_models(client: ollama.Client) -> None:
@@ -106,24 +105,26 @@ def test_vectors(client: ollama.Client) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda client: client.pull("other"),
-        lambda client: list(client.pull("other", stream=True)),
         lambda client: client.push("other"),
         lambda client: client.create("other", from_="demo"),
         lambda client: client.copy("demo", "other"),
         lambda client: client.delete("demo"),
     ],
 )
-def test_models_are_neither_fetched_nor_changed(client: ollama.Client, ask: Callable[[ollama.Client], object]) -> None:
+def test_models_are_not_changed(client: ollama.Client, ask: Callable[[ollama.Client], object]) -> None:
     with pytest.raises(ollama.ResponseError, match="rnn-engine") as refused:
         ask(client)
     assert refused.value.status_code == 501
 
 
-def test_errors_are_the_clients_own(client: ollama.Client, url: str) -> None:
-    with pytest.raises(ollama.ResponseError, match="other") as refused:
-        client.chat("other", FRANCE)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_without_a_folder_of_models_fetches_none(client: ollama.Client, stream: bool) -> None:
+    with pytest.raises(ollama.ResponseError, match="--model-folder") as refused:
+        list(client.pull("other", stream=True)) if stream else client.pull("other")
     assert refused.value.status_code == 404
+
+
+def test_errors_are_the_clients_own(client: ollama.Client, url: str) -> None:
     nobody = ollama.Client(host=url)
     with pytest.raises(ollama.ResponseError) as unknown:
         nobody.list()

@@ -132,11 +132,6 @@ def test_a_parsed_answer(client: openai.OpenAI) -> None:
 
 
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no tools of its own"):
-        client.responses.create(input=FRANCE, tools=[{"type": "web_search"}], **GREEDY)
-    tool: Any = {"type": "mcp", "server_label": "a", "server_url": "http://localhost"}
-    with pytest.raises(openai.BadRequestError, match=r"tools\.0\.type: 'mcp'"):
-        client.responses.create(input=FRANCE, tools=[tool], **GREEDY)
     with pytest.raises(openai.BadRequestError, match=r"prompt: .*does not have it"):
         client.responses.create(input=FRANCE, prompt={"id": "pmpt_1"}, **GREEDY)
     with pytest.raises(openai.BadRequestError, match="while their client waits"):

@@ -1,100 +1,201 @@
-"""An engine whose steps take a modelled time and compute nothing. The work of the host around the steps is real.
+"""Runners and engines without a model. Their steps take a modelled time, and the work of the host around them is real.
 
-It shows what scheduler, cache, server and fleet cost and save, with any number of slots, on any machine.
+They show what scheduler, cache, server and fleet cost and save, with any number of slots, on any machine.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+import zlib
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
 
 import numpy as np
-from aiohttp import web
 
 from rnn_engine.engine import Engine
-from rnn_engine.interface import EngineLike
+from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.parts import assemble
-from rnn_engine.tokenizer import Tokenizer
-from rnn_engine.types import Batch, ModelShape, Readout
-from server.core.app import ServerSettings, make_app
+from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket
 from states.cache.config import CacheConfig
 from states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
-from tools.bench.runners import Clock, TimedRunner, WordTokenizer
 
 MODEL = "modelled"
 VOCAB = 256
-ANSWER_TOKEN = 1
-"""The token of which every answer consists."""
-
 SHAPE = tiny_shape(layers=1, width=8, head_size=4, ffn=8, vocab=VOCAB)
-_COPY_BYTES = SHAPE.state_bytes + 4 * VOCAB
-_INDEX_BYTES = 1 << 24
-_QUEUE = 1000
-_UNLIKELY = -100.0
+MARK = b"~"
+"""Each token of a `WordTokenizer` has one of these, so clients can count tokens in the raw bytes of an answer."""
+
+ANSWER_TOKEN = 1
+"""The token of which every answer of a `ModelledRunner` consists."""
+
+QUEUED = 1000  # the most requests that wait
+_NUM_CANDIDATES = 128
+_SURE, _UNLIKELY = 10.0, -90.0  # logits
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The modelled properties of a machine: its slots, the duration of its steps, and its memory for cached states."""
+class Clock(Protocol):
+    """The interface of a clock in seconds that can also wait until a moment."""
 
-    slots: int = 16
-    step: float = 0.008  # seconds of a step whatever it runs
-    token: float = 0.0001  # seconds that each of its tokens adds
-    cached_states: int = 64  # that its memory keeps
+    def now(self) -> float: ...
+
+    def wait_until(self, moment: float) -> None: ...
 
 
-def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engine:
-    """Return an engine on one modelled machine. Its default tokenizer is a `WordTokenizer`.
+class RealClock:
+    """A clock of real time, in seconds."""
 
-    Needs a running event loop.
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def wait_until(self, moment: float) -> None:
+        if (left := moment - self.now()) > 0.0:
+            time.sleep(left)
+
+
+class DeviceClock:
+    """A clock that adds up the seconds of work of its thread, and the seconds of waiting for a device.
+
+    Time in which other threads had the processor does not count, so a busy machine gives the figures of an idle one.
+    For one thread.
     """
-    tokenizer = tokenizer or WordTokenizer(SHAPE.vocab_size)
-    runner = ModelledRunner(SHAPE, hardware)
-    capacity = hardware.cached_states * _COPY_BYTES
-    config = CacheConfig(host_capacity=capacity, device_capacity=0, index_capacity=_INDEX_BYTES)
-    cache = make_cache(SHAPE, MODEL, runner, config)
-    parts = assemble(runner, tokenizer, model=MODEL, device="none", weights="f32", cache=cache)
-    return Engine(parts, max_queued=_QUEUE)
+
+    def __init__(self, work: Callable[[], float] = time.thread_time) -> None:
+        """`work` returns the seconds of work; one that always returns 0 counts only the waiting."""
+        self._work = work
+        self._waited = 0.0
+
+    def now(self) -> float:
+        return self._work() + self._waited
+
+    def wait_until(self, moment: float) -> None:
+        self._waited += max(moment - self.now(), 0.0)
 
 
-class ModelledRunner(TimedRunner):
-    """A runner whose steps take a modelled time, and whose sequences generate the same token without end."""
+class WordTokenizer:
+    """A tokenizer whose tokens are short words that contain `MARK` once.
 
-    def __init__(self, shape: ModelShape, hardware: Hardware, clock: Clock | None = None) -> None:
-        super().__init__(shape, hardware.slots, hardware.step, hardware.token, clock=clock)
-        self._row = np.full(shape.vocab_size, _UNLIKELY, np.float32)
-        self._row[ANSWER_TOKEN] = 0.0
+    A text that consists of such words is encoded as their tokens. Any other word is some token.
+    """
+
+    name = "words"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.special_tokens: dict[str, int] = {}
+        self._words = [b" " + MARK + b"%x" % token for token in range(size)]
+        self._tokens = {word[1:]: token for token, word in enumerate(self._words)}
+
+    def encode(self, text: str, /) -> list[int]:
+        return [self._tokens.get(word, zlib.crc32(word) % self.size) for word in text.encode().split()]
+
+    def decode_bytes(self, token: int, /) -> bytes:
+        return self._words[token]
+
+
+class ModelledRunner:
+    """A `Runner` whose sequences generate `ANSWER_TOKEN` without end. It computes nothing, and its states are empty.
+
+    It runs one step after the other.
+    """
+
+    max_draws = max_draw_logprobs = num_penalty_slots = 0
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_slots: int,
+        step_seconds: float = 0.0,
+        token_seconds: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Set the duration of a step: `step_seconds` times its draws, plus `token_seconds` for each of its tokens.
+
+        The draws are those of the run with the most; a step without draws counts as one. `clock` must be the host's
+        clock, too; None = real time.
+        """
+        self.shape = shape
+        self.num_slots = num_slots
+        self.max_tokens = self.max_rows = max(256, num_slots)
+        size = min(_NUM_CANDIDATES, shape.vocab_size // 2)
+        self._ids = np.tile(np.arange(shape.vocab_size - size, shape.vocab_size, dtype=np.int32), (self.max_rows, 1))
+        self._ids[:, 0] = ANSWER_TOKEN
+        self._logits = np.full((self.max_rows, size), _UNLIKELY, np.float32)
+        self._logits[:, 0] = _SURE
+        self._logsumexp = np.full(self.max_rows, _SURE, np.float32)
+        self._targets = np.full(self.max_rows, np.nan, np.float32)
+        self._sound = np.ones(num_slots, np.bool_)
+        self._state = shape.initial_state()
+        self._tickets = map(Ticket, count())
+        self._in_flight: dict[Ticket, tuple[Readout, float]] = {}  # with the time at which it is done
+        self._step_seconds, self._token_seconds = step_seconds, token_seconds
+        self._busy_until = 0.0
+        self._clock = clock or RealClock()
 
     def read_out(self, batch: Batch) -> Readout:
+        """Return what the host reads back after a step."""
         rows = sum(run.rows for run in batch)
-        zeros = np.zeros(rows, np.float32)
         return Readout(
-            ids=np.full((rows, 1), ANSWER_TOKEN, np.int32),
-            logits=zeros[:, None],
-            logsumexp=zeros,
-            allowed_logsumexp=zeros,
+            ids=self._ids[:rows],
+            logits=self._logits[:rows],
+            logsumexp=self._logsumexp[:rows],
+            allowed_logsumexp=self._logsumexp[:rows],
             target_logits=self._targets[:rows],
             sound=self._sound[: len(batch)],
-            full_row=lambda _: self._row,
+            full_row=lambda _: self.full_row(ANSWER_TOKEN),
         )
 
+    def full_row(self, token: int) -> F32:
+        """Return a row of logits after which `token` is certain."""
+        full: F32 = np.full(self.shape.vocab_size, _UNLIKELY, np.float32)
+        full[token] = _SURE
+        return full
 
-@asynccontextmanager
-async def served(engine: EngineLike, clients: int, port: int = 0) -> AsyncIterator[int]:
-    """Serve an engine over HTTP on this machine until the block ends, for up to `clients` clients at a time.
+    def submit(self, batch: Batch) -> Ticket:
+        ticket = next(self._tickets)
+        seconds = self._step_seconds * max([run.draw.count for run in batch if run.draw is not None], default=1)
+        if self._token_seconds:
+            seconds += self._token_seconds * sum(len(run.tokens) for run in batch)
+        self._busy_until = max(self._busy_until, self._clock.now()) + seconds
+        self._in_flight[ticket] = self.read_out(batch), self._busy_until
+        return ticket
 
-    Yields the port; `port` 0 chooses a free one. The engine is closed with the server.
+    def collect(self, ticket: Ticket) -> Readout:
+        readout, done = self._in_flight.pop(ticket)
+        if self._step_seconds:
+            self._clock.wait_until(done)
+        return readout
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        """Do nothing: a state holds nothing."""
+
+    def start_read(self, slot: int) -> PendingState:  # noqa: ARG002
+        return ReadyState(self._state)
+
+    def read_state(self, slot: int) -> dict[str, F32]:  # noqa: ARG002
+        return self._state
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Do nothing: a state holds nothing."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to free."""
+
+
+def make_engine(slots: int, step: float, token: float, states: int = 64) -> Engine:
+    """Return an engine with a `ModelledRunner` and a cache of `states` states. Needs a running event loop.
+
+    A step takes `step` seconds, and `token` seconds more for each of its tokens.
     """
-    runner = web.AppRunner(make_app(engine, ServerSettings(port=0)), access_log=None, handler_cancellation=True)
-    await runner.setup()
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the clients break off in the middle
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", port, backlog=2 * clients)
-        await site.start()
-        bound: int = runner.addresses[0][1]
-        yield bound
-    finally:
-        await runner.cleanup()
+    runner = ModelledRunner(SHAPE, slots, step, token)
+    capacity = states * (SHAPE.state_bytes + 4 * VOCAB)
+    config = CacheConfig(host_capacity=capacity, device_capacity=0, index_capacity=1 << 24)
+    cache = make_cache(SHAPE, MODEL, runner, config)
+    parts = assemble(runner, WordTokenizer(VOCAB), model=MODEL, device="none", weights="f32", cache=cache)
+    return Engine(parts, max_queued=QUEUED)
+
+
+async def load_replica(slots: int, step: float, token: float, states: int, _place: ReplicaPlace) -> Engine:
+    """Return the engine of a replica. Ray calls it in the replica's process."""
+    return make_engine(slots, step, token, states)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
 
 import click
@@ -18,21 +18,18 @@ from rnn_engine.scheduler import Scheduler
 from states.cache.config import CacheConfig
 from states.cache.upkeep import make_cache
 from tests.support.models import tiny_shape
-from tools.bench.modelled import Hardware, ModelledRunner
+from tools.bench.modelled import DeviceClock, ModelledRunner
 from tools.bench.turns import Figures, compared
 
 LINE, SENTENCE = 10, 11  # tokens that end a line and a sentence
 _VOCAB = 256
 _STEP_SECONDS, _TOKEN_SECONDS = 0.008, 0.0001
+_REQUEST = GenerateRequest([], max_tokens=2, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt of a trace. `turns` and `marks` are token positions, as in a `GenerateRequest`."""
-
-    tokens: Sequence[int]
-    turns: Sequence[int] = ()
-    marks: Sequence[int] = ()
+def make_prompt(tokens: Sequence[int], turns: Sequence[int] = (), marks: Sequence[int] = ()) -> GenerateRequest:
+    """Return a request for two tokens after a prompt. `turns` and `marks` are token positions in the prompt."""
+    return replace(_REQUEST, prompt=tokens, turn_positions=turns, checkpoint_positions=marks)
 
 
 class Writer:
@@ -55,7 +52,7 @@ class Writer:
         return self.random.choices(range(count), [1 / (1 + n) for n in range(count)])[0]
 
 
-def chats(write: Writer) -> Iterator[Prompt]:
+def chats(write: Writer) -> Iterator[GenerateRequest]:
     """Yield the prompts of chats of six turns each, 16 chats at a time, each after one of 50 system texts."""
     systems = [write.text(300, 1200) for _ in range(50)]
     open_chats: list[tuple[list[int], list[int]]] = []
@@ -65,7 +62,7 @@ def chats(write: Writer) -> Iterator[Prompt]:
             open_chats.append((list(system), [len(system)]))
         said, turns = open_chats.pop(write.random.randrange(len(open_chats)))
         said += write.text(10, 200)
-        yield Prompt(tuple(said), tuple(turns), (turns[0],))
+        yield make_prompt(tuple(said), tuple(turns), (turns[0],))
         turns.append(len(said))
         said += [1] * 2  # the answer
         turns.append(len(said))
@@ -73,7 +70,7 @@ def chats(write: Writer) -> Iterator[Prompt]:
             open_chats.append((said, turns))
 
 
-def questions(write: Writer) -> Iterator[Prompt]:
+def questions(write: Writer) -> Iterator[GenerateRequest]:
     """Yield short questions after one of 40 texts.
 
     In four of ten, the question's start merges with the text's last tokens.
@@ -82,10 +79,10 @@ def questions(write: Writer) -> Iterator[Prompt]:
     while True:
         text = texts[write.popular(len(texts))]
         merged = write.random.randint(1, 3) if write.random.random() < 0.4 else 0
-        yield Prompt([*text[: len(text) - merged], *write.text(5, 40)])
+        yield make_prompt([*text[: len(text) - merged], *write.text(5, 40)])
 
 
-def edits(write: Writer) -> Iterator[Prompt]:
+def edits(write: Writer) -> Iterator[GenerateRequest]:
     """Yield prompts about 30 documents. Before each prompt, the second half of its document is changed."""
     texts = [write.text(1000, 4000) for _ in range(30)]
     while True:
@@ -93,39 +90,34 @@ def edits(write: Writer) -> Iterator[Prompt]:
         text = texts[number]
         place = write.random.randint(len(text) // 2, len(text) - 1)
         texts[number] = [*text[:place], *write.text(5, 30), *text[place + 20 :]]
-        yield Prompt([*texts[number], *write.text(5, 20)])
+        yield make_prompt([*texts[number], *write.text(5, 20)])
 
 
-def passages(write: Writer) -> Iterator[Prompt]:
+def passages(write: Writer) -> Iterator[GenerateRequest]:
     """Yield questions, each after four of 40 passages with the most popular one first."""
     found = [write.text(200, 700) for _ in range(40)]
     beginning = write.text(150, 150)
     while True:
         chosen = sorted({write.popular(len(found)) for _ in range(4)})
-        yield Prompt([*beginning, *(token for one in chosen for token in found[one]), *write.text(5, 40)])
+        yield make_prompt([*beginning, *(token for one in chosen for token in found[one]), *write.text(5, 40)])
 
 
-def strangers(write: Writer) -> Iterator[Prompt]:
+def strangers(write: Writer) -> Iterator[GenerateRequest]:
     """Yield long prompts without common prefixes, for which cached states are of no use."""
     while True:
-        yield Prompt(write.text(500, 4000))
+        yield make_prompt(write.text(500, 4000))
 
 
-def short_ones(write: Writer) -> Iterator[Prompt]:
+def short(write: Writer) -> Iterator[GenerateRequest]:
     """Yield short prompts, half of them after one of 20 instructions."""
     instructions = [write.text(40, 150) for _ in range(20)]
     while True:
         before = instructions[write.popular(20)] if write.random.random() < 0.5 else []
-        yield Prompt([*before, *write.text(10, 120)])
+        yield make_prompt([*before, *write.text(10, 120)])
 
 
-TRACES: Mapping[str, Callable[[Writer], Iterator[Prompt]]] = {
-    "chats": chats,
-    "questions": questions,
-    "edits": edits,
-    "passages": passages,
-    "strangers": strangers,
-    "short": short_ones,
+TRACES: Mapping[str, Callable[[Writer], Iterator[GenerateRequest]]] = {
+    trace.__name__: trace for trace in (chats, questions, edits, passages, strangers, short)
 }
 
 
@@ -144,47 +136,23 @@ def main(prompts: int, states: int, step: int, seed: int) -> Figures:
     return figures
 
 
-class _ModelledClock:
-    """A simulated clock, for fast runs. It advances only in `wait_until`."""
-
-    def __init__(self) -> None:
-        self._moment = 0.0
-
-    def now(self) -> float:
-        return self._moment
-
-    def wait_until(self, moment: float) -> None:
-        self._moment = max(self._moment, moment)
-
-
-def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figures:
+def run_trace(prompts: Iterator[GenerateRequest], states: int, step_tokens: int) -> Figures:
     """Replay a trace: generate two tokens after each prompt, one prompt after the other.
 
     The cache has room for `states` states, and a step for `step_tokens` tokens. Returns the figures of the trace.
     """
-    clock = _ModelledClock()
+    clock = DeviceClock(work=lambda: 0.0)
     shape = tiny_shape(layers=1, width=64, head_size=64, ffn=8, vocab=_VOCAB)
-    hardware = Hardware(slots=1, step=_STEP_SECONDS, token=_TOKEN_SECONDS)
-    runner = ModelledRunner(shape, hardware, clock)
+    runner = ModelledRunner(shape, 1, _STEP_SECONDS, _TOKEN_SECONDS, clock)
     runner.max_tokens = runner.max_rows = step_tokens
     num_bytes = states * (shape.state_bytes + 4 * _VOCAB)
     config = CacheConfig(host_capacity=num_bytes, device_capacity=0, index_capacity=1 << 30)
     cache = make_cache(shape, "model", runner, config, clock=clock.now)
     scheduler = Scheduler(runner, _token_bytes, cache, clock=clock.now)
     num_prompts = num_tokens = 0
-    for prompt in prompts:
-        num_prompts, num_tokens = num_prompts + 1, num_tokens + len(prompt.tokens)
-        scheduler.submit(
-            num_prompts,
-            GenerateRequest(
-                prompt.tokens,
-                turn_positions=prompt.turns,
-                checkpoint_positions=prompt.marks,
-                max_tokens=2,
-                stop_tokens=(),
-                sampling=SamplingParams(temperature=0.0),
-            ),
-        )
+    for request in prompts:
+        num_prompts, num_tokens = num_prompts + 1, num_tokens + len(request.prompt)
+        scheduler.submit(num_prompts, request)
         while scheduler.has_work:
             scheduler.step()
     stats = cache.stats()

@@ -1,20 +1,19 @@
-"""Compare the speed of two sides in alternating runs, so that a change of the machine's speed affects both.
+"""Measure sides in turns, so that a change of the machine's speed affects all of them, and compare their figures.
 
-A side may be another commit of this project, each measured by its own tools. `compared` turns a function that
-measures its own working tree into a command. The command can also compare two trees.
+A side may be another commit of this project, measured by its own tools. `compared` turns a function that measures its
+own working tree into a command that can also compare two trees.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
 import click
@@ -22,6 +21,8 @@ import click
 T = TypeVar("T")
 Figures: TypeAlias = Mapping[str, float]
 """What one run gives: the name of a figure, with its unit, -> its value."""
+Runs: TypeAlias = Mapping[str, Sequence[float]]
+"""What all rounds of one side give: the name of a figure -> its value in each round."""
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -39,50 +40,54 @@ def comma_separated(kind: Callable[[str], T]) -> Callable[[click.Context, click.
     return lambda _context, _parameter, text: [kind(part) for part in text.split(",") if part]
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a comparison. `measure` runs the side in a new process and returns its figures."""
-
-    name: str
-    measure: Callable[[], Figures]
-
-
-def compare(first: Side, second: Side, rounds: int) -> None:
-    """Run both sides in alternation. Print, for every figure, both medians and the ratio second / first."""
-    before, after = take_turns([first, second], rounds)
-    click.echo(f"| | {first.name} | {second.name} | ratio, median of {rounds} rounds (least-greatest) |")
-    click.echo("|---|---|---|---|")
-    for figure in before:
-        medians = " | ".join(show(statistics.median(side[figure])) for side in (before, after))
-        click.echo(f"| {figure} | {medians} | {show_ratios(before[figure], after[figure])} |")
-
-
-def take_turns(sides: Sequence[Side], rounds: int) -> list[dict[str, list[float]]]:
-    """Run each side once per round. Return for each side a dict from a figure's name to its value in every round."""
-    runs: list[list[Figures]] = [[] for _ in sides]
+def take_turns(sides: Mapping[str, Callable[[], Figures]], rounds: int) -> dict[str, Runs]:
+    """Measure each side once per round, and return the results by the sides' names."""
+    figures: dict[str, list[Figures]] = {name: [] for name in sides}
     for number in range(1, rounds + 1):
         click.echo(f"round {number} of {rounds}", err=True)
-        for side, figures in zip(sides, runs, strict=True):
-            figures.append(side.measure())
-    return [{name: [run[name] for run in figures] for name in figures[0]} for figures in runs]
+        for name, measure in sides.items():
+            figures[name].append(measure())
+    return {side: {name: [run[name] for run in runs] for name in runs[0]} for side, runs in figures.items()}
 
 
-def show_ratios(before: Sequence[float], after: Sequence[float]) -> str:
-    """Format the ratios after / before of the rounds as a text: the median, then the least and the greatest."""
-    ratios = [two / one for one, two in zip(before, after, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+def print_table(sides: Mapping[str, Runs]) -> None:
+    """Print a row for each figure of the first side: the sides' medians, and the others' ratios to the first side.
+
+    Each ratio is of two figures of one round; the median of all rounds is shown, with the least and the greatest.
+    """
+    (first_name, first), *others = sides.items()
+    heads = [first_name, *(head for name, _ in others for head in (name, "times (least-greatest)"))]
+    click.echo(f"| | {' | '.join(heads)} |\n|{'---|' * (1 + len(heads))}")
+    for figure, values in first.items():
+        cells = [figure, show(median(values))]
+        for _, run in others:
+            ratios = [two / one for one, two in zip(values, run[figure], strict=True)]
+            cells += [show(median(run[figure])), f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"]
+        click.echo(f"| {' | '.join(cells)} |")
 
 
-def against(root: Path, measure: Callable[[Path], Figures], rounds: int) -> None:
-    """Compare this working tree with `root`, the working tree of another commit, and print the comparison."""
-    compare(Side(f"{root}", lambda: measure(root)), Side("this tree", lambda: measure(HERE)), rounds)
+def show(value: float) -> str:
+    if isinstance(value, int) or value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def compare_trees(other: Path, measure: Callable[[Path], Figures], rounds: int) -> None:
+    """Compare the working tree `other` with this one. `measure` returns the figures of a tree."""
+    print_table(take_turns({str(other): partial(measure, other), "this tree": partial(measure, HERE)}, rounds))
+
+
+def run_module(module: str, arguments: Sequence[str], tree: Path) -> str:
+    """Run `python -m MODULE` of a working tree and return its output. Its stderr goes to this terminal."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., None]]:
     """Return a decorator that makes a measuring function the click command of `python -m MODULE`.
 
-    With --against, the command compares another working tree with this one. The body returns figures, which the command
-    prints.
+    The command prints the figures that the function returns. With --against, it compares another working tree with this
+    one.
     """
 
     def decorate(measure: Callable[..., Figures]) -> Callable[..., None]:
@@ -93,44 +98,18 @@ def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., No
         def command(*, other: Path | None, rounds: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
             if other is not None:
                 arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-                against(other, lambda tree: _measure_tree(module, tree, arguments), rounds)
+                compare_trees(other, partial(_measure_tree, module, arguments), rounds)
                 return
             figures = measure(**options)
-            if as_json:
-                click.echo(json.dumps(figures))
-                return
-            for name, value in figures.items():
-                click.echo(f"{name}: {show(value)}")
+            lines = [f"{name}: {show(value)}" for name, value in figures.items()]
+            click.echo(json.dumps(figures) if as_json else "\n".join(lines))
 
         return command
 
     return decorate
 
 
-def run_module(module: str, arguments: Sequence[str], folder: Path = HERE) -> str:
-    """Run `python -m MODULE` in `folder` and return its output. Its stderr goes to this terminal."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def measure_forward(arguments: Sequence[str], tree: Path = HERE) -> Figures:
-    """Run `python -m tools.bench` of a working tree and return its tokens per second by figure."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "figures.json"
-        run_module("tools.bench", [*arguments, "--out", str(out)], tree)
-        results = json.loads(out.read_text("utf-8"))
-    return {
-        f"{result['shape']} {line['phase']}, {line['slots']} slots, {line['tokens']} tokens": line["tokens_per_second"]
-        for result in results
-        for line in result["results"]
-    }
-
-
-def _measure_tree(module: str, tree: Path, arguments: Sequence[str]) -> Figures:
+def _measure_tree(module: str, arguments: Sequence[str], tree: Path) -> Figures:
     output = run_module(module, ["--json", *arguments], tree)
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures
-
-
-def show(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"

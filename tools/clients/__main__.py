@@ -6,7 +6,8 @@
 
 The tool tries the packages that you name, or else all that are installed. Their requirements contradict each other, so
 there are three files of requirements, each for its own environment. `ai` is the AI SDK of Vercel; it, promptfoo and the
-packages whose names begin with npm run on node.
+packages whose names begin with npm run on node. The coding agents (claude, codex, opencode, aider) are those on the
+path; their prompts are long, so that a first answer may take minutes on a CPU.
 
 The demo model can answer the questions. A check passes if the package accepts the answer: if it parses into the type
 that was requested, or if the tool is called and its result is sent back. Exits with 1 if a check fails.
@@ -21,7 +22,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from tools.clients import node_checks, promptfoo_checks
+from tools.clients import agent_checks, node_checks
 from tools.clients.questions import Check, Checks, Row
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
@@ -37,10 +38,11 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "smolagents": ("smolagents", "smolagents_checks"),
     "guidance": ("guidance", "guidance_checks"),
     "lm-eval": ("lm_eval", "lm_eval_checks"),
+    "mistralai": ("mistralai", "mistralai_checks"),
 }
 """Distribution -> what Python imports, and the module with its checks."""
 
-ALL = [*PACKAGES, *node_checks.SCRIPTS, "promptfoo"]
+ALL = [*PACKAGES, *node_checks.SCRIPTS, "promptfoo", *agent_checks.AGENTS]
 _SHOWN = 110  # characters of an outcome
 
 
@@ -62,10 +64,7 @@ def main() -> None:
 
 
 def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """Run the checks of each package in `wanted` that is installed.
-
-    Yield the package with its version, and a check's outcome.
-    """
+    """Run the checks of the packages in `wanted` that are installed. Yield the package with its version, and a row."""
     for package, (imported, module) in PACKAGES.items():
         if package in wanted and find_spec(imported) is not None:
             checks: Checks = import_module(f"tools.clients.{module}").CHECKS
@@ -75,9 +74,13 @@ def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
         if package in wanted and (found := node_checks.version(package)) is not None:
             for row in node_checks.rows(package, url):
                 yield f"{package} {found}", row
-    if "promptfoo" in wanted and (found := promptfoo_checks.version()) is not None:
-        for row in promptfoo_checks.rows(url):
+    if "promptfoo" in wanted and (found := node_checks.promptfoo_version()) is not None:
+        for row in node_checks.promptfoo_rows(url):
             yield f"promptfoo {found}", row
+    for agent in agent_checks.AGENTS:
+        if agent in wanted and (found := agent_checks.version(agent)) is not None:
+            for row in agent_checks.rows(agent, url):
+                yield f"{agent} {found}", row
 
 
 def _run(what: str, check: Check, url: str) -> Row:

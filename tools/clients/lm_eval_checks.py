@@ -1,37 +1,40 @@
 """Checks of lm-eval against the server: `local-chat-completions` generates, and `local-completions` scores texts.
 
-Texts are scored with the server's own tokenizer. `tools.lm_eval` checks that its scores are those of /v1/choices.
+Texts are scored with the server's own tokenizer. The tasks are defined in this folder.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tools.clients.questions import MODEL, Checks
-from tools.lm_eval.harness import TASK, run_task
 
-_TOOLS = Path(__file__).parents[1]
 _ITEMS = 8
 
 
-def _run(model: str, model_args: str, task: str, tasks: Path, metric: str, *options: str) -> str:
-    command = [sys.executable, "-m", "lm_eval"]
+def _run(model: str, model_args: str, task: str, metric: str, *options: str) -> str:
+    """Run lm-eval on some items of a task. Raises CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", model_args, "--tasks", task]
     with TemporaryDirectory() as folder:
-        found = run_task(command, model, model_args, task, tasks, Path(folder), "--limit", str(_ITEMS), *options)
+        paths = ["--include_path", str(Path(__file__).parent), "--output_path", folder]
+        subprocess.run([*command, *paths, "--limit", str(_ITEMS), *options], check=True, stdout=sys.stderr)
+        [results] = Path(folder).rglob("results_*.json")
+        found = json.loads(results.read_text())["results"][task]
     return f"{found['sample_len']} items, {metric} {found[f'{metric},none']}"
 
 
 def _chat(url: str) -> str:
     args = f"model={MODEL},base_url={url}/chat/completions,num_concurrent=2"
-    tasks = _TOOLS / "clients"
-    return _run("local-chat-completions", args, "rnn_engine_chat", tasks, "exact_match", "--apply_chat_template")
+    return _run("local-chat-completions", args, "rnn_engine_chat", "exact_match", "--apply_chat_template")
 
 
 def _scores(url: str) -> str:
     args = f"model={MODEL},base_url={url}/completions,tokenizer_backend=remote,num_concurrent=2"
-    return _run("local-completions", args, TASK, _TOOLS / "lm_eval", "acc")
+    return _run("local-completions", args, "rnn_engine_choices", "acc")
 
 
 CHECKS: Checks = {"`local-chat-completions`": _chat, "`local-completions`, remote tokenizer": _scores}

@@ -13,8 +13,7 @@ from ollama._types import ChatRequest, EmbedRequest, GenerateRequest
 from openai.types import chat, embedding_create_params, responses
 from openai.types import completion_create_params as completions
 
-from tools.compatibility.document import DOCUMENT, document
-from tools.compatibility.systems import SYSTEMS
+from tools.compatibility.document import DOCUMENT, SYSTEMS, document
 
 _TYPES: Mapping[str, type[object]] = {
     "OpenAI /v1/chat/completions": chat.completion_create_params.CompletionCreateParamsBase,

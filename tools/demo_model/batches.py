@@ -23,10 +23,7 @@ END = 0
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch of rows with packed documents. After a document's last token, END is the target.
-
-    The rest of a row is padded with END and ignored.
-    """
+    """Rows with packed documents. END is the target of a document's last token; the rest is padded and ignored."""
 
     tokens: NDArray[np.int64]  # [B, T]
     starts: NDArray[np.uint8]  # [B, T] 1 at the first token of a document

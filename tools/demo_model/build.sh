@@ -12,7 +12,6 @@ mkdir -p $run
 "$PYTHON" -m tools.demo_model.train --run $run --first --steps 4200 --cooldown 800
 "$PYTHON" -m tools.demo_model.train --run $run --after 4200 --steps 6220 --cooldown 800
 "$PYTHON" -m tools.demo_model.tune_state $run/checkpoint.pt $demo/pirate.safetensors
-"$PYTHON" -m tools.demo_model.export $run/checkpoint.pt $demo/demo.safetensors
+"$PYTHON" -m tools.demo_model.export $run $demo/demo.safetensors docs/demo-model/loss.svg
 cp $run/tokenizer.json $demo/tokenizer.json
-"$PYTHON" -m tools.demo_model.plot_loss $run/loss.csv docs/demo-model/loss.svg
-"$PYTHON" -m tools.demo_model.probe $run/checkpoint.pt
+.venv/bin/python -m tools.demo_model.evaluate --count 100

@@ -56,9 +56,7 @@ def check_recurrence() -> None:
     upstream = torch.randn(shape)
     errors = [relative_error(compiled, plain)]
     for found, expected in zip(
-        torch.autograd.grad(compiled, inputs, upstream),
-        torch.autograd.grad(plain, inputs, upstream),
-        strict=True,
+        torch.autograd.grad(compiled, inputs, upstream), torch.autograd.grad(plain, inputs, upstream), strict=True
     ):
         errors.append(relative_error(found, expected))
     expect("wkv7 and its gradients, relative error", max(errors), WKV_TOLERANCE)

@@ -1,7 +1,4 @@
-"""RWKV-7 in torch, for training. It maps packed rows of documents to hidden vectors.
-
-Parameters have BlinkDL's names.
-"""
+"""RWKV-7 in torch, for training: from packed rows of documents to hidden vectors, with BlinkDL's names."""
 
 from __future__ import annotations
 
@@ -192,10 +189,7 @@ def load_model(checkpoint: Path) -> Model:
 
 
 def shipped_tensors(model: Model) -> dict[str, Tensor]:
-    """Return the model's tensors as f16, as the model file stores them.
-
-    Raises ValueError if a value does not fit into f16.
-    """
+    """Return the model's tensors as f16, for the model file. Raises ValueError if a value does not fit into f16."""
     tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
     for name, value in tensors.items():
         if not torch.isfinite(value).all():

@@ -1,7 +1,7 @@
 """Train the demo model on the generated corpus. A run can be resumed.
 
     python -m tools.demo_model.train --run build/demo-model --first --steps 4200
-    python -m tools.demo_model.train --run build/demo-model --after 4200 --steps 7700
+    python -m tools.demo_model.train --run build/demo-model --after 4200 --steps 6220
 
 There are two phases: first a smaller model learns the skills that need the most examples; then its feed-forward halves
 are widened, and it learns all skills. The learning rate is constant after a warm-up, and falls to zero in the last
@@ -53,18 +53,12 @@ FIRST, SECOND = Phase(FIRST_SHARES, ffn=512, rows=2), Phase(SHARES, ffn=1024, ro
 
 
 def rate_factor(step: int, steps: int, cooldown: int) -> float:
-    """Return the learning rate at `step` of `steps`, as a fraction of the full rate.
-
-    It rises linearly during the warm-up. It falls linearly to zero over the last `cooldown` steps.
-    """
+    """Return the part of the full rate at `step` of `steps`: it rises in the warm-up, and falls in the cooldown."""
     return min(1.0, (step + 1) / WARM_UP, (steps - step) / max(cooldown, 1))
 
 
 def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:
-    """Return the micro-batches of a step.
-
-    They depend only on the step's number, so a resumed run sees the same data.
-    """
+    """Return the micro-batches of a step. They depend on its number alone, so a resumed run sees the same data."""
     encode = plain_encoder(tokenizer)
     packed = pack((document(dialogue, encode) for dialogue in dialogues(step, phase.shares)), phase.rows, LENGTH)
     return [next(packed) for _ in range(MICRO_BATCHES)]
@@ -117,10 +111,7 @@ class Trainer:
         part.replace(path)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint to continue from.
-
-        If its model is narrower, widen the weights and start the optimisers anew.
-        """
+        """Load a checkpoint. If its model is narrower, widen the weights and start the optimisers anew."""
         self.steps_done = state["steps_done"]
         if state["sizes"] != asdict(self.model.sizes):
             self.model.load_state_dict(widened(state["model"], self.model))
@@ -146,10 +137,7 @@ def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
 
 
 def train(trainer: Trainer, run: Path, after: int, steps: int, cooldown: int) -> None:
-    """Train up to step `steps`, and save every SAVE_SECONDS and at the end.
-
-    `after` is the number of steps of earlier phases.
-    """
+    """Train up to step `steps`, saving every SAVE_SECONDS. `after` is the number of steps of earlier phases."""
     saved = time.monotonic()
     with (run / "loss.csv").open("a", newline="") as file:
         log = csv.writer(file)

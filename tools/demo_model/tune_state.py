@@ -59,10 +59,7 @@ def last_learnt(dialogue: Dialogue, encode: Encode) -> Document:
 
 
 def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
-    """Train an initial state [L, H, value, key] for `steps` steps and return it.
-
-    From it, `model` answers like a pirate.
-    """
+    """Return a trained initial state [L, H, value, key], from which `model` answers like a pirate."""
     model.requires_grad_(False)
     encode = plain_encoder(tokenizer)
     initial = model.initial_state().requires_grad_()

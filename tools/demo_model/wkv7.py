@@ -1,7 +1,4 @@
-"""The RWKV-7 recurrence as a torch operator.
-
-It is compiled from wkv7.cpp at first use; a plain torch version checks it.
-"""
+"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain form to check it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Fuzzing: damaged requests in `tools.fuzz.routes`, damaged files in `tools.fuzz.files`, and other random tests."""
+"""Fuzzing: damaged requests (`routes`), a server held to its document (`document`), damaged files, and the engine."""

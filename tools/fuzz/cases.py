@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from server.apis.routes import ALL_ROUTES
 from server.core.routing import Route
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
-from tools.live_server.raw import encode_request
+from tools.live_server.asking import encode_request
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -69,10 +69,7 @@ _WHOLE = "value"  # the kind of requests that a server must answer
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One damaged request.
-
-    If it is `whole`, the server must answer it; otherwise the server may also close the connection.
-    """
+    """One damaged request. The server must answer it if it is `whole`; otherwise it may also close the connection."""
 
     number: int
     route: str

@@ -141,10 +141,7 @@ def _mutate_list(value: list[Any], random: Random) -> list[Any]:
 
 
 def mutate_file(data: bytes, random: Random) -> bytes:
-    """Return a damaged copy of a file: half of the time with bytes changed, otherwise well-formed with changed content.
-
-    Checks of the outer format do not detect the latter first.
-    """
+    """Return a copy of a file with bytes changed, or, half of the time, well-formed with changed content."""
     if random.random() < 0.5:
         return mutate_bytes(data, random)
     try:

@@ -22,10 +22,9 @@ import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker
-from tools.live_server.asking import device_of
+from tools.live_server.asking import connection, device_of
 from tools.live_server.process import ServerProcess
-from tools.live_server.raw import connection
-from tools.reliability.table import Row, command_line, finish, record_option, where
+from tools.reliability_table import Row, command_line, finish, record_option, where
 
 _SILENCE = 2.0  # seconds to wait for the answer to an incomplete request
 _HANGING = 300.0  # seconds after which a server counts as hanging
@@ -106,6 +105,9 @@ def _is_error_body(body: bytes) -> bool:
         if not body:
             return True
         told = json.loads(body)
+        if set(told) == {"detail"}:  # of KoboldCpp and of RWKV-Runner
+            detail = told["detail"]
+            return isinstance(detail["msg"] if isinstance(detail, dict) else detail, str)
         if isinstance(told["error"], str):
             return set(told) in _TEXT_ERRORS
         return set(told["error"]) == ({"message", "type"} if "type" in told else {"message", "type", "param", "code"})
@@ -144,14 +146,6 @@ class Findings:
             where(self.device),
             command_line("tools.fuzz.routes"),
         )
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the report: the table of answers, and the figures."""
-        yield from answer_table(self.answers)
-        yield ""
-        yield f"{self.answers.total()} requests, {len(self.faults)} faults"
-        yield f"{self.health_checks} health checks, the slowest took {1e3 * self.slowest_health:.0f} ms"
-        yield f"memory grew by at most {self.most_memory / 1e6:.0f} MB"
 
 
 @dataclass
@@ -249,7 +243,7 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
         fuzzer.findings.faults.append(
             f"{printed.count('Traceback')} tracebacks in the log: {printed[place - 200 : place + 2000]}"
         )
-    click.echo("\n".join(fuzzer.findings.lines()))
+    click.echo("\n".join(answer_table(fuzzer.findings.answers)))
     finish(fuzzer.findings.row(), fuzzer.findings.faults, save=save)
 
 

@@ -1,5 +1,5 @@
 """Generate the golden files of the tests: small models, and the results of BlinkDL's `rwkv` package for them.
 
-pip install -r tools/golden/requirements.txt in an environment of its own python -m tools.golden tests/golden from the
-root of the project
+pip install -r tools/golden/requirements.txt    # in an environment of its own
+python -m tools.golden tests/golden             # from the root of the project
 """

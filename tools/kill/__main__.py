@@ -16,7 +16,7 @@ import click
 from tools.kill.fleet import CASES, disturb, one_engine, start_machines
 from tools.kill.load import make_questions
 from tools.kill.server import Campaign
-from tools.reliability.table import finish, record_option
+from tools.reliability_table import finish, record_option
 
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
 _COUNT = click.IntRange(min=1)

@@ -1,7 +1,4 @@
-"""Tests of a fleet with a shared store that is disturbed under load.
-
-Every answer and every named state must be right.
-"""
+"""Tests of a fleet with a shared store that is disturbed under load: every answer and named state must be right."""
 
 from __future__ import annotations
 
@@ -21,16 +18,14 @@ from aiohttp import ClientSession
 
 from rnn_engine import demo
 from rnn_engine.fleet.remote import open_front
-from states.shared.client import StoreUrl
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreUrl
 from tests.support.store_server import SlowProxy, StoreServer
-from tools.kill.ledger import Ledger
+from tools.kill.ledger import Ledger, StateWriter
 from tools.kill.load import STORY, Load, Lost, Question, Tally, make_story
-from tools.kill.writers import StateWriter
 from tools.live_server.asking import metric
 from tools.live_server.caller import Caller, RefusedError
 from tools.live_server.process import CLI, ServerProcess
-from tools.reliability.table import Row, command_line, where
+from tools.reliability_table import Row, command_line, where
 
 CASES = {
     "replicas": "SIGKILL of replicas of a fleet under load",
@@ -58,10 +53,7 @@ _STORE_POLICY = ("--maxmemory-policy", "volatile-lru")
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The processes of a fleet: replicas, store and server, and the network proxy between them.
-
-    All run on this machine.
-    """
+    """The processes of a fleet on this machine: replicas, store and server, and the network proxy between them."""
 
     replicas: int
     store: StoreServer
@@ -94,10 +86,7 @@ def _is_replica(process: psutil.Process) -> bool:
 
 @contextmanager
 def start_machines(folder: Path, replicas: int, options: Sequence[str]) -> Iterator[Machines]:
-    """Start a fleet and yield it once it accepts requests. `options` go to `rnn-engine fleet`.
-
-    The processes that still run at the end of the block are killed.
-    """
+    """Start a fleet, yield it once it accepts requests, and kill it. `options` go to `rnn-engine fleet`."""
     with ExitStack() as undo:
         store = StoreServer(folder, *_STORE, *_STORE_POLICY)
         undo.callback(store.kill)
@@ -140,10 +129,7 @@ class Campaign:
         await self._disturb(_CALM, asyncio.sleep(_CALM_SECONDS), lambda _: False)
 
     async def kill_replicas(self, times: int) -> None:
-        """Kill `times` replicas, one after another.
-
-        Only requests that ran on the killed replica may end with an error.
-        """
+        """Kill `times` replicas, one after another. Only requests that ran on the killed one may fail."""
         seen = set[str]()
         for number in range(1, times + 1):
             lost = await self._disturb(f"kill {number}", self._kill_a_replica(), lambda one: bool(one.replica))
@@ -160,15 +146,12 @@ class Campaign:
             )
 
     async def slow_network(self, delay: float) -> None:
-        """Delay each message between fleet and store by `delay` seconds for a while.
-
-        No request may end with an error.
-        """
+        """Delay each message between fleet and store by `delay` seconds for a while. No request may fail."""
         self.machines.network.delay = delay
         await self._disturb(f"{1e3 * delay:g} ms", asyncio.sleep(_SLOW_SECONDS), lambda _: False)
 
     async def _disturb(self, part: str, disturbance: Awaitable[None], may_be: Callable[[Lost], bool]) -> list[Lost]:
-        """Run `disturbance` while writers change named states, then check all named states.
+        """Run `disturbance` while writers change named states, wait for its requests, and check all named states.
 
         `part` names it in the report. Notes wrong answers, wrong names, and errors that `may_be` does not excuse.
         Returns all errors.
@@ -182,9 +165,10 @@ class Campaign:
         finally:
             stopping.set()
             await writing
+        self.load.begin(_BETWEEN)
+        await self._until(lambda: _has_ended(tally))
         self.machines.network.delay = 0.0
         self.faults += await self._check_names()
-        self.load.begin(_BETWEEN)
         lost = tally.lost + [Lost(True, str(error), error.retryable, 0) for error in self.refused]
         self.refused.clear()
         self.faults += [f"{part}: wrong tokens: {wrong}" for wrong in tally.wrong]
@@ -194,10 +178,7 @@ class Campaign:
         return lost
 
     async def _write(self, stopping: asyncio.Event) -> None:
-        """Run writers that change named states until `stopping` is set.
-
-        A writer ends early if a write is rejected, since the write may have been made all the same.
-        """
+        """Run writers until `stopping` is set. One whose write is refused ends: the write may have been made."""
 
         async def write(number: int) -> None:
             writer = StateWriter(self._caller(), self.ledger, number)
@@ -277,6 +258,11 @@ class Campaign:
         yield f"from a named state after {_percentiles(then, True)}, undisturbed {_percentiles([calm], True)}"
 
 
+async def _has_ended(tally: Tally) -> bool:
+    """Return True if all requests that began in a part of the test have ended, so that its tally is complete."""
+    return tally.running == 0
+
+
 def _percentiles(tallies: Sequence[Tally], needs_store: bool) -> str:
     """Return the median and the 99th percentile of the times to the first token."""
     seconds = [value for tally in tallies for value in tally.first[needs_store]]
@@ -303,6 +289,7 @@ async def disturb(case: str, machines: Machines, questions: Sequence[Question], 
                 case _:
                     await made.slow_network(delay)
         made.store_bytes = await metric(session, url, 'rnn_engine_store_bytes_total{direction="read",model="demo"}')
+    made.faults += [f"between: wrong tokens: {wrong}" for wrong in load.tallies[_BETWEEN].wrong]
     if machines.server.stop() != 0:
         made.faults.append("the fleet did not end with 0 at SIGTERM")
     return made

@@ -35,7 +35,7 @@ class Question:
 
     @property
     def needs_store(self) -> bool:
-        """True if the request continues from a named state, which is in the shared store."""
+        """True if the request fails without the shared store, since it continues from a named state there."""
         return "state" in self.body
 
 
@@ -59,6 +59,7 @@ class Lost:
 class Tally:
     """The outcomes of the requests of one part of a test: answers, errors, and times to the first token."""
 
+    running: int = 0
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
@@ -129,7 +130,11 @@ class Load:
     async def ask(self, question: Question, *, streams: bool) -> None:
         """Send one question, as a stream if `streams`, and add its outcome to the tally."""
         tally = self._tally
-        answer = await ask(self._session, self._url + TEXT, {**question.body, "stream": streams})
+        tally.running += 1
+        try:
+            answer = await ask(self._session, self._url + TEXT, {**question.body, "stream": streams})
+        finally:
+            tally.running -= 1
         expected = question.tokens if answer.error is None else question.tokens[: len(answer.token_ids)]
         if answer.token_ids != expected:
             tally.wrong.append(f"{question.body['seed']}: {answer.token_ids}, not {expected}")

@@ -13,12 +13,11 @@ from random import Random
 
 from aiohttp import ClientError, ClientSession
 
-from tools.kill.ledger import Ledger
-from tools.kill.writers import StateWriter
+from tools.kill.ledger import Ledger, StateWriter
 from tools.live_server.asking import device_of
 from tools.live_server.caller import Caller, KnownAnswers, SurpriseError
 from tools.live_server.process import ServerProcess
-from tools.reliability.table import Row, command_line, where
+from tools.reliability_table import Row, command_line, where
 
 _WRITERS = 4
 _PROMPTS = 40  # whose answers are compared: more than host memory keeps, so that most come from files
@@ -44,10 +43,7 @@ class Campaign:
     faults: list[str] = field(default_factory=list)
 
     async def live(self, *, kill: bool) -> None:
-        """Run one life: start the server, and check its states and answers.
-
-        Then write until it is killed, or stop it if not `kill`.
-        """
+        """Run one life: start the server, check its states and answers, and write until it is killed, or stop it."""
         folders = ("--cache-folder", f"{self.folder}/cache", "--state-folder", f"{self.folder}/states")
         begun = time.monotonic()
         with ServerProcess((*_OPTIONS, *folders, *self.options)) as server:

@@ -1,23 +1,30 @@
-"""A client that sends a completion or chat request, and times the answer. Imports no other module of the project."""
+"""Clients of a server: one that times the answer to a completion or chat request, and one that sends any bytes.
+
+Imports no other module of the project.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import ClientResponse, ClientSession, ClientTimeout, TCPConnector
+
+SMALL_WINDOW = 4096
+"""The receive buffer of a stalled reader's socket, in bytes: small, so that the server notices the stall early."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a completion or chat request, with its times.
-
-    They are in seconds since the argument `begun` of `ask`.
-    """
+    """The answer to a completion or chat request, with its times in seconds since the argument `begun` of `ask`."""
 
     asked: float
     status: int = 0
@@ -88,10 +95,7 @@ async def ask(session: ClientSession, url: str, body: Mapping[str, object], begu
 
 
 async def events(response: ClientResponse) -> AsyncIterator[Any]:
-    """Yield the JSON events of a stream as they arrive.
-
-    If the stream ends without [DONE], the last event is an error.
-    """
+    """Yield the JSON events of a stream as they arrive. If it ends without [DONE], the last event is an error."""
     async for line in response.content:
         if line == b"data: [DONE]\n":
             return
@@ -107,10 +111,7 @@ def patient_session(api_key: str | None = None) -> ClientSession:
 
 
 async def metric(session: ClientSession, url: str, name: str) -> float:
-    """Return the value of a metric of the server, summed over its labels.
-
-    Raises ValueError if the server has no such metric.
-    """
+    """Return a metric of the server, summed over its labels. Raises ValueError if there is none of this name."""
     async with session.get(f"{url}/metrics") as response:
         lines = (await response.text()).splitlines()
     values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
@@ -123,3 +124,42 @@ async def device_of(session: ClientSession, url: str) -> str:
     """Return the name of the device on which the server runs its model."""
     async with session.get(f"{url}/v1/models") as response:
         return str((await response.json())["data"][0]["meta"]["device"])
+
+
+def encode_request(
+    method: str, path: str, body: Mapping[str, object] | bytes = b"", headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the bytes of a complete HTTP/1.1 request."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(data))}
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        *(f"{name}: {value}" for name, value in {**fields, **(headers or {})}.items()),
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+@asynccontextmanager
+async def connection(
+    url: str, *, receive_bytes: int | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to the server at `url`, and yield a reader and a writer.
+
+    The connection is aborted at the end of the block. `receive_bytes` is the size of the socket's buffer; little more
+    than that is read ahead of the caller.
+    """
+    address = urlsplit(url)
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if receive_bytes is not None:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, (address.hostname, address.port))
+        reader, writer = await asyncio.open_connection(sock=made, limit=receive_bytes or 2**16)
+    except BaseException:
+        made.close()
+        raise
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()

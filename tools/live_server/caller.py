@@ -41,10 +41,7 @@ class RefusedError(SurpriseError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A client for the calls of one operation.
-
-    It has its own `random`, so that the operation depends only on its number.
-    """
+    """A client for the calls of one operation, which depends only on its own `random` and `number`."""
 
     session: ClientSession
     url: str
@@ -60,10 +57,7 @@ class Caller:
         data: bytes | None = None,
         status: Collection[int] = OK,
     ) -> Any:  # noqa: ANN401
-        """Send a request and return the response: its JSON, or its bytes if it is a file.
-
-        Raises RefusedError for a status that is not in `status`.
-        """
+        """Return the response to a request: its JSON, or a file's bytes. Raises RefusedError for another `status`."""
         async with self.session.request(method, self.url + path, json=body, data=data) as response:
             await expect(response, status)
             return await response.json() if response.content_type == "application/json" else await response.read()

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.setup.pip_wheel import fetch_pip_wheel
 from tools.setup.shell import SetupError, Shell
 
 Extra = Literal["run", "dev", "fleet"]
@@ -21,6 +20,12 @@ Extra = Literal["run", "dev", "fleet"]
 
 REQUIREMENT = {"run": ".[full]", "dev": ".[dev]", "fleet": ".[fleet]"}
 _HOLDS: dict[Extra, tuple[Extra, ...]] = {"run": ("run", "dev"), "dev": ("dev",), "fleet": ("fleet",)}
+PIP_PACKAGE = "python3-pip-whl"
+"""Debian's and Ubuntu's package with pip's wheel. apt can download it without being root."""
+
+_PIP_ADVICE = (
+    "this Python can't make a virtual environment with pip in it; on Debian and Ubuntu: apt install python3-venv"
+)
 
 
 class Environment:
@@ -87,3 +92,32 @@ class Environment:
             self._shell.run(str(self.python), *command, REQUIREMENT[extra], cwd=str(self.root))
         except SetupError as error:
             raise SetupError(f"pip could not install the packages; its own messages are above ({error})") from error
+
+
+def fetch_pip_wheel(folder: Path, shell: Shell) -> Path:
+    """Download pip's wheel into `folder` with apt, and return its path. Raises SetupError if that fails."""
+    if not shell.has("apt-get"):
+        raise SetupError(_PIP_ADVICE)
+    folder.mkdir(parents=True)
+    shell.say(f"this Python has no pip; downloading it with apt ({PIP_PACKAGE})")
+    try:
+        _download(folder, shell)
+        [archive] = folder.glob(f"{PIP_PACKAGE}_*.deb")
+        shell.run("dpkg-deb", "--extract", str(archive), str(folder))
+        [wheel] = folder.glob("usr/share/python-wheels/pip-*.whl")
+    except (SetupError, ValueError) as error:
+        raise SetupError(f"{_PIP_ADVICE}\n  (downloading {PIP_PACKAGE} failed: {error})") from error
+    return wheel
+
+
+def _download(folder: Path, shell: Shell) -> None:
+    """Download the Debian package of pip into `folder`, and before it apt's package lists if apt has none."""
+    command = ("apt-get", "--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", PIP_PACKAGE)
+    if shell.read("apt-cache", "show", PIP_PACKAGE):
+        shell.run(*command, cwd=str(folder))
+        return
+    options = ("-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder / 'cache'}")
+    for name in ("lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True)
+    shell.run("apt-get", "--quiet", "--quiet", *options, "update")
+    shell.run("apt-get", *options, *command[1:], cwd=str(folder))

@@ -62,10 +62,7 @@ def install(shell: Shell) -> None:
 
 
 def _release_options(shell: Shell) -> tuple[str, ...]:
-    """Return the options that make apt-get install from backports.
-
-    Empty if the release needs no backports, or if they can't be added.
-    """
+    """Return the options for installing from backports; none if they are not needed or can't be added."""
     sources = _sources(shell)
     if OLD_RELEASE not in sources:
         return ()

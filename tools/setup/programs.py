@@ -29,10 +29,7 @@ class Program:
         return found
 
     def see_to(self, shell: Shell) -> None:
-        """Install the program if it is missing. If apt needs a password, print what to install.
-
-        A server is not started: the tests start their own.
-        """
+        """Install the program if it is missing, but do not start it. If apt needs a password, print what to install."""
         if any(shell.has(command) for command in self.commands):
             return
         if shell.has("apt-get") and shell.root_prefix is not None:

@@ -18,11 +18,9 @@ import click
 
 from tools.live_server.asking import device_of, patient_session
 from tools.live_server.process import ServerProcess
-from tools.reliability.table import command_line, finish, record_option, where
-from tools.soak.driver import Driver, Record
+from tools.reliability_table import command_line, finish, record_option, where
+from tools.soak.measure import Driver, Record, Sample, Sampler, Verdict, growth
 from tools.soak.operations import make_operations
-from tools.soak.samples import Sample, Sampler
-from tools.soak.verdict import Verdict, growth
 
 _SMALL_CACHE = ("--cache-device-bytes", "1M", "--cache-host-bytes", "2M", "--cache-disk-bytes", "8M")
 _KEY_NAMES = ("one", "two")
@@ -64,10 +62,7 @@ def main(
     save: bool,
     serve_options: tuple[str, ...],
 ) -> None:
-    """Send mixed traffic to a server, and report at the end whether it grew, slowed down or failed.
-
-    A server that the tool starts has two API keys, and each sends half of the traffic.
-    """
+    """Send mixed traffic to a server, half of it with each API key, and report if it grew, slowed down or failed."""
     seconds = 60 * minutes
     warm_up_seconds = 60 * (min(10.0, minutes / 3) if warm_up is None else warm_up)
     plan = partial(_soak, rate=rate, seed=seed, seconds=seconds)
@@ -94,10 +89,7 @@ def main(
 async def _soak(
     url: str, pid: int | None, out: IO[str], keys: Sequence[str | None], *, rate: float, seed: int, seconds: float
 ) -> tuple[list[Sample], Sample, Record, str]:
-    """Run the traffic for `seconds`.
-
-    Return the samples, a last sample after all operations ended, the record of operations, and the device's name.
-    """
+    """Run the traffic. Return the samples, a last one after all operations, their record, and the device's name."""
     samples: list[Sample] = []
     record = Record()
     async with AsyncExitStack() as stack:

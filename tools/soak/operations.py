@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tools.live_server.asking import ask
+from tools.live_server.asking import SMALL_WINDOW, ask, connection, encode_request
 from tools.live_server.caller import (
     CHAT,
     OK,
@@ -21,7 +21,6 @@ from tools.live_server.caller import (
     expect_that,
     state_path,
 )
-from tools.live_server.raw import SMALL_WINDOW, connection, encode_request
 
 Run: TypeAlias = Callable[[Caller], Awaitable[None]]
 
@@ -217,7 +216,7 @@ _BAD: tuple[tuple[str, str, Body | None, int], ...] = (
     ("POST", CHAT, {"messages": []}, 400),
     ("POST", CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, 400),
     ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "top_p": 1.5}, 400),
-    ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "unknown": 1}, 400),
+    ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "max_token": 1}, 400),
     ("POST", CHAT, {"messages": [{"role": "user", "content": "x"}], "state": "nobody has this"}, 404),
     ("POST", TEXT, {"prompt": 7}, 400),
     ("POST", TEXT, {"prompt": "x", "n": 100_000}, 400),

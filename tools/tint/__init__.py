@@ -17,10 +17,7 @@ INSTALLED = FOLDER / "node_modules" / "webgpu"
 
 
 def refused_by_tint(shaders: Mapping[str, str]) -> dict[str, list[str]]:
-    """Compile `shaders`, name -> WGSL, and return Tint's error messages by name for those that it rejects.
-
-    Needs node and `INSTALLED`.
-    """
+    """Return Tint's error messages for `shaders`, name -> WGSL, by the names of those that it rejects."""
     done = subprocess.run(
         ["node", "compile.mjs"], cwd=FOLDER, input=json.dumps(shaders), capture_output=True, text=True, check=True
     )

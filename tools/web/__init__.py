@@ -52,7 +52,7 @@ class Vendored:
 
 
 def read_list() -> list[Vendored]:
-    """Return the vendored libraries that the list in the repository names."""
+    """Return the libraries of the web page that the repository holds copies of, as its JSON list describes them."""
     return [Vendored(**entry) for entry in json.loads(LIST.read_text("utf-8"))]
 
 

@@ -1,4 +1,1 @@
-"""The demo model's corpus: a generator of short dialogues, each of a skill.
-
-Most skills hold out items from training.
-"""
+"""The demo model's corpus: short dialogues, each of a skill. Most skills hold out items from training."""

@@ -53,10 +53,7 @@ def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str
 
 
 def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue that asks for fields of a sentence as JSON.
-
-    The answer is an object: {"name": "Anna", "age": 31}.
-    """
+    """Return a dialogue that asks for fields of a sentence as JSON, such as {"name": "Anna", "age": 31}."""
     fields, values, sentence = _told(rng, held_out)
     question = rng.choice(TEXTS["extract"]).format(fields=_listed(fields), sentence=sentence)
     return Dialogue((Turn(question, json.dumps({field: values[field] for field in fields})),))
@@ -78,10 +75,7 @@ def _schema(rng: random.Random, fields: list[str]) -> str:
 
 
 def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue that asks for an object under a JSON schema.
-
-    The answer has the fields in the schema's order.
-    """
+    """Return a dialogue that asks for an object under a JSON schema. It has the fields in the schema's order."""
     told, values, sentence = _told(rng, held_out)
     fields = rng.sample(told, rng.randint(1, len(told)))
     asked = rng.choice(TEXTS["by_schema"]).format(schema=_schema(rng, fields))
@@ -149,10 +143,7 @@ SIMPLE_TOOLS = tuple(
 
 
 def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue whose question needs a tool.
-
-    The answer is a call: {"name": "weather", "arguments": {"city": "Paris"}}.
-    """
+    """Return a dialogue with a call: {"name": "weather", "arguments": {"city": "Paris"}}."""
     offer = rng.choice(SIMPLE_TOOLS)
     while True:
         offers = [offer, *rng.sample([other for other in SIMPLE_TOOLS if other is not offer], rng.randint(1, 3))]

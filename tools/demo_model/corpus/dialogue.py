@@ -84,18 +84,12 @@ OpenSkill: TypeAlias = Callable[[random.Random], Dialogue]
 
 
 def is_held_out(*key: object) -> bool:
-    """Return True if the item named by `key` is held out of training.
-
-    The result is the same on every machine and in every run.
-    """
+    """Return True if the item named by `key` is held out of training. This is so on every machine."""
     return zlib.crc32(repr(key).encode()) % 100 < HELD_OUT_PERCENT
 
 
 def draw(rng: random.Random, held_out: bool, make: Callable[[random.Random], T], key: Callable[[T], object]) -> T:
-    """Return a random item from `make`: a held-out one if `held_out`, otherwise one for training.
-
-    `key` returns the item's key for `is_held_out`.
-    """
+    """Return a random item from `make` that is held out, or is not. `key` returns an item's key for `is_held_out`."""
     while True:
         item = make(rng)
         if is_held_out(key(item)) == held_out:
@@ -116,10 +110,7 @@ def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
 
 
 def hurried(rng: random.Random, dialogue: Dialogue, *, keeps_case: bool) -> Dialogue:
-    """Return the dialogue with its questions retyped as one person would, such as always in lower case.
-
-    With `keeps_case` capitals are kept, because the answer depends on them.
-    """
+    """Return the dialogue with its questions retyped as one person would. `keeps_case` keeps their capitals."""
     style = rng.random()
     turns = tuple(_retyped(rng, turn, style, keeps_case) if turn.asker == USER else turn for turn in dialogue.turns)
     return Dialogue(turns, system=dialogue.system)

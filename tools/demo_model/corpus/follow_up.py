@@ -41,10 +41,7 @@ _VALUES: Mapping[str, Callable[[random.Random], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A kind of fact that users mention about themselves.
-
-    It has the templates of the statement, of the model's reply, of the later question, and of the answer.
-    """
+    """A kind of fact that users mention about themselves: templates of statement, reply, later question and answer."""
 
     value: Callable[[random.Random], str]
     told: tuple[str, ...]
@@ -90,7 +87,7 @@ def memory(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def told_in_passing(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue of one question: it states a property of two people's things, and asks for one person's."""
+    """Return a dialogue such as "Ann's hat is red. Bob's hat is blue. What colour is Bob's hat?" with its answer."""
     while True:
         first, second = rng.sample(NAMES, 2)
         thing, (one, two) = rng.choice(TEXTS["things"]), rng.sample(_COLOURS, 2)

@@ -12,10 +12,7 @@ from tools.demo_model.corpus.texts import read_data, read_texts
 
 
 def _checked(name: str, make: OpenSkill) -> Skill:
-    """Return `make` as a skill without held-out items: it raises ValueError if one is asked for.
-
-    `name` is the skill's.
-    """
+    """Return `make` as the skill `name`, which raises ValueError if a held-out item is asked for."""
 
     def skill(rng: random.Random, held_out: bool) -> Dialogue:
         if held_out:
@@ -61,10 +58,7 @@ def pirate_at_last(dialogue: Dialogue) -> Dialogue:
 
 
 def _typed(rng: random.Random, skill: str) -> Dialogue:
-    """Return a training dialogue of a skill, with its questions typed as people type.
-
-    It contains no held-out opening.
-    """
+    """Return a training dialogue of a skill, typed as people type. It contains no held-out opening."""
     while True:
         made = hurried(rng, SKILLS[skill](rng, False), keeps_case="keeps_case" in _TABLE[skill])
         if not is_opening(made):

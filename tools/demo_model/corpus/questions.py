@@ -1,7 +1,4 @@
-"""The skills of one question: arithmetic, words and facts.
-
-Some numbers, words and wordings are held out of training.
-"""
+"""The skills of one question: arithmetic, words and facts. Some numbers, words and wordings are held out."""
 
 from __future__ import annotations
 
@@ -112,10 +109,7 @@ def _word(rng: random.Random, held_out: bool, longest: int) -> str:
 
 
 def _of_a_word(asked: str, longest: int, answer: Callable[[str], object]) -> Skill:
-    """Return a skill of questions about a word of up to `longest` letters.
-
-    `asked` names their templates, and `answer` returns the answer for a word.
-    """
+    """Return a skill of questions about a word of up to `longest` letters. `asked` names the templates."""
 
     def make(rng: random.Random, held_out: bool) -> Dialogue:
         word = _word(rng, held_out, longest)

@@ -95,10 +95,7 @@ def _story_text(rng: random.Random, name: str, friend: str, animal: str) -> str:
 
 
 def story(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue that asks for a short story about a named animal.
-
-    Some pairs of name and animal are held out.
-    """
+    """Return a dialogue that asks for a story about a named animal. Some pairs of both are held out."""
     while True:
         name, friend = rng.sample(NAMES, 2)
         animal = rng.choice(FUN["animals"])

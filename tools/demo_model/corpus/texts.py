@@ -52,10 +52,7 @@ class Relation:
     wordings: tuple[str, ...]
 
     def says(self, subject: str, object_: str | None = None) -> str:
-        """Return the sentence that states the fact about `subject`.
-
-        With `object_`, it states that object instead of the right one.
-        """
+        """Return the sentence that states the fact about `subject`, or that it is `object_` instead."""
         return self.answer.format(subject=subject, object=object_ or self.pairs[subject])
 
 

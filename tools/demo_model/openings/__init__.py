@@ -1,4 +1,1 @@
-"""Messages with which newcomers may open a chat with the demo model, and a check that its answers are sensible.
-
-They are held out of training.
-"""
+"""Messages with which newcomers may open a chat, held out of training, and a check of the demo model's answers."""

@@ -12,15 +12,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
-from rnn_engine.demo import model_path
-from tools.demo_model.evaluate import CLIENTS, Server
+from tools.demo_model.evaluate import CLIENTS, Server, model_arguments, serving
 from tools.demo_model.openings.rubric import Opening, load_openings
-from tools.live_server.process import ServerProcess
 
 Respond: TypeAlias = Callable[[list[dict[str, str]]], str]
 """Takes the messages of a conversation and returns the next one."""
@@ -64,14 +60,11 @@ def _row(name: str, sensible: Sequence[bool]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, nargs="?", default=model_path(), help="a model file")
-    parser.add_argument("--url", help="a server's root, which is asked instead")
+    model_arguments(parser)
     parser.add_argument("--all", action="store_true", help="print the sensible answers too")
     options = parser.parse_args()
     openings = load_openings()
-    with ExitStack() as stack:
-        if (url := options.url) is None:
-            url = stack.enter_context(ServerProcess((f"demo={options.model}",))).url
+    with serving(options) as url:
         answers = ask_all(openings, Server(url).chat)
     print(report(openings, answers, everything=options.all))
 

@@ -16,10 +16,7 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A short conversation with a newcomer: its user messages, and patterns for the last answer.
-
-    A pattern must match; one that begins with "not " must not.
-    """
+    """A conversation with a newcomer. Each pattern must match the last answer; with "not " before it, it must not."""
 
     category: str
     turns: tuple[str, ...]

@@ -1,1 +1,0 @@
-"""A check that hostile requests can't exhaust a server's memory or block other clients, as they once did."""

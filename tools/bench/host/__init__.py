@@ -1,1 +1,0 @@
-"""Measurements of the host's time per token. In place of a model, a runner returns prepared logits at once."""

@@ -1,0 +1,133 @@
+"""`python -m tools.bench.peers`: compare this engine's speed with other engines', in turns on one machine.
+
+`--python NAME PATH` adds a peer, with a Python that has the peer installed; `tools.bench.peer` says how to make that
+environment. All run random weights of one shape and seed: RWKV-6 and RWKV-7 of 12 layers and width 768 with the World
+vocabulary. `rnn_engine.convert` writes them in each peer's format. A turn is a process of its own, which loads the
+model, warms up, and takes medians. Peers return whole rows of logits, this engine only the candidates that its samplers
+need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
+
+import click
+import numpy as np
+
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.loading.runner import open_model
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.v6.layout import ShapeV6
+from rnn_engine.versions.v7.layout import AdapterRanks
+from tests.support.models import random_model, save_safetensors, tiny_shape
+from tools.bench.peer import VOCAB_SIZE, Task
+from tools.bench.turns import HERE, Figures, Runs, comma_separated, print_table, rounds_option, take_turns
+
+SHAPES: Final[Mapping[str, ModelShape]] = {  # of published models
+    "0.1B": tiny_shape(12, 768, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
+    "0.4B": tiny_shape(24, 1024, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
+    "1.5B": tiny_shape(24, 2048, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=96, a=96, v=64, g=256)),
+    "2.9B": tiny_shape(32, 2560, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=96, a=96, v=64, g=320)),
+    "v6": ShapeV6(
+        num_layers=12,
+        width=768,
+        num_heads=12,
+        head_size=64,
+        ffn_width=2688,  # 3.5 times the width, as published models have it
+        vocab_size=VOCAB_SIZE,
+        mix_rank=32,
+        decay_rank=64,
+    ),
+}
+_VERSIONS: Final = {"v6": SHAPES["v6"], "v7": SHAPES["0.1B"]}
+_SUFFIXES: Final = {"web-rwkv": ".st", "llama.cpp": ".gguf", "llama.cpp-vulkan": ".gguf", "rwkv": ".pth"}
+_SETTINGS: Final = {"llama.cpp-vulkan": "0", "rwkv": "cpu fp32"}
+_NOT_V7: Final = {"web-rwkv"}
+Choices: TypeAlias = dict[str, int]
+"""The likeliest token after the prompt, by the names of the engines."""
+
+_words = comma_separated(str)
+
+
+@click.command()
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    type=(click.Choice(list(_SUFFIXES)), click.Path(exists=True)),
+    metavar="NAME PATH",
+    help=f"A peer, one of {', '.join(_SUFFIXES)}, and its Python.",
+)
+@click.option("--devices", default="auto,cpu", callback=_words, show_default=True, help="Devices of this engine.")
+@click.option("--versions", default="v6,v7", callback=_words, show_default=True)
+@rounds_option
+def main(pythons: Sequence[tuple[str, str]], devices: list[str], versions: list[str], rounds: int) -> None:
+    """Print tokens per second of all sides, and the ratios of this engine's to the peers'."""
+    for version in versions:
+        peers = {name: python for name, python in pythons if version != "v7" or name not in _NOT_V7}
+        with TemporaryDirectory() as folder:
+            files = _write_files(version, {_SUFFIXES[name] for name in peers}, Path(folder) / "model.safetensors")
+            tasks = {
+                f"rnn-engine on {device}": (sys.executable, Task("rnn-engine", files[".safetensors"], version, device))
+                for device in devices
+            }
+            for name, python in peers.items():
+                engine, setting = name.removesuffix("-vulkan"), _SETTINGS.get(name, "")
+                tasks[name] = python, Task(engine, files[_SUFFIXES[name]], version, setting)
+            choices: Choices = {}
+            sides = {name: partial(_measure, name, *task, choices) for name, task in tasks.items()}
+            show_comparison(version, take_turns(sides, rounds), list(peers), choices)
+
+
+def _measure(name: str, python: str, task: Task, choices: Choices) -> Figures:
+    """Run a turn, and add its engine's choice to `choices`."""
+    # Without this, threads that spin while they wait for others would count as working.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    command, plan = [python, "-m", "tools.bench.peer"], json.dumps(asdict(task))
+    done = subprocess.run(command, cwd=HERE, env=environment, check=True, input=plan, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    choices[name] = found["choice"]
+    figures: Figures = found["figures"]
+    return figures
+
+
+def write_random_model(shape: ModelShape, path: Path) -> Path:
+    """Write a model with random weights in f16 to a safetensors file, and return its path."""
+    return save_safetensors(random_model(shape, seed=1, dtype=np.float16), path)
+
+
+def _write_files(version: str, suffixes: set[str], source: Path) -> dict[str, str]:
+    """Write a random model as `source` and in formats with these suffixes. Return the files by suffix."""
+    write_random_model(_VERSIONS[version], source)
+    with open_model(source) as model:
+        for suffix in suffixes:
+            convert_model(model, source.with_suffix(suffix), "f16")
+    return {suffix: str(source.with_suffix(suffix)) for suffix in {source.suffix, *suffixes}}
+
+
+def show_comparison(version: str, results: Mapping[str, Runs], peers: Sequence[str], choices: Choices) -> None:
+    """Print a table for each peer, with this engine's figures and their ratios to the peer's.
+
+    List on stderr every engine whose likeliest token differs from that of the first one.
+    """
+    own = {name: runs for name, runs in results.items() if name not in peers}
+    for table in [{peer: results[peer], **own} for peer in peers] or [own]:
+        click.echo(f"\n{version}, tokens/s:")
+        print_table(table)
+    first, *others = choices.items()
+    for name, token in others:
+        if token != first[1]:
+            click.echo(f"{version}: {name} finds another token likeliest than {first[0]}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Run llama-server's own tests against this server."""

@@ -1,0 +1,83 @@
+"""`python -m tools.metrics`: write the reference in docs/metrics.md, every metric with its type, labels and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.metrics_core import Metric
+
+from rnn_engine.interface import EngineInfo, EngineStats
+from rnn_engine.telemetry import EngineCounters, Health
+from rnn_engine.types import DeviceMemory
+from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
+from server.connections.connection import ConnectionCounters
+from server.core.bodies import MemoryBudget
+from server.core.kept import KeptUsage
+from server.telemetry.metrics import EngineReadings, Readings, server_metrics
+from server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
+from states.cache.config import CacheStats, TierStats
+from states.named.table import StateUsage
+from tools.markdown import table
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test compares the two. -->\n"
+
+_BOUND = "le"  # the label of a histogram's buckets
+
+
+def renew(text: str) -> str:
+    """Return the text of the document with a new reference. The text before the reference is unchanged."""
+    return text.partition(BEGIN)[0] + BEGIN + "\n" + reference()
+
+
+def reference() -> str:
+    """Return a Markdown table of all metrics. It lists the values of a label if they are known at the start."""
+    return table(("metric", "type", "labels", ""), map(_row, families())) + "\n"
+
+
+def families() -> list[Metric]:
+    """Return every metric of the server, each with at least one sample."""
+    return list(server_metrics(_readings()))
+
+
+def full_name(family: Metric) -> str:
+    """Return a metric's name as queries use it. For a histogram, queries add `_bucket`, `_sum` or `_count` to it."""
+    return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+
+
+def _row(family: Metric) -> tuple[str, ...]:
+    labels = "; ".join(_label(family, name) for name in labels_of(family))
+    return f"`{full_name(family)}`", family.type, labels, family.documentation
+
+
+def _label(family: Metric, name: str) -> str:
+    values = list(dict.fromkeys(sample.labels[name] for sample in family.samples))
+    return f"`{name}`" if len(values) == 1 else f"`{name}`: {', '.join(values)}"
+
+
+def labels_of(family: Metric) -> Iterator[str]:
+    """Yield the names of a metric's labels, except the label of a histogram's buckets."""
+    names = {name: None for sample in family.samples for name in sample.labels}
+    yield from (name for name in names if name != _BOUND)
+
+
+def _readings() -> Readings:
+    """Return sample readings that cover every metric: of an idle engine, and of a server that one client left."""
+    http = HttpCounters()
+    http.ended(RequestRecord("GET", "/", status=CLIENT_LEFT))
+    ranks = AdapterRanks(w=1, a=1, v=1, g=1)
+    shape = ShapeV7(num_layers=1, width=1, ffn_width=1, vocab_size=1, num_heads=1, head_size=1, ranks=ranks)
+    folders = dict.fromkeys(("cache", "states"), DOCUMENT.parent)
+    memory = DeviceMemory(1)
+    info = EngineInfo("model", shape, "device", "f16", 1, 1, "world", 0, device_memory=memory, folders=folders)
+    cache = CacheStats((TierStats("host", 0),))
+    states = StateUsage(0, 0, 0, 0, 0)
+    stats, counters = EngineStats(0, 0), EngineCounters()
+    engine = EngineReadings(info, Health(), stats, counters, cache, states)
+    kept = dict.fromkeys(("responses", "conversations", "slot_prompts"), KeptUsage(0, 0, 0))
+    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept)
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(renew(DOCUMENT.read_text()))

@@ -1,1 +1,0 @@
-"""Tests of fairness between API keys and of the memory for stored bodies, and the table of all such tests' results."""

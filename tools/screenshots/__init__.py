@@ -1,1 +1,0 @@
-"""Take pictures of the web page for the documentation, with answers of the demo model."""
