@@ -14,8 +14,7 @@ from pathlib import Path
 
 from aiohttp import ETag, hdrs, web
 
-from server.core.routing import HTML, Route
-from server.core.settings import SETTINGS
+from server.core.routing import HTML, SETTINGS, Route
 from server.openapi.routes import page as api_page
 
 FOLDER = Path(__file__).parent
@@ -85,7 +84,7 @@ class _WebFile:
 
 @lru_cache(maxsize=512)
 def _read(path: Path, _changed_ns: int) -> _WebFile:
-    """Read a file and compress it.
+    """Read a file of the web page, and compress it for browsers that accept gzip.
 
     Results are cached until `_changed_ns`, the time of the file's last change, differs.
     """

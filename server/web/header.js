@@ -1,4 +1,4 @@
-// The header: the name, the pages, the model, the state of the connection, language and colours.
+// The header: the name, the pages, the model, the state of the connection, the HTTP API, language and colours.
 
 import { IconButton } from "./components/button.js";
 import { Icon } from "./components/icons.js";
@@ -16,7 +16,7 @@ const THEME_ICONS = /** @type {const} */ ({ auto: "contrast", light: "sun", dark
 
 const theme = settingStore("theme", /** @type {Theme} */ ("auto"));
 
-/** @param {{pages: import("./pages.js").PageEntry[], current: string}} props */
+/** @param {{pages: import("./pages.js").PageEntry[], current?: string}} props `current`: the open page's name. */
 export function Header({ pages, current }) {
   return html`
     <header class="header">
@@ -33,6 +33,9 @@ export function Header({ pages, current }) {
       <div class="header-end">
         <${ModelChoice} />
         <${ConnectionState} />
+        <a class="button is-quiet is-icon" href="/docs" target="_blank" aria-label=${t("shell.api")} title=${t("shell.api")}>
+          <${Icon} name="code" />
+        </a>
         <${LanguageSwitch} />
         <${ThemeSwitch} />
       </div>
@@ -64,11 +67,19 @@ function ConnectionState() {
   `;
 }
 
+/** 中 is drawn as an icon, since not every computer has a font with it. */
 function LanguageSwitch() {
   const other = useStore(language) === "en" ? "zh" : "en";
+  const name = LANGUAGES[other];
   return html`
-    <button class="button is-quiet" lang=${other} title=${LANGUAGES[other]} onClick=${() => language.set(other)}>
-      ${other === "zh" ? "中" : "EN"}<span class="unseen"> ${LANGUAGES[other]}</span>
+    <button
+      class="button is-quiet is-icon language"
+      lang=${other}
+      aria-label=${name}
+      title=${name}
+      onClick=${() => language.set(other)}
+    >
+      ${other === "zh" ? html`<${Icon} name="chinese" />` : "EN"}
     </button>
   `;
 }

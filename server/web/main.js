@@ -1,6 +1,7 @@
 // The frame around all pages: header, navigation, the page that is open, notices and the question for the API key.
 
 import { KeyDialog } from "./components/key_dialog.js";
+import { NoSuchPage } from "./components/no_such_page.js";
 import { Notices } from "./components/notices.js";
 import { Header } from "./header.js";
 import { PAGES } from "./pages.js";
@@ -14,15 +15,22 @@ import { html, render, useEffect, useState } from "./vendor/preact.js";
 function App() {
   const chosen = useStore(language);
   const { page, rest } = useStore(place);
-  const entry = PAGES.find(({ name }) => name === page) ?? PAGES[0];
+  const entry = page === "" ? PAGES[0] : PAGES.find(({ name }) => name === page);
+  const title = t(entry?.title ?? "missing.title");
   useEffect(() => {
     document.documentElement.lang = chosen;
-    document.title = `${t(entry.title)} · rnn-engine`;
-  }, [chosen, entry]);
+    document.title = `${title} · rnn-engine`;
+  }, [chosen, title]);
   return html`
     <a class="skip" href="#main">${t("shell.skip")}</a>
-    <${Header} pages=${PAGES} current=${entry.name} />
-    <main id="main" tabindex="-1"><${LoadedPage} key=${entry.name} entry=${entry} rest=${rest} /></main>
+    <${Header} pages=${PAGES} current=${entry?.name} />
+    <main id="main" tabindex="-1">
+      ${
+        entry
+          ? html`<${LoadedPage} key=${entry.name} entry=${entry} rest=${rest} />`
+          : html`<${NoSuchPage} address=${rest ? `${page}/${rest}` : page} />`
+      }
+    </main>
     <${Notices} />
     <${KeyDialog} />
   `;

@@ -7,7 +7,16 @@ import { createStore } from "./store.js";
 /** @returns {Place} */
 function read() {
   const [, page = "", ...rest] = location.hash.split("/");
-  return { page, rest: decodeURIComponent(rest.join("/")) };
+  return { page: decoded(page), rest: decoded(rest.join("/")) };
+}
+
+/** @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // a percent sign that stands for itself
+  }
 }
 
 /** Where the person is. */

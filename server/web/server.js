@@ -20,6 +20,9 @@ export const chosenModel = createStore("");
 /** The names of the states that requests may start from. */
 export const stateNames = createStore(/** @type {string[]} */ ([]));
 
+/** The names of those that are kept until somebody deletes them: the operator's and other persistent ones. */
+export const persistentNames = createStore(/** @type {string[]} */ ([]));
+
 /** Return the name of the model for calls; empty while none is known. */
 export function modelName() {
   return chosenModel.get() || models.get()[0]?.id || "";
@@ -33,7 +36,9 @@ export async function loadModels() {
 /** Load the names of the states that requests may start from. */
 export async function loadStates() {
   const { data } = await get(`/v1/states?model=${encodeURIComponent(modelName())}`);
-  stateNames.set(data.map((/** @type {{name: string}} */ state) => state.name));
+  const states = /** @type {{name: string, persistent: boolean}[]} */ (data);
+  stateNames.set(states.map(({ name }) => name));
+  persistentNames.set(states.filter(({ persistent }) => persistent).map(({ name }) => name));
 }
 
 /** Check every few seconds if the server answers, while the page is visible. */

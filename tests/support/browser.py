@@ -36,6 +36,7 @@ class Guard:
         self._hosts = {urlsplit(root).netloc for root in roots}
         self._allowed: list[re.Pattern[str]] = []
         self._noted: list[str] = []
+        self._pages: list[Page] = []
 
     def allow(self, pattern: str) -> None:
         """Allow errors that match `pattern`, since the browser reports an answer such as 400 as an error."""
@@ -46,13 +47,21 @@ class Guard:
         self._hosts.add(urlsplit(root).netloc)
 
     def watch(self, page: Page) -> None:
+        self._pages.append(page)
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self._noted.append(f"page error: {error}"))
         page.on("request", self._on_request)
 
+    async def close_pages(self) -> None:
+        """Close all pages, as a test must do before their server stops: they would note that it no longer answers."""
+        for page in self._pages:
+            await page.context.close()
+        self._pages.clear()
+
     def check(self) -> None:
         """Fail if something was noted that is not allowed."""
-        assert [line for line in self._noted if not any(pattern.search(line) for pattern in self._allowed)] == []
+        noted = [line for line in self._noted if not any(pattern.search(line) for pattern in self._allowed)]
+        assert noted == [], noted
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

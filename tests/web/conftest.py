@@ -73,7 +73,6 @@ def guard(web_server: str) -> Guard:
 @pytest_asyncio.fixture(loop_scope="session")
 async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterator[Visit]:
     """Yield a function that opens pages. The test fails if a page has an error."""
-    contexts = []
 
     async def open_page(
         path: str = "/",
@@ -83,7 +82,6 @@ async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterato
         locale: str = "en-GB",
     ) -> Page:
         context = await browser.new_context(viewport=viewport, color_scheme=color_scheme, locale=locale)
-        contexts.append(context)
         page = await context.new_page()
         page.set_default_timeout(TIMEOUT_MS)
         guard.watch(page)
@@ -91,8 +89,7 @@ async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterato
         return page
 
     yield open_page
-    for context in contexts:
-        await context.close()
+    await guard.close_pages()
     guard.check()
 
 

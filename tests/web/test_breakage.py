@@ -21,6 +21,15 @@ from tests.support.fake_engine import FakeEngine, encode
 HOSTILE = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
 """What would set `window.ran` where it became HTML."""
 
+NEVER_WRITE = """() => {
+    const {transaction} = IDBDatabase.prototype;
+    IDBDatabase.prototype.transaction = function (table, mode) {
+        const store = {put: () => ({}), delete: () => ({})};
+        return mode === "readwrite" ? {objectStore: () => store} : transaction.call(this, table, mode);
+    };
+}"""
+"""Writing to the browser's storage never ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fake:
@@ -36,6 +45,7 @@ async def fake(guard: Guard) -> AsyncIterator[Fake]:
     async with TestServer(make_app(engine, ServerSettings())) as server, cut_proxy(server.port or 0) as way:
         guard.add_host(way.url)
         yield Fake(engine, way)
+        await guard.close_pages()
 
 
 async def say(page: Page, text: str) -> None:
@@ -84,6 +94,20 @@ async def test_a_page_that_is_closed_in_the_middle_keeps_what_was_shown(visit: V
     await expect(answer).to_contain_text("One twothree four")
 
 
+async def test_a_page_that_is_closed_while_the_browser_writes_keeps_the_answer(visit: Visit, fake: Fake) -> None:
+    page = await visit(f"{fake.way.url}/#/chat")
+    await page.clock.install()
+    await page.reload()
+    await page.evaluate(NEVER_WRITE)
+    await say(page, "Count.")
+    answer = page.get_by_role("article", name="Model")
+    await page.clock.run_for(1000)
+    await expect(answer).to_contain_text("One two three four")
+    await page.clock.run_for(1000)
+    await page.reload()
+    await expect(answer).to_contain_text("One two three four")
+
+
 async def test_a_server_that_is_started_again_is_found(visit: Visit, guard: Guard, fake: Fake) -> None:
     guard.allow("ERR_|Failed to load")
     page = await visit(f"{fake.way.url}/#/chat")
@@ -106,6 +130,7 @@ async def test_a_server_that_is_started_again_is_found(visit: Visit, guard: Guar
         await page.get_by_role("button", name="Try again").click()
         await page.clock.run_for(1000)
         await expect(page.get_by_role("article", name="Model")).to_contain_text("Here I am")
+        await guard.close_pages()
 
 
 async def test_a_text_that_breaks_off_keeps_its_tokens_and_goes_on(visit: Visit, guard: Guard, fake: Fake) -> None:
@@ -118,13 +143,13 @@ async def test_a_text_that_breaks_off_keeps_its_tokens_and_goes_on(visit: Visit,
     await expect(field).to_have_value(f"{HOSTILE}One two")
     await fake.way.cut()
     await expect(page.get_by_text("The connection broke before the end.")).to_be_visible()
-    await expect(page.get_by_role("button", name="Go on", exact=True)).to_be_visible()
-    await page.get_by_role("button", name="Go on", exact=True).click()
+    await expect(page.get_by_role("button", name="Continue", exact=True)).to_be_visible()
+    await page.get_by_role("button", name="Continue", exact=True).click()
     await expect(page.get_by_text("The server does not answer.")).to_be_visible()
     await expect(field).to_have_value(f"{HOSTILE}One two")
     fake.engine.hold = None
     await fake.way.mend()
-    await page.get_by_role("button", name="Go on", exact=True).click()
+    await page.get_by_role("button", name="Continue", exact=True).click()
     await expect(field).to_have_value(f"{HOSTILE}One twoOne two three four")
     assert fake.engine.requests[-1].prompt == [*encode(HOSTILE), *encode("One two")]
     assert await nothing_ran(page)
@@ -168,6 +193,7 @@ async def test_a_very_long_text(visit: Visit, fake: Fake) -> None:
     await page.reload()
     await expect(page.get_by_role("article", name="Model")).to_contain_text("1,000,0")
     await say(page, "And now?")
+    await expect(page.get_by_role("article", name="Model")).to_have_count(2)
     await expect(page.get_by_role("article", name="Model").last).to_contain_text("1,000,0")
 
 

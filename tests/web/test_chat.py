@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Locator, Page, expect
 
-from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
+from tests.support.browser import PHONE, Guard, Visit, call, sideways_scroll
 
 CAPITAL = "What is the capital of France?"
 WHOLE = "prompt tokens from the cache"  # under each answer that has ended
@@ -46,7 +46,7 @@ async def test_an_example_is_answered_and_found_again(visit: Visit) -> None:
     await expect(questions(page)).to_contain_text(CAPITAL)
     await expect(answers(page)).to_contain_text("Paris")
     await expect(answers(page)).to_contain_text(WHOLE)
-    await expect(answers(page)).to_contain_text("first after")
+    await expect(answers(page)).to_contain_text("first token after")
     await expect(page.get_by_role("status").filter(has_text="Paris")).to_have_count(1)
     await page.reload()
     await expect(answers(page)).to_contain_text("Paris")
@@ -84,11 +84,11 @@ async def test_a_message_is_edited_and_both_versions_stay(visit: Visit) -> None:
     await first.get_by_role("button", name="Version before").click()
     await expect(answers(page)).to_have_count(2)
     await expect(answers(page).first).to_contain_text("5")
-    await answers(page).first.get_by_role("button", name="Go on from here").click()
+    await answers(page).first.get_by_role("button", name="Continue from here").click()
     await expect(questions(page)).to_have_count(1)
     await page.get_by_role("button", name="Back to what followed").click()
     await expect(questions(page)).to_have_count(2)
-    await answers(page).first.get_by_role("button", name="Go on from here").click()
+    await answers(page).first.get_by_role("button", name="Continue from here").click()
     await ask(page, "What is 1 + 1?")
     await expect(questions(page).nth(1)).to_contain_text("2 / 2")
     await answers(page).nth(1).get_by_role("button", name="Edit").click()
@@ -98,11 +98,72 @@ async def test_a_message_is_edited_and_both_versions_stay(visit: Visit) -> None:
     await expect(answers(page).nth(1)).to_contain_text("2 / 2")
 
 
+async def tab_to(page: Page, name: str) -> None:
+    """Press Shift+Tab until a control with that name has the focus."""
+    for _ in range(40):
+        if await page.evaluate("document.activeElement.getAttribute('aria-label')") == name:
+            return
+        await page.keyboard.press("Shift+Tab")
+    pytest.fail(f"Shift+Tab does not reach {name}")
+
+
+async def test_a_chat_with_an_edit_needs_no_mouse(visit: Visit) -> None:
+    page = await visit()
+    field = page.get_by_role("textbox", name="Message")
+    await expect(field).to_be_focused()
+    await page.keyboard.type("What is 2 + 3?")
+    await page.keyboard.press("Enter")
+    await expect(answers(page)).to_contain_text(WHOLE)
+    await tab_to(page, "Another answer")
+    await tab_to(page, "Copy")
+    await page.keyboard.press("Shift+Tab")
+    await tab_to(page, "Edit")
+    await page.keyboard.press("Enter")
+    editor = questions(page).get_by_role("textbox", name="Edit")
+    await expect(editor).to_be_focused()
+    await page.keyboard.type(" Is it")
+    await page.keyboard.press("Escape")
+    await expect(questions(page).locator(".message-text")).to_have_text("What is 2 + 3?")
+    await expect(questions(page).get_by_role("button", name="Edit")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(editor).to_be_focused()
+    await page.keyboard.type(" Or")
+    await page.keyboard.press("Shift+Enter")
+    await page.keyboard.type("more?")
+    await expect(editor).to_have_value("What is 2 + 3? Or\nmore?")
+    await page.keyboard.press("Enter")
+    await expect(questions(page)).to_contain_text("2 / 2")
+    await expect(questions(page).locator(".message-text")).to_have_text("What is 2 + 3? Or\nmore?")
+    await expect(answers(page)).to_contain_text(WHOLE)
+    await expect(field).to_be_focused()
+    await page.keyboard.type("Thanks")
+    await page.keyboard.press("Control+Enter")
+    await expect(questions(page)).to_have_count(2)
+    await expect(answers(page).nth(1)).to_contain_text(WHOLE)
+
+
+async def test_an_edit_waits_until_a_running_answer_has_ended(visit: Visit) -> None:
+    page = await visit()
+    await ask(page, "What is 2 + 3?")
+    await questions(page).get_by_role("button", name="Edit").click()
+    editor = questions(page).first.get_by_role("textbox", name="Edit")
+    await editor.fill("What is 4 + 4?")
+    await page.evaluate(READS_FOR_EVER)
+    await page.get_by_role("textbox", name="Message").fill("Hello")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("button", name="Stop (Escape)")).to_be_visible()
+    await editor.press("Enter")
+    await expect(editor).to_have_value("What is 4 + 4?")
+    await editor.press("Escape")
+    await expect(editor).to_have_count(0)
+    await expect(page.get_by_role("button", name="Stop (Escape)")).to_be_visible()
+
+
 async def test_a_branch_goes_on_from_the_state_that_is_kept(visit: Visit) -> None:
     page = await visit()
     await ask(page, "My name is Zoe.")
     await ask(page, "Tell me a joke")
-    await answers(page).first.get_by_role("button", name="Go on from here").click()
+    await answers(page).first.get_by_role("button", name="Continue from here").click()
     answer = await ask(page, "What is my name?")
     saved, total = (await answer.locator(".stats span").nth(2).inner_text()).split(" prompt")[0].split(" of ")
     assert 0 < int(saved) < int(total)
@@ -124,7 +185,7 @@ READS_FOR_EVER = """() => {
 async def test_an_answer_is_stopped_and_continued(visit: Visit) -> None:
     page = await visit()
     await page.get_by_role("button", name="Settings").click()
-    await page.get_by_label("Most tokens").first.fill("3")
+    await page.get_by_label("Maximum new tokens").first.fill("3")
     answer = await ask(page, CAPITAL)
     await expect(answer).to_contain_text("ended at the token limit")
     await answer.get_by_role("button", name="Continue the answer").click()
@@ -210,6 +271,16 @@ async def test_settings_and_presets(visit: Visit) -> None:
     await page.get_by_text("Tools", exact=True).click()
     await page.get_by_label("A JSON list of functions").fill("{")
     await expect(page.get_by_role("alert")).to_contain_text("This is not a JSON list")
+
+
+async def test_no_number_in_the_settings_is_cut_off(visit: Visit) -> None:
+    page = await visit()
+    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_text("More samplers").click()
+    numbers = page.locator(".number-field input[type=number]")
+    assert await numbers.count() > 15
+    widths = await numbers.evaluate_all("(fields) => fields.map((field) => field.scrollWidth - field.clientWidth)")
+    assert max(widths) == 0
 
 
 async def test_conversations_are_renamed_exported_imported_and_deleted(
@@ -302,6 +373,35 @@ async def test_a_phone_shows_all_of_it(visit: Visit, locale: str) -> None:
         assert await sideways_scroll(page) == 0
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+async def test_the_examples_fit_a_small_phone(visit: Visit, locale: str) -> None:
+    page = await visit(viewport={"width": 360, "height": 640}, locale=locale)
+    examples = page.locator(".example")
+    await expect(examples).to_have_count(4)
+    last, scroll = await examples.last.bounding_box(), await page.locator(".chat-scroll").bounding_box()
+    assert last is not None
+    assert scroll is not None
+    assert last["y"] + last["height"] <= scroll["y"] + scroll["height"]
+
+
+async def test_a_temporary_state_is_no_example(visit: Visit) -> None:
+    page = await visit()
+    await call(page, "POST", "/v1/states", {"name": "passing", "prompt": "User: Hello."})
+    try:
+        await page.reload()
+        await expect(page.get_by_label("Initial state")).to_contain_text("passing")
+        await expect(page.get_by_role("button", name="from the state “pirate”")).to_be_visible()
+        await expect(page.get_by_role("button", name="from the state “passing”")).to_have_count(0)
+    finally:
+        await call(page, "DELETE", "/v1/states/passing")
+
+
+async def test_a_conversation_of_another_browser_is_reported(visit: Visit) -> None:
+    page = await visit("/#/chat/0123456789abcdef")
+    await expect(page.get_by_text("This browser does not have the conversation at this address.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Ask the model")).to_be_visible()
 
 
 async def test_two_tabs_lose_nothing(visit: Visit, guard: Guard) -> None:

@@ -46,12 +46,13 @@ def load_of(order: LoadOrder) -> LoadEngine:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def folder_server(tmp_path: Path) -> AsyncIterator[str]:
+async def folder_server(guard: Guard, tmp_path: Path) -> AsyncIterator[str]:
     """Yield the root URL of a server with a folder of models."""
     shutil.copy(model_path(), tmp_path / "other.safetensors")
     models = await ModelRegistry.load([LoadOrder("first", model_path())], "first", load_of)
     async with TestServer(make_app(models, ServerSettings(model_folder=tmp_path))) as server:
         yield str(server.make_url("")).rstrip("/")
+        await guard.close_pages()
 
 
 async def test_what_runs_is_seen_while_it_runs(visit: Visit) -> None:

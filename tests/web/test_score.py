@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 
-from playwright.async_api import Page, expect
+from playwright.async_api import Error, Page, expect
 
 from tests.support.browser import PHONE, Guard, Visit, sideways_scroll, wait_until_kept
 
@@ -113,8 +115,18 @@ async def test_a_run_is_stopped_goes_on_and_outlives_a_server_that_fails(visit: 
     done = await page.locator("tbody tr").count()
     assert 0 < done <= 4
     await page.unroute("**/v1/choices")
+    is_stopped = asyncio.Event()
+
+    async def wait(route: object) -> None:  # else all questions may be scored before the button is pressed
+        await is_stopped.wait()
+        with suppress(Error):  # the page may have given the request up
+            await route.continue_()  # type: ignore[attr-defined]
+
+    await page.route("**/v1/choices", wait)
     await resume.click()
     await page.get_by_role("button", name="停止").click()
+    is_stopped.set()
+    await page.unroute("**/v1/choices")
     await resume.click()
     await expect(page.locator("tbody tr")).to_have_count(9)
     assert await sideways_scroll(page) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.async_api import expect
 
 from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
@@ -75,10 +76,13 @@ async def test_the_api_key_is_asked_for_once(visit: Visit, guard: Guard, keyed_s
     guard.allow("401")
     page = await visit(keyed_server)
     dialog = page.get_by_role("dialog", name="API key")
-    await dialog.get_by_label("Key", exact=True).fill("wrong")
-    await dialog.get_by_role("button", name="Use this key").click()
-    await expect(dialog.get_by_text("does not accept this key")).to_be_visible()
-    await dialog.get_by_label("Key", exact=True).fill("secret")
+    field = dialog.get_by_label("Key", exact=True)
+    await expect(field).to_be_focused()
+    await page.keyboard.type("wrong")
+    await page.keyboard.press("Enter")
+    await expect(dialog.get_by_role("alert")).to_contain_text("does not accept this key")
+    await expect(field).to_be_focused()
+    await field.fill("secret")
     await dialog.get_by_role("button", name="Use this key").click()
     await expect(page.get_by_text("demo", exact=True)).to_be_visible()
     await page.reload()
@@ -86,6 +90,41 @@ async def test_the_api_key_is_asked_for_once(visit: Visit, guard: Guard, keyed_s
     await expect(dialog).to_have_count(0)
 
 
-async def test_a_page_that_there_is_not_shows_the_first(visit: Visit) -> None:
-    page = await visit("/#/nothing")
+@pytest.mark.parametrize("address", ["nosuch", "engine/nosuch", "states/nosuch", "score/nosuch", "%"])
+async def test_an_address_without_a_page_is_reported(visit: Visit, address: str) -> None:
+    page = await visit(f"/#/{address}")
+    await expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
+    await expect(page.get_by_text(f"Nothing is at the address #/{address}.")).to_be_visible()
+    await page.get_by_role("link", name="Go to Chat").click()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+
+
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+@pytest.mark.parametrize("width", [360, 719, 720, 768, 840, 999, 1000])
+async def test_the_header_fits_and_no_word_in_it_is_split(visit: Visit, width: int, locale: str) -> None:
+    page = await visit(viewport={"width": width, "height": 720}, locale=locale)
+    await expect(page.locator(".connection.is-ok")).to_be_attached()
+    words = page.get_by_role("navigation").first.get_by_role("link").locator("span")
+    heights = await words.evaluate_all("(words) => words.map((word) => word.offsetHeight)")
+    assert len(heights) == 5
+    assert max(heights) < 30  # one line
+    hidden_width = "(element) => element.scrollWidth - element.clientWidth"
+    header = page.get_by_role("banner")
+    assert await header.evaluate(hidden_width) == 0
+    assert await header.locator(".model-name").evaluate(hidden_width) == 0
+
+
+async def test_the_switch_to_chinese_needs_no_chinese_font(visit: Visit) -> None:
+    page = await visit()
+    switch = page.get_by_role("button", name="中文")
+    await expect(switch.locator("svg")).to_be_visible()
+    await expect(switch).to_have_text("")
+
+
+async def test_the_header_links_to_the_http_api(visit: Visit) -> None:
+    page = await visit()
+    async with page.context.expect_page() as opening:
+        await page.get_by_role("link", name="HTTP API").click()
+    opened = await opening.value
+    assert opened.url.endswith("/docs")
+    await expect(opened.get_by_role("navigation").get_by_role("link").first).to_have_text("POST/v1/chat/completions")

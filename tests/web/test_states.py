@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from aiohttp.test_utils import TestServer
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, ViewportSize, expect
 
 from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
 from server.core.settings import AuthSettings, ServerSettings
-from tests.support.browser import PHONE, Guard, Visit, call, sideways_scroll
+from tests.support.browser import DESKTOP, PHONE, Guard, Visit, call, sideways_scroll
 from tests.support.fake_engine import FakeEngine
 
 
@@ -53,6 +54,33 @@ async def test_the_tree_lives_and_is_walked_searched_and_pruned(visit: Visit) ->
     await expect(rows.filter(has_text="Green boats sail by boats")).to_have_count(1)
     await expect(rows.filter(has_text="hits 2")).to_have_count(0)
     await call(page, "DELETE", "/v1/states/boats")
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP])
+async def test_facts_of_all_rows_stand_one_below_the_other(visit: Visit, viewport: ViewportSize) -> None:
+    page = await visit("/#/engine", viewport=viewport)
+    await complete(page, "Grey geese land")
+    await complete(page, "Grey geese land by geese")
+
+    async def with_long_numbers(route: Route) -> None:
+        answer = await route.fetch()
+        tree = await answer.json()
+        for place, node in enumerate(tree["nodes"]):
+            node |= {"hits": 10 ** (2 * place), "length": 10 ** (3 * place), "idle_seconds": 1}
+        await route.fulfill(json=tree)
+
+    await page.route("**/v1/cache/tree*", with_long_numbers)
+    await page.goto(page.url.replace("engine", "states"))
+    await page.get_by_role("searchbox").fill("geese")
+    rows = page.get_by_role("treeitem")
+    await expect(rows).to_have_count(2)
+    right_edges = "(facts) => facts.map((fact) => Math.round(fact.getBoundingClientRect().right))"
+    first, second = [
+        await row.locator(".tree-label ~ .tree-fact").evaluate_all(right_edges) for row in await rows.all()
+    ]
+    assert len(first) == 4
+    assert first == second
+    assert await sideways_scroll(page) == 0
 
 
 async def test_texts_of_people_are_shown_as_text(visit: Visit) -> None:
@@ -125,6 +153,9 @@ async def test_a_phone_shows_all_of_it(visit: Visit) -> None:
     await page.get_by_role("link", name="命名状态").click()
     await expect(page.get_by_role("button", name="pirate", exact=True)).to_be_visible()
     assert await sideways_scroll(page) == 0
+    name = await page.get_by_role("button", name="pirate", exact=True).bounding_box()
+    assert name is not None
+    assert name["height"] < 30  # one line
 
 
 async def test_two_states_are_compared_by_layer_and_head(visit: Visit) -> None:
@@ -180,14 +211,14 @@ async def test_a_conversation_goes_on_from_a_kept_position(visit: Visit) -> None
     await page.get_by_role("searchbox").fill("is Ida")
     tree = page.get_by_role("tree", name="From the state pirate")
     await tree.get_by_role("treeitem").first.click()
-    await page.get_by_role("button", name="Go on in Chat").click()
+    await page.get_by_role("button", name="Continue in Chat").click()
     await expect(page.get_by_role("article", name="You")).to_contain_text("My name is Ida")
     await expect(page.get_by_role("article", name="Model")).to_contain_text(answer.split()[0])
 
     await page.goto(page.url.split("#")[0] + "#/states")
     await page.get_by_role("searchbox").fill("is Ida")
     await tree.get_by_role("treeitem").first.click()
-    await page.get_by_role("button", name="Go on in Write").click()
+    await page.get_by_role("button", name="Continue in Write").click()
     await expect(page.get_by_role("textbox", name="Text")).to_have_value(
         re.compile("^System: Be kind.\n\nUser: My name is Ida")
     )
@@ -235,3 +266,4 @@ async def test_a_key_that_may_not_see_texts_is_told_so(visit: Visit, guard: Guar
         await expect(page.get_by_role("alert")).to_have_text("Only an API key with the scope “admin” may see this.")
         await page.get_by_role("link", name="Named states").click()
         await expect(page.get_by_text("No state has a name yet.")).to_be_visible()
+        await guard.close_pages()

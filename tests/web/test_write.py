@@ -22,7 +22,7 @@ async def write_on(page: Page, text: str = QUESTION) -> None:
 
 
 async def ended(page: Page) -> None:
-    await expect(page.get_by_role("button", name="Go on", exact=True)).to_be_visible()
+    await expect(page.get_by_role("button", name="Continue", exact=True)).to_be_visible()
     await expect(page.locator(".write-facts")).to_contain_text("ended")
 
 
@@ -41,8 +41,8 @@ async def test_a_text_goes_on_and_is_forked_where_another_token_is_clicked(visit
     assert box is not None
     await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     popover = page.locator(".popover")
-    await expect(popover.get_by_role("button", name="stands in the text")).to_have_count(1)
-    other = popover.get_by_role("button", name="take it and go on").first
+    await expect(popover.get_by_role("button", name="is in the text")).to_have_count(1)
+    other = popover.get_by_role("button", name="use it and continue").first
     name = (await other.locator(".token-name").text_content() or "").replace("␣", " ")
     await other.click()
     await ended(page)
@@ -64,7 +64,7 @@ async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Vi
     page = await visit("/#/write")
     field = page.get_by_role("textbox", name="Text")
     await write_on(page)
-    await page.get_by_role("button", name="Colour all").click()
+    await page.get_by_role("button", name="Show probabilities").click()
     await expect(page.locator(".write-facts")).to_contain_text("over 19 tokens")
     await field.press("Control+Home")
     for _ in range(6):
@@ -72,7 +72,7 @@ async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Vi
     panel = page.get_by_role("region", name="Token")
     await expect(panel.locator(".alternatives-head")).to_contain_text("␣What")
     await expect(panel.get_by_role("list", name="In place of ␣What")).to_be_visible()
-    await panel.get_by_role("button", name="take it and go on").first.press("Enter")
+    await panel.get_by_role("button", name="use it and continue").first.press("Enter")
     await ended(page)
     value = await field.input_value()
     assert value.startswith("User:")
@@ -161,7 +161,7 @@ async def test_a_constrained_text_stays_one_when_it_is_forked(visit: Visit) -> N
     await page.get_by_role("combobox", name="The continuation follows").select_option("regex")
     await page.get_by_role("textbox", name="Regular expression").fill("[0-9]{4}-[0-9]{2}")
     await field.fill("Date: ")
-    await page.get_by_role("button", name="Go on", exact=True).click()
+    await page.get_by_role("button", name="Continue", exact=True).click()
     await expect(page.locator(".write-facts")).to_contain_text("the model ended the text")
     first = await field.input_value()
     await field.press("Control+End")
@@ -169,7 +169,7 @@ async def test_a_constrained_text_stays_one_when_it_is_forked(visit: Visit) -> N
         await field.press("ArrowLeft")
     panel = page.get_by_role("region", name="Token")
     await expect(panel.locator(".alternatives-head .token-name")).to_have_text(first[-4])
-    digit = panel.get_by_role("button", name="take it and go on").filter(
+    digit = panel.get_by_role("button", name="use it and continue").filter(
         has=page.locator(".token-name", has_text=re.compile("^[0-9]$"))
     )
     await digit.first.click()
@@ -190,7 +190,7 @@ async def test_html_in_a_text_is_text_and_a_failure_loses_nothing(visit: Visit, 
     await expect(field).to_have_value(text)
     await page.unroute("**/completion")
     await page.get_by_role("alert").get_by_role("button", name="关闭").click()
-    await page.get_by_role("button", name="全部着色").click()
+    await page.get_by_role("button", name="显示概率").click()
     await expect(page.locator(".editor .token").first).to_be_attached()
     assert await page.locator(".overlay-behind").evaluate("e => e.querySelectorAll('script, img').length") == 0
     assert await page.evaluate("window.ran") is None

@@ -30,12 +30,14 @@ export function KeyDialog() {
           close(key.trim() || null);
         }}
       >
-        <p>${t(question.wrong ? "key.wrong" : "key.needed")}</p>
+        <p id="key-text" role=${question.wrong ? "alert" : undefined}>${t(question.wrong ? "key.wrong" : "key.needed")}</p>
         <label class="field">
           <span>${t("key.label")}</span>
           <input
             type="password"
             autocomplete="current-password"
+            aria-describedby="key-text"
+            autofocus
             value=${key}
             onInput=${(/** @type {any} */ event) => setKey(event.target.value)}
           />

@@ -16,9 +16,7 @@ export function Composer({ id, running, onSend, onStop }) {
   const setText = (changed) => writeDraft(id, changed);
   const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   useLayoutEffect(() => fitHeight(area.current), [text]);
-  useEffect(() => {
-    if (matchMedia("(pointer: fine)").matches) area.current?.focus({ preventScroll: true });
-  }, []);
+  useEffect(focusComposer, []);
   const send = () => {
     if (running || text.trim() === "") return;
     setText("");
@@ -26,7 +24,7 @@ export function Composer({ id, running, onSend, onStop }) {
   };
   /** @param {KeyboardEvent} event */
   const onKey = (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (!isSendKey(event)) return;
     event.preventDefault();
     send();
   };
@@ -57,9 +55,19 @@ export function Composer({ id, running, onSend, onStop }) {
   `;
 }
 
-/** @param {HTMLTextAreaElement | null} area */
-function fitHeight(area) {
+/** Return true for Enter without Shift, unless it ends a word of an input method. @param {KeyboardEvent} event */
+export const isSendKey = ({ key, shiftKey, isComposing }) => key === "Enter" && !shiftKey && !isComposing;
+
+/** Put the caret into the field, except where that would open a keyboard on the screen. */
+export function focusComposer() {
+  if (!matchMedia("(pointer: fine)").matches) return;
+  document.querySelector(/** @type {"textarea"} */ (".composer textarea"))?.focus({ preventScroll: true });
+}
+
+/** Make a field as high as its text. @param {HTMLTextAreaElement | null} area */
+export function fitHeight(area) {
   if (area === null) return;
   area.style.height = "auto";
-  area.style.height = `${area.scrollHeight}px`;
+  const borders = area.offsetHeight - area.clientHeight;
+  area.style.height = `${area.scrollHeight + borders}px`;
 }

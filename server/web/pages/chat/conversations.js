@@ -20,6 +20,9 @@ export const loaded = createStore(false);
 /** @type {Map<string, ReturnType<typeof setTimeout>>} */
 const waiting = new Map();
 
+/** @type {Map<string, Conversation>} What the browser is writing: a page that is closed may leave it unwritten. */
+const writing = new Map();
+
 /** Read the conversations of earlier visits; does nothing a second time. */
 export async function loadConversations() {
   if (loaded.get()) return;
@@ -64,6 +67,7 @@ export function changeConversation(id, change) {
 export async function deleteConversation(id) {
   clearTimeout(waiting.get(id));
   waiting.delete(id);
+  writing.delete(id);
   const others = new Map(conversations.get());
   others.delete(id);
   conversations.set(others);
@@ -77,7 +81,10 @@ function write(id) {
   waiting.delete(id);
   const conversation = findConversation(id);
   if (conversation === undefined) return;
-  writeRecord(TABLE, conversation).then(() => otherTabs.postMessage(conversation), notifyError);
+  writing.set(id, conversation);
+  writeRecord(TABLE, conversation)
+    .then(() => otherTabs.postMessage(conversation), notifyError)
+    .finally(() => writing.get(id) === conversation && writing.delete(id));
 }
 
 // A conversation that another tab has written is merged with this tab's copy, so that neither loses messages.
@@ -90,7 +97,7 @@ otherTabs.onmessage = ({ data }) => {
 };
 
 addEventListener("pagehide", () => {
-  const unsaved = [...waiting.keys()];
-  if (unsaved.length > 0) writeSetting(UNSAVED, unsaved.map(findConversation)); // at once, if it is not too large
-  unsaved.forEach(write);
+  const unsaved = new Set([...waiting.keys(), ...writing.keys()]);
+  if (unsaved.size > 0) writeSetting(UNSAVED, [...unsaved].map(findConversation)); // at once, if it is not too large
+  [...waiting.keys()].forEach(write);
 });

@@ -1,7 +1,7 @@
 // The examples that the empty page offers.
 
 import { Icon } from "../../components/icons.js";
-import { stateNames } from "../../server.js";
+import { persistentNames } from "../../server.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
@@ -23,15 +23,23 @@ const WEATHER = JSON.stringify(
 
 const MOST_STATES = 2;
 
-/** @typedef {{title: string, text: string, icon: import("../../components/icons.js").IconName, settings?: object}} Example */
+/**
+ * @typedef {object} Example
+ * @property {string} title
+ * @property {string} text
+ * @property {import("../../components/icons.js").IconName} icon
+ * @property {object} [settings]
+ * @property {boolean} [isExtra] A small screen has no room for it.
+ */
 
 /** @param {string[]} states @returns {Example[]} */
 function examples(states) {
-  const tuned = states.slice(0, MOST_STATES).map((state) => ({
+  const tuned = states.slice(0, MOST_STATES).map((state, place) => ({
     title: t("example.state", { state }),
     text: t("example.state_text"),
     icon: /** @type {const} */ ("states"),
     settings: { state },
+    isExtra: place > 0,
   }));
   return [
     { title: t("example.plain"), text: t("example.plain_text"), icon: "chat" },
@@ -48,9 +56,9 @@ export function Examples({ onChoose }) {
       <h2>${t("chat.hello")}</h2>
       <p class="muted">${t("chat.hello_more")}</p>
       <div class="example-grid">
-        ${examples(useStore(stateNames)).map(
-          ({ title, text, icon, settings }) => html`
-            <button type="button" class="example" key=${title} onClick=${() => onChoose(text, settings)}>
+        ${examples(useStore(persistentNames)).map(
+          ({ title, text, icon, settings, isExtra }) => html`
+            <button type="button" class=${isExtra ? "example is-extra" : "example"} key=${title} onClick=${() => onChoose(text, settings)}>
               <${Icon} name=${icon} />
               <span><b>${title}</b><br />${text}</span>
             </button>

@@ -3,8 +3,10 @@
 import { Button, IconButton } from "../../components/button.js";
 import { CopyButton } from "../../components/copy_button.js";
 import { formatNumber, t } from "../../strings/index.js";
-import { html, useState } from "../../vendor/preact.js";
+import { html, useLayoutEffect, useRef, useState } from "../../vendor/preact.js";
+import { focusComposer } from "./composer.js";
 import { MessageBody } from "./message_body.js";
+import { MessageEditor } from "./message_editor.js";
 import { askForAnswer, continueAnswer, sendMessages } from "./running.js";
 import { StatsLine } from "./stats.js";
 import { CallResults } from "./tool_calls.js";
@@ -29,9 +31,20 @@ export function MessageView(props) {
   const { conversation, message, isLast, isBusy, change } = props;
   const { calls = [] } = message;
   const [editing, setEditing] = useState(false);
+  const element = useRef(/** @type {HTMLElement | null} */ (null));
+  const cancelled = useRef(false);
+  useLayoutEffect(() => {
+    if (cancelled.current) element.current?.querySelector(/** @type {"button"} */ (".is-edit"))?.focus();
+    cancelled.current = false;
+  }, [editing]);
+  const cancel = () => {
+    cancelled.current = true;
+    setEditing(false);
+  };
   /** @param {string} text */
   const save = (text) => {
     setEditing(false);
+    focusComposer();
     if (message.role === "assistant") {
       change((current) => addMessage(current, { ...message, id: newId(), content: text, stats: undefined, error: undefined }));
     } else {
@@ -39,17 +52,22 @@ export function MessageView(props) {
     }
   };
   return html`
-    <article class=${`message is-${message.role}`} aria-label=${t(NAMES[message.role])}>
+    <article ref=${element} class=${`message is-${message.role}`} aria-label=${t(NAMES[message.role])}>
       ${
         editing
-          ? html`<${Editor} message=${message} onSave=${save} onCancel=${() => setEditing(false)} />`
+          ? html`<${MessageEditor} message=${message} isBusy=${isBusy} onSave=${save} onCancel=${cancel} />`
           : html`<${MessageBody} message=${message} isRunning=${isLast && isBusy} />`
       }
       ${message.error && html`<${Failure} ...${props} />`}
-      <div class="message-foot">
-        <${StatsLine} message=${message} />
-        ${!(isLast && isBusy) && !editing && html`<${Actions} ...${props} onEdit=${() => setEditing(true)} />`}
-      </div>
+      ${
+        !editing &&
+        html`
+          <div class="message-foot">
+            <${StatsLine} message=${message} />
+            ${!(isLast && isBusy) && html`<${Actions} ...${props} onEdit=${() => setEditing(true)} />`}
+          </div>
+        `
+      }
       ${
         isLast &&
         !isBusy &&
@@ -95,7 +113,13 @@ function Actions({ conversation, message, isLast, isBusy, change, onEdit }) {
     <div class="message-actions">
       <${Siblings} conversation=${conversation} message=${message} change=${change} />
       <${CopyButton} text=${message.content} />
-      <${IconButton} icon="edit" label=${t("chat.edit")} disabled=${isBusy} onClick=${onEdit} />
+      <${IconButton}
+        icon="edit"
+        class="button is-quiet is-icon is-edit"
+        label=${t("chat.edit")}
+        disabled=${isBusy}
+        onClick=${onEdit}
+      />
       ${
         isAnswer &&
         html`
@@ -148,27 +172,5 @@ function Siblings({ conversation, message, change }) {
         onClick=${show(place + 1)}
       />
     </span>
-  `;
-}
-
-/** @param {{message: Message, onSave: (text: string) => void, onCancel: () => void}} props */
-function Editor({ message, onSave, onCancel }) {
-  const [text, setText] = useState(message.content);
-  return html`
-    <div class="stack message-editor">
-      <textarea
-        rows="4"
-        aria-label=${t("chat.edit")}
-        value=${text}
-        ref=${(/** @type {HTMLTextAreaElement | null} */ area) => area?.focus()}
-        onInput=${(/** @type {any} */ event) => setText(event.target.value)}
-      ></textarea>
-      <div class="row is-end">
-        <${Button} onClick=${onCancel}>${t("chat.cancel")}<//>
-        <${Button} kind="main" disabled=${!text.trim()} onClick=${() => onSave(text.trim())}>
-          ${t(message.role === "assistant" ? "chat.save" : "chat.send")}
-        <//>
-      </div>
-    </div>
   `;
 }

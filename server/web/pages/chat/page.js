@@ -1,6 +1,6 @@
 // The page Chat: the list of conversations, the one that is open, and its settings.
 
-import { notifyError } from "../../components/notices.js";
+import { notify, notifyError } from "../../components/notices.js";
 import { SidePanel, useMedia } from "../../components/side_panel.js";
 import { go } from "../../router.js";
 import { loadStates, models } from "../../server.js";
@@ -29,6 +29,11 @@ export function Page({ rest }) {
   useEffect(() => void loadConversations(), []);
   useEffect(() => void (hasModels && loadStates().catch(notifyError)), [hasModels]);
   useEffect(() => setDrawer(null), [rest]);
+  useEffect(() => {
+    if (!isLoaded || rest === "" || all.has(rest)) return;
+    notify(t("chat.not_here"));
+    go("chat");
+  }, [isLoaded, rest]);
   if (!isLoaded) return null;
   const current = all.get(rest) ?? all.get(draft.id) ?? draft;
   /** @param {(conversation: typeof current) => typeof current} change */

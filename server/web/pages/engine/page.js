@@ -1,5 +1,6 @@
 // The page Engine: running requests, and the models that are loaded or can be.
 
+import { NoSuchPage } from "../../components/no_such_page.js";
 import { Tabs } from "../../components/tabs.js";
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
@@ -13,7 +14,9 @@ const PARTS = /** @type {const} */ ([
 
 /** @param {{rest: string}} props */
 export function Page({ rest }) {
-  const [name, title, Part] = PARTS.find(([part]) => part === rest) ?? PARTS[0];
+  const found = rest === "" ? PARTS[0] : PARTS.find(([part]) => part === rest);
+  if (found === undefined) return html`<${NoSuchPage} address=${`engine/${rest}`} />`;
+  const [name, title, Part] = found;
   return html`
     <div class="page engine">
       <${Tabs}

@@ -25,8 +25,7 @@ export function Outcomes({ items, outcomes, isRunning }) {
           ${error !== null && html`<span class="muted">± ${percent(error)}</span>`}
         </p>
         <p class="muted">
-          ${t("score.right", { right: formatNumber(right), done: formatNumber(done) })}${", "}
-          ${t("score.guessed", { percent: percent(guessed) })}
+          ${t("score.right", { right: formatNumber(right), done: formatNumber(done), percent: percent(guessed) })}
         </p>
       </div>
       <progress

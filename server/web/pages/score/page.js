@@ -1,5 +1,6 @@
 // The page Score: how likely the model takes given answers to be, for one question or for a table of them.
 
+import { NoSuchPage } from "../../components/no_such_page.js";
 import { Tabs } from "../../components/tabs.js";
 import { t } from "../../strings/index.js";
 import { html, useEffect, useState } from "../../vendor/preact.js";
@@ -17,7 +18,9 @@ const PARTS = /** @type {const} */ ([
 export function Page({ rest }) {
   const [ready, setReady] = useState(false);
   useEffect(() => void restored.then(() => setReady(true)), []);
-  const [name, title, Part] = PARTS.find(([part]) => part === rest) ?? PARTS[0];
+  const found = rest === "" ? PARTS[0] : PARTS.find(([part]) => part === rest);
+  if (found === undefined) return html`<${NoSuchPage} address=${`score/${rest}`} />`;
+  const [name, title, Part] = found;
   return html`
     <div class="page score">
       <${Tabs}

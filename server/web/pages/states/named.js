@@ -61,7 +61,7 @@ function StateTable({ value, onOpen }) {
         <thead>
           <tr>
             <th scope="col">${t("states.name")}</th>
-            <th scope="col" class="number">${t("states.length")}</th>
+            <th scope="col" class="number is-minor">${t("states.length")}</th>
             <th scope="col" class="number">${t("states.size")}</th>
             <th scope="col">${t("states.kept")}</th>
             <th scope="col" class="is-minor">${t("states.source")}</th>
@@ -76,7 +76,7 @@ function StateTable({ value, onOpen }) {
                   <button class="link" onClick=${() => onOpen(state.id)}>${state.name}</button>
                   ${state.name === value.default && html` <b class="badge">${t("states.default")}</b>`}
                 </th>
-                <td class="number">${state.num_tokens === null ? "–" : formatNumber(state.num_tokens)}</td>
+                <td class="number is-minor">${state.num_tokens === null ? "–" : formatNumber(state.num_tokens)}</td>
                 <td class="number">${formatBytes(state.bytes)}</td>
                 <td>${retentionOf(state)}</td>
                 <td class="is-minor">${state.source}</td>
@@ -125,7 +125,7 @@ function LeaseTable({ leases, onChange }) {
             <tr>
               <th scope="col">${t("states.owner")}</th>
               <th scope="col">${t("states.states")}</th>
-              <th scope="col" class="number">${t("states.size")}</th>
+              <th scope="col" class="number is-minor">${t("states.size")}</th>
               <th scope="col">${t("states.ends_in")}</th>
               <th scope="col"><span class="unseen">${t("states.actions")}</span></th>
             </tr>
@@ -136,7 +136,7 @@ function LeaseTable({ leases, onChange }) {
                 <tr key=${lease.owner}>
                   <th scope="row">${lease.owner}</th>
                   <td>${lease.states.join(", ")}</td>
-                  <td class="number">${formatBytes(lease.bytes)}</td>
+                  <td class="number is-minor">${formatBytes(lease.bytes)}</td>
                   <td>${formatSpan(lease.expires_in)}</td>
                   <td class="is-end">
                     <${Button} aria-label=${t("states.release_of", { owner: lease.owner })} onClick=${() => end(lease)}>

@@ -1,5 +1,6 @@
 // The page States: what the cache keeps, states under names, two of them side by side, and a map of texts.
 
+import { NoSuchPage } from "../../components/no_such_page.js";
 import { Tabs } from "../../components/tabs.js";
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
@@ -18,7 +19,9 @@ const PARTS = /** @type {const} */ ([
 /** @param {{rest: string}} props */
 export function Page({ rest }) {
   const [chosen, ...further] = rest.split("/");
-  const [name, title, Part] = PARTS.find(([part]) => part === chosen) ?? PARTS[0];
+  const found = rest === "" ? PARTS[0] : PARTS.find(([part]) => part === chosen);
+  if (found === undefined) return html`<${NoSuchPage} address=${`states/${rest}`} />`;
+  const [name, title, Part] = found;
   return html`
     <div class="page states">
       <${Tabs}

@@ -23,7 +23,7 @@ import { Tiers } from "../../components/tiers.js";
 export function TreeRows({ rows, names, changed, ...actions }) {
   const groups = [...Map.groupBy(rows, ({ node }) => node.root)];
   return html`
-    <div>
+    <div class="trees">
       ${groups.map(
         ([root, group]) => html`
           <section key=${root} class="tree-root">
@@ -129,23 +129,23 @@ function TreeRow({ row, changed, isCurrent, onKey, onFocus, onToggle, onOpen }) 
       onFocus=${onFocus}
       onClick=${onOpen}
     >
-      <span class="tree-toggle" aria-hidden="true" onClick=${shown > 0 ? toggle : undefined}>
-        ${shown > 0 && html`<${Icon} name=${isOpen ? "down" : "right"} />`}
-      </span>
-      <span class="tree-text">
-        ${shared > 0 && html`<span class="muted" aria-hidden="true">… </span><span class="unseen">${node.text.slice(0, shared)}</span>`}
-        ${inOneLine(node.text.slice(shared))}${node.whole ? "" : "…"}
-      </span>
-      <span class="tree-facts">
-        ${node.in_use && html`<b class="badge">${t("states.in_use")}</b>`}
-        ${!isOpen && shown > 0 && html`<span>${t("states.below", { n: shown })}</span>`}
-        <${Tiers} bytes=${node.bytes} />
-        <span class="number" title=${t("states.hits_hint")}>${t("states.hits", { n: formatNumber(node.hits) })}</span>
-        <span class="number is-wide" title=${t("states.tokens_hint")}>
-          ${t("states.tokens", { n: formatNumber(node.length) })}
+      <span class="tree-label">
+        <span class="tree-toggle" aria-hidden="true" onClick=${shown > 0 ? toggle : undefined}>
+          ${shown > 0 && html`<${Icon} name=${isOpen ? "down" : "right"} />`}
         </span>
-        <span class="number is-age" title=${t("states.idle_hint")}>${formatSpan(node.idle_seconds)}</span>
+        <span class="tree-text">
+          ${shared > 0 && html`<span class="muted" aria-hidden="true">… </span><span class="unseen">${node.text.slice(0, shared)}</span>`}
+          ${inOneLine(node.text.slice(shared))}${node.whole ? "" : "…"}
+        </span>
+        ${node.in_use && html`<b class="badge">${t("states.in_use")}</b>`}
+        ${!isOpen && shown > 0 && html`<span class="tree-fact">${t("states.below", { n: shown })}</span>`}
       </span>
+      <span class="tree-fact"><${Tiers} bytes=${node.bytes} /></span>
+      <span class="tree-fact number" title=${t("states.hits_hint")}>${t("states.hits", { n: formatNumber(node.hits) })}</span>
+      <span class="tree-fact number" title=${t("states.tokens_hint")}>
+        ${t("states.tokens", { n: formatNumber(node.length) })}
+      </span>
+      <span class="tree-fact number" title=${t("states.idle_hint")}>${formatSpan(node.idle_seconds)}</span>
     </div>
   `;
 }

@@ -78,8 +78,15 @@ function Toolbar() {
           ? html`<${Button} kind="main" icon="stop" onClick=${stop} title=${t("write.stop.hint")}>${t("write.stop")}<//>`
           : html`<${Button} kind="main" icon="write" onClick=${goOn} title=${t("write.goOn.hint")}>${t("write.goOn")}<//>`
       }
-      <${Button} icon="left" disabled=${branch.parent === null} onClick=${undo}>${t("write.undo")}<//>
-      <${Button} icon="retry" disabled=${branch.parent === null || branch.kind === "start"} onClick=${retry}>
+      <${Button} icon="left" disabled=${branch.parent === null} onClick=${undo} title=${t("write.undo.hint")}>
+        ${t("write.undo")}
+      <//>
+      <${Button}
+        icon="retry"
+        disabled=${branch.parent === null || branch.kind === "start"}
+        onClick=${retry}
+        title=${t("write.retry.hint")}
+      >
         ${t("write.retry")}
       <//>
       <${Button} icon="score" disabled=${isEmpty || isRunning} onClick=${score} title=${t("write.score.hint")}>
