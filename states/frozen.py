@@ -91,11 +91,11 @@ class Payload:
         return logits + sum(array.nbytes for array in self.state.values())
 
     def expand(self) -> State:
-        """Return the state with all arrays in f32."""
+        """Return the state of a checkpoint with all arrays in f32."""
         return {name: array.astype(np.float32, copy=False) for name, array in self.state.items()}
 
     def stored_as(self, precision: Precision) -> Payload:
-        """Return a copy whose state arrays are in `precision`: f32 or f16. Logits stay f32.
+        """Return a copy of a checkpoint's arrays in which the state is in `precision`, f32 or f16. Logits stay f32.
 
         A repeated prompt takes its probabilities from the logits. A state array with a value beyond f16's range stays
         f32, too.

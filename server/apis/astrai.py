@@ -18,8 +18,10 @@ from server.telemetry.records import RECENT, RecentReport
 
 
 class RecentTask(TypedDict):
-    """The times of an ended request to the engine. A time is null if the request ended before it. `task_id` is the id
-    of the HTTP request; several requests to the engine may have the same.
+    """The token counts and times of one request to the engine that has ended.
+
+    A time is null if the request ended before it. `task_id` is the id of the HTTP request; several requests to the
+    engine may have the same.
     """
 
     task_id: str
@@ -35,8 +37,10 @@ class RecentTask(TypedDict):
 
 
 class SchedulerStats(TypedDict):
-    """Counts and mean times since the model was loaded. A mean is absent until a request has been measured.
-    `recent_tasks` are those of the API key, or of all keys if it has the scope `admin`.
+    """Counts and mean times of a model's requests since it was loaded.
+
+    A mean is absent until a request has been measured. `recent_tasks` are those of the API key, or of all keys if it
+    has the scope `admin`.
     """
 
     total_tasks: int

@@ -20,14 +20,15 @@ from server.apis.openai.completions import prepare_completions
 from server.apis.openai.schemas import CompletionRequest
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, long_json_response, read_body
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import RequestBody, Usage
-from server.core.settings import SETTINGS, Limits
+from server.core.settings import Limits
 
 
 class BatchCompletionRequest(CompletionRequest):
-    """A request to continue several prompts as one batch, with realizar's field names. The fields of completions mean
-    the same here.
+    """A request to continue several prompts as one batch, with realizar's field names.
+
+    The fields of completions mean the same here.
     """
 
     aliases: ClassVar = {**CompletionRequest.aliases, "prompts": "prompt"}
@@ -44,7 +45,10 @@ class BatchResult(TypedDict):
 
 
 class BatchStatistics(TypedDict):
-    """Statistics of a batch. `batch_size` counts the answers; as many as there are slots run in one forward pass."""
+    """Statistics of a batch of prompts.
+
+    `batch_size` counts the answers; as many as there are slots run in one forward pass.
+    """
 
     batch_size: int
     gpu_used: bool
@@ -54,7 +58,7 @@ class BatchStatistics(TypedDict):
 
 
 class BatchCompletion(TypedDict):
-    """The answers to a batch: one entry for each answer, prompt by prompt."""
+    """The answers to a batch of prompts: one entry for each answer, prompt by prompt."""
 
     results: list[BatchResult]
     stats: BatchStatistics
@@ -68,7 +72,10 @@ class WarmUp(TypedDict):
 
 
 class GpuStatus(TypedDict):
-    """The state of the device. `cache_ready` is true while the model runs; `batch_threshold` is the number of slots."""
+    """The status of the device that runs the model.
+
+    `cache_ready` is true while the model runs; `batch_threshold` is the number of slots.
+    """
 
     cache_ready: bool
     gpu_used: bool
@@ -98,13 +105,13 @@ class TokenizedText(TypedDict):
 
 
 class BatchTokens(TypedDict):
-    """The tokens of several texts: one entry for each text."""
+    """The answer with the tokens of several texts: one entry for each text."""
 
     results: list[TokenizedText]
 
 
 class BatchDialect:
-    """The `WholeDialect` that formats answers to realizar's batches."""
+    """Formats the answers to realizar's batches of prompts, which are not streamed: a `WholeDialect`."""
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
@@ -176,7 +183,7 @@ async def batch_tokenize(request: web.Request) -> web.Response:
 
 
 async def warm_up(request: web.Request) -> web.Response:
-    """Run one token without sampling, and report the model and the device that ran it."""
+    """Run one token through the model without sampling, and report the model and the device that ran it."""
     engine = engine_of(request)
     async with aclosing(engine.generate(GenerateRequest(BEGINNING, max_tokens=0))) as events:
         async for _ in events:

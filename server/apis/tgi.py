@@ -1,4 +1,4 @@
-"""The routes of text-generation-inference (TGI)."""
+"""The routes of text-generation-inference (TGI): generate text, and describe the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
-from server.apis.common.answering import ChoiceOutcome, answer_in
+from server.apis.common.answering import ChoiceOutcome, answer_in, stop_text
 from server.apis.common.generation import text_of
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.dialect import LEAST_LOGPROB
@@ -22,9 +22,8 @@ from server.apis.openai.schemas import CompletionRequest
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, read_body
 from server.core.errors import Failure, describe
-from server.core.routing import EVENTS, Route
+from server.core.routing import EVENTS, SETTINGS, Route
 from server.core.schema import RefusedError, Usage, only
-from server.core.settings import SETTINGS
 from server.core.streams import encode_event
 
 _MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
@@ -32,9 +31,12 @@ _ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # for a request that draws and does no
 
 
 class TgiRequest(CompletionRequest):
-    """A text to continue, in text-generation-inference's words. The fields stand in `parameters`, or beside `inputs`;
-    those of completions mean the same here. Without `do_sample`, `temperature`, `top_k`, `top_p` and `typical_p` the
-    likeliest tokens are taken. With any of these, all tokens may be drawn unless `top_k` or `top_p` says otherwise."""
+    """A request to continue a text, with text-generation-inference's field names.
+
+    The fields stand in `parameters`, or beside `inputs`; those of completions mean the same here. Without `do_sample`,
+    `temperature`, `top_k`, `top_p` and `typical_p` the likeliest tokens are taken. With any of these, all tokens may be
+    drawn unless `top_k` or `top_p` says otherwise.
+    """
 
     aliases: ClassVar = {
         **CompletionRequest.aliases,
@@ -100,7 +102,7 @@ class TgiRequest(CompletionRequest):
 
 
 class PrefillToken(TypedDict):
-    """A token of the prompt. `logprob` is null for the first one."""
+    """A token of the prompt with its log-probability. `logprob` is null for the first one."""
 
     id: int
     text: str
@@ -108,7 +110,7 @@ class PrefillToken(TypedDict):
 
 
 class TgiToken(TypedDict):
-    """A token of the answer. `special` is true for the token that ends a text."""
+    """A token of the answer with its log-probability. `special` is true for the token that ends a text."""
 
     id: int
     text: str
@@ -120,7 +122,7 @@ FinishWord: TypeAlias = Literal["length", "eos_token", "stop_sequence"]
 
 
 class TgiDetails(TypedDict):
-    """The tokens of an answer, and how it ended."""
+    """Details of an answer: its tokens, and how it ended."""
 
     finish_reason: FinishWord
     generated_tokens: int
@@ -131,19 +133,22 @@ class TgiDetails(TypedDict):
 
 
 class TgiSequence(TgiDetails):
-    """One of the other answers of `best_of`."""
+    """One answer of a request with `best_of` that is not the best one."""
 
     generated_text: str
 
 
 class TgiBestDetails(TgiDetails):
-    """The tokens of the best of several answers, how it ended, and the other answers."""
+    """Details of the best of several answers: its tokens, how it ended, and the other answers."""
 
     best_of_sequences: list[TgiSequence]
 
 
 class TgiAnswer(TypedDict):
-    """The answer. A stop string that ends the text is part of it. `details` is absent unless the request sets it."""
+    """The answer to a request for text.
+
+    A stop string that ends the text is part of it. `details` is absent unless the request sets it.
+    """
 
     generated_text: str
     details: NotRequired[TgiDetails | TgiBestDetails]
@@ -157,7 +162,7 @@ class TgiStreamDetails(TypedDict):
 
 
 class TgiEvent(TypedDict):
-    """One token of a stream. The last event has the whole text and how it ended."""
+    """One event of a stream, with one token. The last event has the whole text and how it ended."""
 
     index: int
     token: TgiToken
@@ -167,7 +172,7 @@ class TgiEvent(TypedDict):
 
 
 class TgiInfo(TypedDict):
-    """The model that is served, and the limits on a request."""
+    """The description of the served model, and the limits on a request."""
 
     model_id: str
     model_sha: None
@@ -227,11 +232,15 @@ class _Stream:
 
 
 class TgiDialect:
-    """The `Dialect` that formats answers of text-generation-inference's API."""
+    """Formats the answers of text-generation-inference's API, whole or as streams: a `Dialect`.
 
-    def __init__(self, engine: EngineLike, body: TgiRequest) -> None:
+    With `listed`, an answer that is not streamed is a list of one object.
+    """
+
+    def __init__(self, engine: EngineLike, body: TgiRequest, *, listed: bool = False) -> None:
         self._engine = engine
         self._body = body
+        self._listed = listed
         self._stream = _Stream()
 
     def whole(
@@ -240,7 +249,7 @@ class TgiDialect:
         outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
-    ) -> Mapping[str, object]:
+    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         best = outcomes[kept[0]]
         answer: TgiAnswer = {"generated_text": self._text(best)}
         if self._body.details or self._body.decoder_input_details:
@@ -253,7 +262,8 @@ class TgiDialect:
             ]
             details = self._details(best)
             answer["details"] = TgiBestDetails({**details, "best_of_sequences": others}) if others else details
-        return {**answer, **extra}
+        told = {**answer, **extra}
+        return [told] if self._listed else told
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
         stream = self._stream
@@ -283,7 +293,7 @@ class TgiDialect:
         tokens = tokens or [TokenInfo(0, b"", None)]  # a grammar may end a text without one
         before = b"".join(encode_event(self._event(info)) for info in tokens[:-1])
         last = self._event(tokens[-1], special=finished.stop_token is not None)
-        last["generated_text"] = self._echo + stream.text + _stop_text(finished)
+        last["generated_text"] = self._echo + stream.text + stop_text(finished)
         last["details"] = {
             "finish_reason": _finish_word(finished),
             "generated_tokens": finished.completion_tokens,
@@ -305,7 +315,7 @@ class TgiDialect:
         return event
 
     def _text(self, outcome: ChoiceOutcome) -> str:
-        return self._echo + outcome.text + _stop_text(outcome.end)
+        return self._echo + outcome.text + stop_text(outcome.end)
 
     def _details(self, outcome: ChoiceOutcome) -> TgiDetails:
         finished = outcome.end
@@ -348,10 +358,6 @@ def _logprob(info: TokenInfo) -> float | None:
     return None if info.logprob is None else max(info.logprob, LEAST_LOGPROB)
 
 
-def _stop_text(finished: Finished) -> str:
-    return finished.stop.decode() if isinstance(finished.stop, bytes) else ""
-
-
 def _finish_word(finished: Finished) -> FinishWord:
     if finished.reason == "length":
         return "length"
@@ -362,20 +368,24 @@ async def generate(request: web.Request) -> web.StreamResponse:
     return await _answer(request, await read_body(request, TgiRequest))
 
 
+async def generate_in_list(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, await read_body(request, TgiRequest), listed=True)
+
+
 async def generate_stream(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, TgiRequest)
     return await _answer(request, body.model_copy(update={"stream": True}))
 
 
-async def _answer(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+async def _answer(request: web.Request, body: TgiRequest, *, listed: bool = False) -> web.StreamResponse:
     _check(body)
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
-    return await answer_in(TgiDialect(engine, body), request, body, calls, resolved)
+    return await answer_in(TgiDialect(engine, body, listed=listed), request, body, calls, resolved)
 
 
 def _check(body: TgiRequest) -> None:
-    """Raise InvalidRequestError for a combination of fields that this API does not support."""
+    """Raise InvalidRequestError if a request combines fields in a way that this API does not support."""
     if body.num_prompts != 1:
         raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
     if body.n != 1:
@@ -417,6 +427,16 @@ ROUTES = (
         generate,
         "Continue a text, as text-generation-inference does.",
         TgiAnswer,
+        request=TgiRequest,
+        chunk=TgiEvent,
+        error_form=tgi_error,
+    ),
+    Route(
+        "POST",
+        "/",
+        generate_in_list,
+        "The same, in a list if it is not a stream.",
+        list[TgiAnswer],
         request=TgiRequest,
         chunk=TgiEvent,
         error_form=tgi_error,

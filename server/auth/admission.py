@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError
 from rnn_engine.requests import Client
-from server.auth.keys import ANYONE, KeyRing, Principal
+from server.auth.keys import ANYONE, INCLUDED, KeyRing, Principal
 from server.core.routing import LIFECYCLE, route_of
 from server.core.settings import ANY, AuthSettings, ServerSettings
 
@@ -69,8 +69,9 @@ def check_listener(listener: socket.socket, auth: AuthSettings) -> None:
         raise InvalidRequestError(
             "host",
             address[0],
-            "a loopback address such as 127.0.0.1, since no API key is asked for and other machines reach this one; "
-            "set a key with --api-key or --api-key-file, or admit every machine with --open",
+            "a loopback address such as 127.0.0.1",
+            f"other machines can reach {address[0]}, and there is no API key; set one with --api-key or "
+            "--api-key-file, or admit every machine with --open",
         )
     _log.warning("no API key is asked for: whoever reaches %s may use the server and change what it keeps", address[0])
 
@@ -136,7 +137,7 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def check_origin(origin: str) -> str:
-    """Return an origin as browsers write it. Raises InvalidRequestError if `origin` is not one."""
+    """Return a web origin in the form that browsers send. Raises InvalidRequestError if `origin` is not one."""
     parts = urlsplit(origin)
     written = origin.lower().removesuffix("/")
     if origin not in (ANY, LOCAL, "null") and (
@@ -165,7 +166,7 @@ class Origins:
     def admits(
         self, method: str, headers: Mapping[str, str], *, is_page: bool = False, changes_by_get: bool = False
     ) -> bool:
-        """Return True unless a browser sent the request for a page that may not call the server.
+        """Return True if the request may come in: no web page made a browser send it, or that page may call the server.
 
         With `is_page`, a link on any page may open the answer as a page of its own.
         """
@@ -185,7 +186,7 @@ class Origins:
         return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
 
     def headers(self, origin: str | None) -> Mapping[str, str]:
-        """Return the headers that let a page of `origin` read an answer; none if the origin is not listed."""
+        """Return the CORS headers that let a page of `origin` read an answer; none if the origin is not listed."""
         if origin is None or not self.lists(origin):
             return {}
         if ANY in self._allowed:
@@ -210,7 +211,7 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _page(origin: str) -> SplitResult | None:
-    """Parse the URL or origin of a web page; return None if it is not http or https, or can't be parsed."""
+    """Parse the URL or origin of a web page. Return None if it is not http or https, or can't be parsed."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -311,7 +312,7 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 
 
 def client_of(request: web.Request) -> Client:
-    """Return the client whose limits count a request: its API key or, without keys, its address or IPv6 network."""
+    """Return the client to whose limits a request counts: its API key or, without keys, its address or IPv6 network."""
     principal = request[PRINCIPAL]
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
 
@@ -333,7 +334,7 @@ def admission_middleware(settings: ServerSettings) -> Middleware:
         if route is not None and route.always:
             return await handler(request)
         principal = request[PRINCIPAL] = ANYONE if ring is None else _principal(request, ring)
-        if route is not None and not principal.scope.includes(route.scope):
+        if route is not None and route.scope not in INCLUDED[principal.scope]:
             raise web.HTTPForbidden(
                 text=f"the API key {principal.name!r} has the scope {principal.scope.value!r}; "
                 f"{request.method} {request.path} needs {route.scope.value!r}"
@@ -356,7 +357,7 @@ def _principal(request: web.Request, ring: KeyRing) -> Principal:
 
 
 def _sent_key(request: web.Request) -> str | None:
-    """Return the API key that a request carries, or None.
+    """Return the API key that a request carries in a header or in its query, or None.
 
     OpenAI's clients send `Authorization: Bearer`, Anthropic's `X-Api-Key`, ai00's admins `admin_token` in the query.
     """

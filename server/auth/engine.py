@@ -1,4 +1,4 @@
-"""An engine and its named states, restricted to what one principal may see and change."""
+"""An engine and its named states, restricted to what the sender of a request may see and change."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from server.auth.admission import PRINCIPAL, client_of
-from server.auth.keys import Principal, Scope
-from server.auth.rates import UNBOUNDED, RateLimiter, Spending
-from server.core.settings import SETTINGS
+from server.auth.keys import INCLUDED, Principal, Scope
+from server.auth.quotas import RateLimiter, Spending
+from server.auth.rates import UNBOUNDED
+from server.core.routing import SETTINGS
 from server.models.registry import MODEL_USE, MODELS
 from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from states.cache.config import CacheStats
@@ -39,7 +40,7 @@ from states.named.table import StateListing, StateUsage, name_taken
 
 
 class OwnEngine:
-    """An `EngineLike` restricted to one principal's named states and its part of the cache.
+    """An engine restricted to the named states and the part of the cache that one principal (API key) may use.
 
     A prompt that another client had before is quicker, and `cached_tokens` shows it, so a shared cache would let
     clients guess what others have asked. Each key therefore has a part of its own, unless the operator lets all share.
@@ -57,7 +58,7 @@ class OwnEngine:
         cache_salt: str | None = None,
         share_cache: bool = False,
     ) -> None:
-        """Restrict `engine` to `principal`; in its requests `client` replaces the client.
+        """Restrict `engine` to what `principal` may use. All engine requests are sent in the name of `client`.
 
         `spending` is the client's quota; None = no bound. `cache_salt` divides the principal's part of the cache. With
         `share_cache` all principals have one part.
@@ -86,7 +87,7 @@ class OwnEngine:
         return self._engine.stats()
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """Return what each busy slot is used for.
+        """Return a description of each busy slot of the engine: the request that uses it, and its progress.
 
         The owner of a request is left out unless it is this principal, or the principal is an admin.
         """
@@ -102,7 +103,7 @@ class OwnEngine:
         return self._engine.cache_stats()
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return the positions in the cache that this principal may see: its own, or those of all for an admin.
+        """Return the cached positions that this principal may see: its own, or those of all for an admin.
 
         If all principals share the cache, the owner of a position is not known, so only an admin sees any.
         """
@@ -111,7 +112,7 @@ class OwnEngine:
         return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return the positions in the cache of all principals.
+        """Return the cached positions of all principals that match `query`, as a tree.
 
         This and the next three methods are for routes with the scope `admin`.
         """
@@ -151,9 +152,9 @@ class OwnEngine:
 
 
 def _scope(namespace: str, salt: str | None) -> str:
-    """Return the name of a cache scope, made of a namespace and the hash of a salt.
+    """Return the name of the part of the cache for a namespace and, unless it is None, a salt.
 
-    The salt itself is left out, since the name is written to files.
+    The salt is replaced by its hash, since the name is written to files.
     """
     if salt is None:
         return namespace
@@ -182,7 +183,7 @@ def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
 
 
 async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
-    """Add headers to an answer that report the client's remaining quota.
+    """Add to an answer the headers that report the client's remaining quota.
 
     A handler of aiohttp's signal `on_response_prepare`.
     """
@@ -214,7 +215,7 @@ def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None
 
 
 class OwnStates:
-    """A `StateStore` restricted to the states that one principal may see, under names without its namespace."""
+    """The named states that one principal (API key) may see, under names without its namespace: a `StateStore`."""
 
     def __init__(self, store: StateStore, principal: Principal) -> None:
         self._store = store
@@ -234,7 +235,7 @@ class OwnStates:
         return self._shown(await self._store.get(str(held.id)))
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        """List the states that this principal sees, shared ones first.
+        """Return the named states that this principal sees, shared ones first.
 
         If `namespace` is given, list only the states in it.
         """
@@ -266,7 +267,7 @@ class OwnStates:
         form: StateForm = "full",
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        """Store a new state under a name that is free.
+        """Store a new state under a name that is not in use, and return the named state.
 
         `key` is ignored unless the principal is an admin, since an id that is taken reveals that its state exists.
         """
@@ -301,12 +302,15 @@ class OwnStates:
         return self._shown(await self._store.delete(str(held.id)))
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        """Return this principal's leases; for an admin, those of `namespace`, or of all if it is None."""
+        """Return the leases of this principal's owners. An admin gets those in `namespace`, or all if it is None."""
         seen = namespace if self._scope is Scope.ADMIN else self._namespace
         return tuple(map(self._shown_lease, await self._store.leases(seen)))
 
     async def end_lease(self, owner: str) -> OwnerLease:
-        """End the lease of one of this principal's owners; an admin may name another key's as `ann/owner`."""
+        """End the lease of an owner, which deletes the owner's states, and return the lease.
+
+        The owner is one of this principal's. An admin may also name an owner of another API key, as `ann/owner`.
+        """
         own = full_name(self._namespace, owner)
         if self._scope is Scope.ADMIN and not any(lease.owner == own for lease in await self._store.leases()):
             own = owner
@@ -316,9 +320,9 @@ class OwnStates:
         return self._store.lock(key)
 
     async def _find(self, name_or_id: str) -> NamedState | None:
-        """Find a state that this principal may see and return it under its full name.
+        """Return the state with this name or id under its full name, or None if this principal sees no such state.
 
-        Its own states come before shared ones.
+        The principal's own states come before shared ones.
         """
         for name in (full_name(self._namespace, name_or_id), name_or_id):
             found = await self._store.find(name)
@@ -338,17 +342,18 @@ class OwnStates:
         return held
 
     async def _place(self, name: str, retention: Retention) -> str:
-        """Check the name of a new state, and return its full name. Raises the errors of `_check_new`."""
+        """Check the name of a new state, and return it with its namespace. Raises the errors of `_check_new`."""
         await self._check_new(name, retention)
         return full_name(self._namespace_of(retention), name)
 
     async def _check_new(self, name: str, retention: Retention) -> None:
-        """Raise ForbiddenError if the principal's scope does not allow a new state.
+        """Check that the principal may make a new state called `name`.
 
-        Raise InvalidRequestError if the name is not plain, or is that of a shared state.
+        Raises ForbiddenError if its scope does not allow that, and InvalidRequestError if the name is not plain, or is
+        that of a shared state.
         """
         needed = Scope.ADMIN if retention.shared else Scope.MANAGE
-        if not self._scope.includes(needed):
+        if needed not in INCLUDED[self._scope]:
             what = "shared" if retention.shared else "kept"
             raise ForbiddenError(
                 f"states can't be {what} with the scope {self._scope.value!r}; that needs {needed.value!r}"
@@ -375,7 +380,7 @@ class OwnStates:
 
         An admin sees the states of other principals unchanged.
         """
-        mine = held.namespace == self._namespace and self._scope.includes(Scope.MANAGE)
+        mine = held.namespace == self._namespace and Scope.MANAGE in INCLUDED[self._scope]
         read_only = held.read_only or not (mine or self._scope is Scope.ADMIN)
         if held.namespace not in ("", self._namespace):
             return held  # an admin's view of another's
@@ -384,12 +389,12 @@ class OwnStates:
 
 
 def _plain(name: str, namespace: str) -> str:
-    """Return `name` without its namespace if it is in `namespace`, else unchanged."""
+    """Return the `name` of a state or an owner without its namespace if that is `namespace`, else unchanged."""
     return split_name(name)[1] if split_name(name)[0] == namespace else name
 
 
 def _owned(retention: Retention, namespace: str) -> Retention:
-    """Return `retention` with the full name of its owner, in `namespace`, in place of the plain one."""
+    """Return a copy of `retention` that has the owner's full name, with the namespace, in place of the plain name."""
     if retention.owner is None:
         return retention
     check_name(retention.owner, "owner")

@@ -6,29 +6,33 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Final, Self
 
 from rnn_engine.errors import InvalidRequestError
 from server.auth.rates import Rate, parse_rate
 
 
 class Scope(Enum):
-    """The extent of a key's permissions; each scope includes those before it."""
+    """The permissions of an API key. Each scope includes those listed before it."""
 
     USE = "use"  # run the model, and read which states there are
     MANAGE = "manage"  # make, change, export and remove states of its own
     ADMIN = "admin"  # see and change what belongs to all
 
-    def includes(self, other: Scope) -> bool:
-        """Return True if this scope allows all that `other` allows."""
-        return _ASCENDING.index(self) >= _ASCENDING.index(other)
 
-
-_ASCENDING = tuple(Scope)
+INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = MappingProxyType(
+    {
+        Scope.USE: frozenset({Scope.USE}),
+        Scope.MANAGE: frozenset({Scope.USE, Scope.MANAGE}),
+        Scope.ADMIN: frozenset({Scope.USE, Scope.MANAGE, Scope.ADMIN}),
+    }
+)
+"""Maps each scope to the scopes whose permissions it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ _MOST_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that the server accepts: the principal that it identifies, and the hash of the key."""
+    """An API key that the server accepts: the principal that it identifies, and the hash of the key."""
 
     principal: Principal
     digest: bytes = field(repr=False)
@@ -77,14 +81,16 @@ class ApiKey:
         weight: float = 1.0,
         rate: Rate | None = None,
     ) -> Self:
-        """Make the entry for a plain-text key. Raises InvalidRequestError for a key that no HTTP request could send."""
+        """Make an `ApiKey` from a plain-text key. Raises InvalidRequestError if no HTTP request could send the key."""
         if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
-            raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
+            allowed = "printable ASCII characters without spaces around them"
+            message = f"the API key {name!r} can't be sent in a request; expected {allowed}"
+            raise InvalidRequestError("API key", name, allowed, message)
         return cls(Principal(name, scope, weight, rate), _digest(key))
 
     @property
     def line(self) -> str:
-        """The line for this key in a file of keys."""
+        """The line for this API key in a file of keys."""
         principal = self.principal
         weight = () if principal.weight == 1.0 else (f"weight={principal.weight:g}",)
         rate = () if principal.rate is None else principal.rate.words
@@ -92,13 +98,16 @@ class ApiKey:
 
 
 class KeyRing:
-    """All keys that a server accepts."""
+    """All API keys that a server accepts."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
 
     def find(self, key: str) -> Principal | None:
-        """Return the principal that a key belongs to, or None. Takes the same time for every key."""
+        """Return the principal to whom an API key belongs, or None if the server does not accept the key.
+
+        Takes the same time for every key.
+        """
         given = _digest(key)
         found = None
         for known in self._keys:
@@ -108,21 +117,23 @@ class KeyRing:
 
 
 def check_keys(keys: Iterable[ApiKey]) -> None:
-    """Raise InvalidRequestError if two keys have the same name or are the same."""
+    """Raise InvalidRequestError if two API keys have the same name or are the same."""
     names: set[str] = set()
     digests: set[bytes] = set()
     for key in keys:
         name = key.principal.name
         if name in names:
-            raise InvalidRequestError("API key", name, "names that are different; this one occurs twice")
+            message = f"two API keys are called {name!r}; give each a name of its own"
+            raise InvalidRequestError("API key", name, "a name of its own", message)
         if key.digest in digests:
-            raise InvalidRequestError("API key", name, "keys that are different; this one already has another name")
+            message = f"the API key {name!r} is the same as that of another name; give each name a key of its own"
+            raise InvalidRequestError("API key", name, "a key of its own", message)
         names.add(name)
         digests.add(key.digest)
 
 
 def check_key_name(name: str) -> str:
-    """Return `name` unchanged. Raises InvalidRequestError if a key may not have this name."""
+    """Return `name` unchanged. Raises InvalidRequestError if an API key may not have this name."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequestError(
             "key name", name, "1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit"
@@ -131,7 +142,7 @@ def check_key_name(name: str) -> str:
 
 
 def parse_weight(text: str) -> float:
-    """Return a key's weight. Raises InvalidRequestError if `text` can't be one."""
+    """Parse the weight of an API key, its share of the engine. Raises InvalidRequestError if `text` is not valid."""
     try:
         weight = float(text)
     except ValueError:
@@ -142,21 +153,23 @@ def parse_weight(text: str) -> float:
 
 
 def new_key() -> str:
-    """Return a new key of 256 random bits."""
+    """Return a new API key of 256 random bits."""
     return f"rnn-{secrets.token_urlsafe(32)}"
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Read a file of keys: one a line, `NAME KEY` or `NAME:SCOPE KEY`; empty lines and those with # are skipped.
+    """Read a file of API keys, one on each line: `NAME KEY` or `NAME:SCOPE KEY`.
 
-    The scope is `use`, `manage` (what a key has without one) or `admin`. KEY is the key itself or its hash, as
-    `rnn-engine key` prints it. After it may come the key's weight, and how many requests and tokens it may use in a
-    minute, as `weight=2 requests=60 tokens=100000`. Raises InvalidRequestError, which never shows a key, or OSError.
+    Empty lines and those with # are skipped. The scope is `use`, `manage` (what a key has without one) or `admin`. KEY
+    is the key itself or its hash, as `rnn-engine key` prints it. After it may come the key's weight, and how many
+    requests and tokens it may use in a minute, as `weight=2 requests=60 tokens=100000`. Raises InvalidRequestError,
+    which never shows a key, or OSError.
     """
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequestError("API key file", str(path), "a text file in UTF-8") from None
+        message = f"{path} is not text in UTF-8; expected a file of API keys"
+        raise InvalidRequestError("API key file", str(path), "a text file in UTF-8", message) from None
     return tuple(_parse(text, path))
 
 
@@ -168,7 +181,7 @@ def _parse(text: str, path: Path) -> Iterator[ApiKey]:
             case [label, key, *words]:
                 yield _key(label, key, words, f"line {number} of {path}")
             case _:
-                raise InvalidRequestError("API key file", f"line {number} of {path}", _LINE)
+                raise _wrong_line(f"line {number} of {path}")
 
 
 def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
@@ -184,17 +197,22 @@ def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
     try:
         weight, rate = _share(words)
     except InvalidRequestError:  # which shows what may be part of a key
-        raise InvalidRequestError("API key file", place, _LINE) from None
+        raise _wrong_line(place) from None
     if not key.startswith("sha256:"):
         return ApiKey.of(key, name, scope, weight, rate)
     hashed = _HASHED.fullmatch(key.lower())
     if hashed is None:
-        raise InvalidRequestError("API key file", place, _LINE)
+        raise _wrong_line(place)
     return ApiKey(Principal(name, scope, weight, rate), bytes.fromhex(hashed[1]))
 
 
+def _wrong_line(place: str) -> InvalidRequestError:
+    """Return the error for a line that can't be parsed. It does not show the line, which may have a key."""
+    return InvalidRequestError("API key file", place, _LINE, f"{place} is no API key; expected {_LINE}")
+
+
 def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
-    """Parse the words that follow a key in a file of keys: its weight and its rate. Raises InvalidRequestError."""
+    """Parse the words that follow an API key in a file of keys: its weight and its rate. Raises InvalidRequestError."""
     weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
     rates = [word for word in words if not word.startswith("weight=")]
     return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None

@@ -17,7 +17,10 @@ class TlsFiles:
     key: Path | None = None  # None = in the same file
 
     def make_context(self) -> ssl.SSLContext:
-        """Read the files. Raises InvalidRequestError, which names the file, if one is unusable."""
+        """Make the server's TLS context from the files.
+
+        Raises InvalidRequestError, which names the file, if one is unusable.
+        """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
         for name, path in (("tls-cert", self.cert), ("tls-key", self.key)):
@@ -27,14 +30,15 @@ class TlsFiles:
         try:
             context.load_cert_chain(self.cert, self.key, password=_refuse_password)
         except _EncryptedError:
-            raise InvalidRequestError(key_name, str(key), "a key that is not encrypted") from None
+            message = f"--{key_name}: the key in {key} is encrypted; expected one that is not"
+            raise InvalidRequestError(key_name, str(key), "a key that is not encrypted", message) from None
         except ssl.SSLError as error:
             raise _not_serving(self.cert, key_name, key, error) from error
         return context
 
 
 class _EncryptedError(Exception):
-    """Raised if the key's file is encrypted with a password."""
+    """Raised if the file of the TLS key is encrypted with a password."""
 
 
 def _refuse_password() -> str:
@@ -45,15 +49,19 @@ def _check_readable(name: str, path: Path) -> None:
     try:
         path.read_bytes()
     except OSError as error:
-        raise InvalidRequestError(name, str(path), f"a file that can be read ({error.strerror})") from error
+        message = f"--{name}: {path} can't be read: {error.strerror}"
+        raise InvalidRequestError(name, str(path), "a file that can be read", message) from error
 
 
 def _not_serving(cert: Path, key_name: str, key: Path, error: ssl.SSLError) -> InvalidRequestError:
-    """Return an error that says which of the two files is wrong, since OpenSSL's `error` does not."""
+    """Return an error that says if the certificate's or the key's file is wrong, since OpenSSL's `error` does not."""
     if error.reason == "KEY_VALUES_MISMATCH":
-        return InvalidRequestError(key_name, str(key), f"the key of the certificate in {cert}")
+        allowed = f"the key of the certificate in {cert}"
+        return InvalidRequestError(key_name, str(key), allowed, f"--{key_name}: {key} is not {allowed}")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cert)
     except ssl.SSLError:
-        return InvalidRequestError("tls-cert", str(cert), "a file with a certificate in PEM")
-    return InvalidRequestError(key_name, str(key), "a file with the certificate's key in PEM")
+        allowed = "a certificate in PEM"
+        return InvalidRequestError("tls-cert", str(cert), allowed, f"--tls-cert: {cert} does not hold {allowed}")
+    allowed = "the certificate's key in PEM"
+    return InvalidRequestError(key_name, str(key), allowed, f"--{key_name}: {key} does not hold {allowed}")

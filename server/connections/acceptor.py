@@ -106,7 +106,10 @@ class Acceptor:
         self._start(self._set_up(connection, accepted))
 
     def _make_room(self, client: str) -> None:
-        """Close the longest idle connection if a bound is reached. Raise OverloadedError if no connection is idle."""
+        """Make room for a new connection: close the longest idle one if a bound is reached.
+
+        Raises OverloadedError if no connection is idle.
+        """
         limits = self._settings
         if client and self._counts[client] >= limits.max_per_client:
             own = [connection for connection, owner in self._connections.items() if owner == client]
@@ -145,7 +148,7 @@ class Acceptor:
             _log.debug("a connection was not set up: %s", error)
 
     def _forget(self, connection: Connection) -> None:
-        """Remove a closed or closing connection from the counts. A second call for the same one does nothing."""
+        """Remove a closed or closing connection from the counts of open ones. Further calls for it do nothing."""
         client = self._connections.pop(connection, None)
         if client is not None:
             self._counters.open -= 1

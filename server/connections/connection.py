@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def encode_refusal(failure: Failure) -> bytes:
-    """Encode a whole HTTP answer for `failure`, for clients whose request is not read."""
+    """Return the bytes of a whole HTTP answer that reports `failure` to a client whose request is not read."""
     body = to_json(failure.body)
     head = {
         "Content-Type": "application/json; charset=utf-8",
@@ -69,7 +69,7 @@ class Connection(web.RequestHandler):
         counters: ConnectionCounters,
         on_lost: Callable[[Connection], None],
     ) -> None:
-        """Initialise the handler. `on_lost` is called once, when the connection is closed."""
+        """Make the handler of a new connection. `on_lost` is called once, when the connection is closed."""
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, keepalive_timeout=_NEVER)
         self._settings = settings
@@ -239,7 +239,7 @@ class Connection(web.RequestHandler):
 
 @web.middleware
 async def connections_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Start the time limit that a request's connection has for its body.
+    """Start the time limit in which a client must send the body of its request.
 
     This is the first middleware after that of telemetry.
     """

@@ -1,1 +1,1 @@
-"""What all APIs of the server share: the application, routing, bodies, errors, settings and streams."""
+"""The parts of the server that all APIs share: the application, routing, bodies, errors, settings and streams."""

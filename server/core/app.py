@@ -16,6 +16,7 @@ from aiohttp import web
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
+from server.apis.koboldcpp import GENERATIONS, Generations
 from server.apis.openai.kept import CONVERSATIONS, RESPONSES, ConversationStore, ResponseStore
 from server.apis.routes import ALL_ROUTES
 from server.auth.admission import (
@@ -26,11 +27,12 @@ from server.auth.admission import (
     origins_middleware,
 )
 from server.auth.engine import RATE_LIMITER, tell_quota
-from server.auth.rates import RateLimiter
+from server.auth.quotas import RateLimiter
 from server.connections.acceptor import Acceptor, fit_descriptors
 from server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
 from server.core.bodies import (
     BUDGET,
+    LOGGED,
     WORKERS,
     MemoryBudget,
     make_workers,
@@ -39,8 +41,16 @@ from server.core.bodies import (
 )
 from server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
 from server.core.process import end_process, notify, open_listeners, stop_signals, url_of
-from server.core.routing import API_DOCUMENT, LIFECYCLE, Lifecycle, add_routes, deadlines_middleware, errors_middleware
-from server.core.settings import SETTINGS, ServerSettings
+from server.core.routing import (
+    API_DOCUMENT,
+    LIFECYCLE,
+    SETTINGS,
+    Lifecycle,
+    add_routes,
+    deadlines_middleware,
+    errors_middleware,
+)
+from server.core.settings import ServerSettings
 from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
 from server.openapi.document import DocumentMaker
@@ -108,6 +118,8 @@ def make_app(
     app[RESPONSES] = ResponseStore(settings.limits)
     app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[SLOT_PROMPTS] = PromptTable()
+    app[GENERATIONS] = Generations()
+    app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
@@ -130,12 +142,12 @@ def make_app(
 
 
 def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
-    """Serve until a signal to stop, then drain and return; blocks. See `stop_signals` for the signals.
+    """Run the server until a signal to stop, then wait for the running requests and return. Blocks.
 
-    A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
-    The address is bound before `load` is called, so that OSError for a port in use comes at once.
-    InvalidRequestError comes as early: for an address that other machines reach although no API key is required, for an
-    unusable certificate, and for traces that the environment asks for and nothing can send.
+    See `stop_signals` for the signals. A signal that comes while `load` runs ends the process at once with code 0,
+    since the loading thread can't be ended. The address is bound before `load` is called, so that OSError for a port in
+    use comes at once. InvalidRequestError comes as early: for an address that other machines reach although no API key
+    is required, for an unusable certificate, and for traces that the environment asks for and nothing can send.
     `on_ready` is called once the server takes requests. It gets the models' facts, those of the default model first,
     and the server's URL.
     """
@@ -167,7 +179,7 @@ async def _serve(
 
 
 async def _stop_or_failure(models: ModelRegistry, stop: asyncio.Event, settings: ServerSettings) -> None:
-    """Return when `stop` is set.
+    """Wait until the server must stop, and return when the event `stop` is set.
 
     Raises EngineClosedError if an engine fails for good and `settings.exit_on_failure` is set.
     """
@@ -197,7 +209,7 @@ async def serving(
     settings: ServerSettings,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serve the connections of bound sockets while the block runs; then drain and clean up the application.
+    """Serve the connections of bound sockets during a `with` block, then drain and clean up the application.
 
     Connections are accepted until all requests have ended, so that a probe is answered that the server is closing.
     """

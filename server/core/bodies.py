@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
-from server.core.routing import route_of
+from server.core.routing import SETTINGS, route_of
 from server.core.schema import RequestBody, UnknownFields
-from server.core.settings import SETTINGS
 from server.models.registry import MODEL_USE
 
 FREE_BYTES = 1 << 16
@@ -32,6 +32,7 @@ memory.
 """
 
 _HELD_RETRY_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 _VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # about what Python needs for the value after the character
 
 
@@ -52,7 +53,7 @@ class MemoryBudget:
 
     @property
     def most_each(self) -> int:
-        """The most bytes that one request may hold."""
+        """The most bytes of the budget that one request may hold."""
         return self.capacity // 2 + FREE_BYTES
 
     def lease(self) -> MemoryLease:
@@ -61,7 +62,7 @@ class MemoryBudget:
 
 
 class MemoryLease:
-    """The memory that one request holds, counted in a memory budget. A context manager."""
+    """The memory that one request holds, counted in a memory budget until the end of a `with` block."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -131,6 +132,8 @@ WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
 LEASE = web.RequestKey("lease", MemoryLease)
 LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
 """The names of a body's unknown fields. Absent until the body is read."""
+LOGGED: web.AppKey[set[tuple[str, str]]] = web.AppKey("logged", set)
+"""The path and the name of each unknown field that was logged."""
 
 
 @web.middleware
@@ -149,6 +152,7 @@ async def memory_middleware(request: web.Request, handler: Handler) -> web.Strea
 Body = TypeVar("Body", bound=RequestBody)
 
 _LEFT_OUT_HEADER, _MOST_NAMES, _MOST_NAME = "X-Left-Out", 20, 80
+_MOST_LOGGED = 1000  # names of unknown fields
 _PIECE_ITEMS = 1024  # items of a list that are encoded at a time
 _WRITE_BYTES = 1 << 20  # bytes that are written to a file at a time
 
@@ -169,10 +173,21 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
     unknown = UnknownFields(refuse=request.app[SETTINGS].strict)
     body = await work(request, len(data), partial(kind.parse, data, limits, unknown))
     request[LEFT_OUT] = unknown.left_out
+    _log_left_out(request, unknown.left_out)
     lease.hold(num_parsed)
     if (use := request.get(MODEL_USE)) is not None:
         await use.choose(getattr(body, "model", None) or request.query.get("model"))
     return body
+
+
+def _log_left_out(request: web.Request, names: set[str]) -> None:
+    """Log the unknown fields of a body, each once for its path."""
+    logged = request.app[LOGGED]
+    new = [name for name in sorted(names) if (request.path, name[:_MOST_NAME]) not in logged]
+    if new and len(logged) < _MOST_LOGGED:
+        logged.update((request.path, name[:_MOST_NAME]) for name in new[:_MOST_NAMES])
+        shown = ", ".join(repr(name[:_MOST_NAME]) for name in new[:_MOST_NAMES])
+        _log.info("%s: left out %s, which this server does not have; not logged again", request.path, shown)
 
 
 def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
@@ -235,7 +250,7 @@ async def _write(request: web.Request, file: BinaryIO) -> None:
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body piece by piece, and count each piece in the request's memory.
+    """Yield a request's body piece by piece, and count each piece in the request's memory.
 
     The body may have `most` bytes, or fewer if its route says so.
     """
@@ -271,9 +286,9 @@ def to_json(body: object) -> bytes:
 
 
 def _encode_pieces(value: object, depth: int = 5) -> Iterator[bytes]:
-    """Yield the JSON that `to_json` returns in pieces, so that other threads run between them.
+    """Yield the JSON text of a value in pieces, so that other threads run between them.
 
-    Long lists are divided down to `depth` levels of objects and lists.
+    The text is that of `to_json`. Long lists are divided down to `depth` levels of objects and lists.
     """
     if isinstance(value, Mapping) and depth:
         yield b"{"
@@ -296,9 +311,9 @@ def _encode_pieces(value: object, depth: int = 5) -> Iterator[bytes]:
 
 
 async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
-    """Return a response with the JSON of what `make` returns; see `work` for `size`.
+    """Return a response with the JSON of the value that `make` returns.
 
-    A large answer is made and encoded on a worker thread.
+    A large answer is made and encoded on a worker thread; see `work` for `size`.
     """
 
     def encode() -> bytes:
@@ -308,7 +323,7 @@ async def long_json_response(request: web.Request, size: int, make: Callable[[],
 
 
 def encoded_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a response with `body`, which is encoded JSON."""
+    """Return a response with `body`, which is JSON that is encoded already."""
     return web.Response(body=body, status=status, headers=headers, content_type="application/json", charset="utf-8")
 
 
@@ -317,12 +332,12 @@ def json_response(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Return a response with `body` encoded as JSON."""
+    """Encode `body` as JSON and return a response with it."""
     return encoded_response(to_json(body), status, headers)
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
-    """Return the whole number of the query parameter `name`, or `default` if it is missing.
+    """Return the whole number in the query parameter `name`, or `default` if the parameter is missing.
 
     Raises InvalidRequestError unless it is from 0 to `most`.
     """
@@ -335,7 +350,7 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
 
 
 def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:
-    """Return the number of seconds of the query parameter `name`, or `default` if it is missing.
+    """Return the number of seconds in the query parameter `name`, or `default` if the parameter is missing.
 
     Raises InvalidRequestError unless it is from `least` to `most`.
     """

@@ -73,7 +73,7 @@ def openai_error(failure: Failure) -> tuple[int, ErrorBody]:
 
 
 def describe(error: Exception) -> Failure:
-    """Convert an exception to the error answer for it.
+    """Convert an exception to the error answer that reports it to the client.
 
     An unexpected exception is logged, and its details are not sent.
     """

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """Usage of a store: its number of values, their bytes, and how many were evicted since the start."""
+    """The usage of a `BoundedStore`: its number of values, their bytes, and how many were evicted since the start."""
 
     values: int
     num_bytes: int
@@ -78,18 +78,18 @@ class BoundedStore(Generic[Key, Value]):
         return evicted
 
     def get(self, key: Key) -> Value | None:
-        """Return a value, or None if it is not stored. Does not mark the value as used."""
+        """Return the value with this key, or None if it is not stored. Does not mark the value as used."""
         kept = self._kept.get(key)
         return None if kept is None else kept[0]
 
     def use(self, key: Key) -> Value | None:
-        """Return a value, or None if it is not stored, and mark it as the most recently used."""
+        """Return the value with this key, or None if it is not stored, and mark it as the most recently used."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self.get(key)
 
     def pop(self, key: Key) -> Value | None:
-        """Remove a value and return it, None if it is not kept."""
+        """Remove the value with this key and return it, or return None if it is not stored."""
         if key not in self._kept:
             return None
         value, num_bytes = self._kept.pop(key)

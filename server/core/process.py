@@ -44,7 +44,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 def end_at_signals() -> AbstractContextManager[None]:
-    """Return a context manager; in its block, a stop signal ends the process at once with exit code 0.
+    """Return a context manager in whose `with` block a stop signal ends the process at once with exit code 0.
 
     It is for the time before there is anything to stop. A signal that was ignored before stays ignored. For the main
     thread.
@@ -54,7 +54,7 @@ def end_at_signals() -> AbstractContextManager[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` for each stop signal until the end of the block. Signals that were ignored stay ignored."""
+    """Call `handler` for each stop signal during a `with` block. Signals that were ignored stay ignored."""
     numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
     for number, earlier in previous.items():
@@ -80,7 +80,7 @@ def end_process() -> NoReturn:
 
 @contextmanager
 def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
-    """Yield the bound sockets to serve, at least one.
+    """Yield the bound sockets on which the server takes connections, at least one.
 
     At the end they are closed, and the file of a Unix socket is removed. They are the sockets that systemd passes, if
     any, else the Unix socket of the settings, else their host and port. Raises OSError if an address can't be bound.
@@ -109,7 +109,7 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address, which does not listen yet."""
+    """Return a TCP socket that is bound to `host` and `port` and does not listen yet."""
     place = f"{host} port {port}"
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -190,7 +190,7 @@ def take_sockets(environment: MutableMapping[str, str] = os.environ) -> list[soc
         return []
     given = environment.get("LISTEN_FDS", "0")
     if not given.isdecimal():
-        raise OSError(f"LISTEN_FDS: {given!r} is not allowed; expected a number of sockets")
+        raise OSError(f"LISTEN_FDS is {given!r}; expected a number of sockets")
     count = int(given)
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         environment.pop(name, None)

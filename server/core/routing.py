@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
-from pydantic import BaseModel
 
 from rnn_engine.errors import EngineClosedError, TimeLimitError
 from server.auth.keys import Scope
 from server.core.errors import ErrorForm, Failure, describe, describe_http, openai_error
+from server.core.schema import RequestBody
+from server.core.settings import ServerSettings
 
 if TYPE_CHECKING:
     from server.openapi.document import DocumentMaker
@@ -47,7 +48,7 @@ class Route:
     handler: Handler
     summary: str
     response: Kind | None  # None = the answer is no JSON
-    request: type[BaseModel] | None = None
+    request: type[RequestBody] | None = None
     chunk: Kind | None = None  # what one event holds, if the request may ask for a stream
     content_type: str = JSON  # of the answer; of a stream, if the route always streams
     stream_type: str = EVENTS  # of the stream that a request asks for
@@ -88,10 +89,14 @@ ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 
 
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add every route under all of its paths. Routes for GET also answer HEAD, unless they change something."""
+    """Add routes to the application, each under all of its paths.
+
+    Routes for GET also answer HEAD, unless they change something. A path under /v1/ answers under /openai/v1/, too, as
+    on Groq's servers.
+    """
     added = app[ROUTES] = {}
     for route in routes:
-        for path in route.paths:
+        for path in (*route.paths, *(f"/openai{path}" for path in route.paths if path.startswith(_OPENAI_PREFIX))):
             added[app.router.add_route(route.method, path, route.handler)] = route
             if route.method == hdrs.METH_GET and not route.changes_by_get:
                 added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
@@ -128,7 +133,7 @@ class Lifecycle:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as running while the block runs. Raises EngineClosedError if the server is closing."""
+        """Count a request as running during a `with` block. Raises EngineClosedError if the server is closing."""
         if self.closing:
             raise EngineClosedError("the server is stopping and takes no new requests")
         self._active += 1
@@ -149,6 +154,10 @@ class Lifecycle:
             return False
         return True
 
+
+# The keys under which the application holds what all of its parts use.
+
+SETTINGS = web.AppKey("settings", ServerSettings)
 
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NotRequired, Self
 
@@ -20,6 +21,8 @@ NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
 NO_UNFOLDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 _DEFAULT_LIMITS = Limits()
 _MOST_NAMES = 30  # of fields that an error lists
+_MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each may be a misspelling of takes time
+_MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
 
 
 class RefusedError(ValueError):
@@ -34,7 +37,10 @@ class RefusedError(ValueError):
 
 @dataclass(slots=True)
 class UnknownFields:
-    """How to treat unknown fields of a body: reject the body, or ignore them and collect their names."""
+    """How to treat unknown fields of a body: reject the body, or ignore them and collect their names.
+
+    A field that is probably a misspelled one of the body's own is rejected in any case.
+    """
 
     refuse: bool = True
     left_out: set[str] = field(default_factory=set)
@@ -44,8 +50,7 @@ class UnknownFieldError(InvalidRequestError):
     """Raised if a request has a field that this server does not know. `allowed` is advice for the client."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(field, value, allowed)
-        self.args = (f"unknown field {field!r}; {allowed}",)
+        super().__init__(field, value, allowed, f"unknown field {field!r}; {allowed}")
 
 
 class _UnknownError(RefusedError):
@@ -64,9 +69,12 @@ class RequestBody(BaseModel):
 
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # other systems' field -> values without effect
+    lacking: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # the same, but unknown with any other value
     aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
     unfolded: ClassVar[Mapping[str, Mapping[str, Any]]] = NO_UNFOLDED  # what `_unfold` takes away -> its JSON schema
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has another meaning
+    may_be_empty: ClassVar[bool] = False  # a body without bytes stands for an object without fields
+    always_strict: ClassVar[bool] = False  # refuse unknown fields in any case, since what is done can't be undone
 
     @classmethod
     def parse(
@@ -76,6 +84,8 @@ class RequestBody(BaseModel):
 
         `unknown` says what to do with unknown fields, and collects their names. Without it they are refused.
         """
+        if cls.may_be_empty and not body:
+            body = b"{}"
         try:
             data = from_json(body, allow_inf_nan=False)
         except ValueError as error:
@@ -111,15 +121,17 @@ class RequestBody(BaseModel):
         if not isinstance(data, dict):
             raise RefusedError(data, "a JSON object")
         data = cls._unfold(data)
-        known = {*cls.model_fields, *cls.aliases, *cls.ignored}
+        known = frozenset({*cls.model_fields, *cls.aliases, *cls.ignored})
         data = {name: value for name, value in data.items() if value is not None or name in known}  # null asks nothing
         for name, value in data.items():
             if name in cls.neutral:
                 cls._check_neutral(name, value)
-            elif name not in known:
-                if info.context is None or info.context.refuse:
-                    raise _UnknownError(value, _advice(name, known), below=name[:80])
+            elif name not in known and not _is_one_of(value, cls.lacking.get(name, ())):
+                if cls.always_strict or info.context is None or info.context.refuse or _misspelled(name[:80], known):
+                    raise _UnknownError(value, _advice(name[:80], known), below=name[:80])
                 info.context.left_out.add(name)
+                if len(info.context.left_out) > _MOST_UNKNOWN:
+                    raise _UnknownError(value, f"a body may have at most {_MOST_UNKNOWN} of them", below=name[:80])
         without_effect = cls.ignored | cls.neutral.keys() | (data.keys() - known)
         fields = {name: value for name, value in data.items() if name not in without_effect}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
@@ -133,7 +145,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Return the fields to validate; subclasses unpack nested objects or derive fields from others."""
+        """Return a body's fields to validate. Subclasses unpack nested objects here, or derive fields from others."""
         return fields
 
     @classmethod
@@ -152,11 +164,28 @@ class RequestBody(BaseModel):
         return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
 
 
-def _advice(name: str, known: Collection[str]) -> str:
+@lru_cache(4096)  # a client sends the same unknown fields with every request
+def _misspelled(name: str, known: frozenset[str]) -> str | None:
+    """Return the one of the `known` fields that `name` is a misspelling of: one wrong letter or so. None if it is none.
+
+    Upper case, hyphens and underscores make no difference, so `maxTokens` is a misspelling of `max_tokens`.
+    """
+    plain = {_plain(field): field for field in sorted(known)}
+    wanted = _plain(name)
+    nearest = get_close_matches(wanted, plain, n=1, cutoff=_MISSPELLED)
+    nearest += [field for field in plain if len(field) > 3 and sorted(field) == sorted(wanted)]  # such as "inptu"
+    return plain[nearest[0]] if nearest else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _advice(name: str, known: frozenset[str]) -> str:
     """Return advice for a client that sent an unknown field: the field that was probably meant, or all if few."""
-    nearest = get_close_matches(name[:80], known, n=1)
+    nearest = _misspelled(name, known) or next(iter(get_close_matches(name, known, n=1)), None)
     if nearest:
-        return f"did you mean {nearest[0]!r}?"
+        return f"did you mean {nearest!r}?"
     if len(known) > _MOST_NAMES:
         return "docs/http-api.md lists the known fields"
     return f"the known fields are {', '.join(sorted(known))}"
@@ -224,9 +253,12 @@ def _translate(error: ErrorDetails) -> InvalidRequestError:
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong. If prompts are too long, `n_prompt_tokens` is how many tokens they have and `n_ctx` how many are
-    allowed. If a grammar, a regular expression or the text of a JSON schema is wrong, `line` and `column` are the place
-    of the mistake, if that is known. Both count from 1, and `column` counts characters."""
+    """The description of an error in an error answer.
+
+    If prompts are too long, `n_prompt_tokens` is how many tokens they have and `n_ctx` how many are allowed. If a
+    grammar, a regular expression or the text of a JSON schema is wrong, `line` and `column` are the place of the
+    mistake, if that is known. Both count from 1, and `column` counts characters.
+    """
 
     message: str
     type: str
@@ -249,7 +281,7 @@ class PromptTokensDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """Numbers of tokens. A prompt counts once, even if it has several answers."""
+    """The token counts of a request and its answers. A prompt counts once, even if it has several answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -258,10 +290,12 @@ class Usage(TypedDict):
 
 
 class Timings(TypedDict):
-    """Tokens and milliseconds of the prompt and of the answer. `cache_n` tokens of the prompt were known and not run;
-    `prompt_n` counts the others. The answer's milliseconds count from its first token, which comes with the prompt, and
-    its rates are those of the tokens after it. `draft_n` tokens were run ahead of what was drawn, and
-    `draft_n_accepted` of them were drawn; both are absent if there were none."""
+    """Token counts and times in milliseconds of a request's prompt and of its answer.
+
+    `cache_n` tokens of the prompt were known and not run; `prompt_n` counts the others. The answer's milliseconds count
+    from its first token, which comes with the prompt, and its rates are those of the tokens after it. `draft_n` tokens
+    were run ahead of what was drawn, and `draft_n_accepted` of them were drawn; both are absent if there were none.
+    """
 
     cache_n: int
     prompt_n: int
@@ -277,8 +311,11 @@ class Timings(TypedDict):
 
 
 class PromptProgressBody(TypedDict):
-    """How far a prompt has come: `total` is its number of tokens, `cache` how many were known, and `processed` how many
-    are done, the known ones too. `time_ms` counts from the first of these events."""
+    """The progress of a prompt that is being run, in tokens.
+
+    `total` is the prompt's number of tokens, `cache` how many were known, and `processed` how many are done, the known
+    ones too. `time_ms` counts from the first of these events.
+    """
 
     total: int
     cache: int

@@ -8,10 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, get_args, get_type_hints
 
-from aiohttp import web
-
 from rnn_engine.chat_template.answer import ReasoningFormat
-from rnn_engine.errors import InvalidRequestError, PromptTooLongError, check_finite
+from rnn_engine.errors import InvalidRequestError, PromptTooLongError, check_numbers
 from server.auth.keys import ApiKey, check_keys
 from server.auth.rates import UNBOUNDED, Rate
 from server.auth.tls import TlsFiles
@@ -133,6 +131,10 @@ class Limits:
     ] = 64 * 2**20
     max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 24 * 3600
 
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
+
     def check(self, limit: str, field: str, value: float) -> None:
         """Raise InvalidRequestError, which names `field`, if `value` is greater than the limit called `limit`."""
         most: int = getattr(self, limit)
@@ -164,25 +166,11 @@ class ConnectionSettings:
     stall_seconds: float = 30.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_finite("idle_seconds", self.idle_seconds)
-        check_finite("header_seconds", self.header_seconds)
-        check_finite("body_seconds", self.body_seconds)
-        check_finite("stall_seconds", self.stall_seconds)
+        """Raise InvalidRequestError if one of the times is negative or not finite."""
+        check_numbers(self)
 
 
-# The web pages that may call the server: its own, and those of listed origins.
-#
-# A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
-# Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
-# A request from another page is rejected before anything is read or changed, so it does not matter what a page can send
-# without asking first (a form, `text/plain`). The type of a body is therefore not checked: `curl -d` claims that its
-# JSON is a form, and is no web page.
-#
-# Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
-# (`Route.changes_by_get`) is rejected if a browser sends it, except on the server's own page and on listed origins:
-# other pages can hide themselves, and an address that a person typed comes from no page, even if another site redirects
-# it.
+# The web pages that may call the server: its own, and those of listed origins. `server/auth/admission.py` checks them.
 
 ANY = "*"
 """The origin that allows all pages; only for servers with API keys, which a page must know."""
@@ -205,9 +193,8 @@ class AuthSettings:
         """Raise InvalidRequestError for settings that contradict each other."""
         check_keys(self.keys)
         if ANY in self.cors_origins and not self.keys:
-            raise InvalidRequestError(
-                "cors origin", ANY, "origins one by one, since without an API key any page on the web could call"
-            )
+            message = "--cors-origin * needs an API key; without one, any page on the web could use the server"
+            raise InvalidRequestError("cors origin", ANY, "origins one by one", message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +211,8 @@ class ServerSettings:
     unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
     embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
     web: bool = True  # serve the web page at /; else that of the routes
-    strict: bool = True  # refuse unknown fields of bodies; else they are left out, and the answer lists them
-    any_model: bool = False  # the default model answers for names that no model has, too
+    strict: bool = False  # refuse unknown fields of bodies; else they are left out, and the answer lists them
+    any_model: bool | None = None  # the default model answers for unknown names, too; None = if it is the only model
     idle_unload_seconds: float | None = None  # after which an unused model is freed; None = never
     exit_on_failure: bool = False  # end when the engine has failed for good, so that the server is started anew
     auth: AuthSettings = field(default_factory=AuthSettings)  # who may come in
@@ -235,11 +222,5 @@ class ServerSettings:
     logs: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError for a number that is negative or not finite."""
-        check_finite("drain_seconds", self.drain_seconds)
-        check_finite("idle_unload_seconds", self.idle_unload_seconds)
-
-
-# The key under which the application holds the settings.
-
-SETTINGS = web.AppKey("settings", ServerSettings)
+        """Raise InvalidRequestError if one of the times is negative or not finite."""
+        check_numbers(self)

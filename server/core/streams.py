@@ -12,8 +12,7 @@ from aiohttp import hdrs, web
 
 from server.core.bodies import to_json
 from server.core.errors import describe
-from server.core.routing import EVENTS, LIFECYCLE
-from server.core.settings import SETTINGS
+from server.core.routing import EVENTS, LIFECYCLE, SETTINGS
 
 DONE = b"data: [DONE]\n\n"
 """The event that ends a stream. By it clients know that nothing is missing."""
@@ -46,11 +45,11 @@ class EventStream:
         )
 
     async def open(self) -> None:
-        """Send the headers. From now on an error can only be sent as an event."""
+        """Send the response's headers. From now on an error can only be sent as an event."""
         await self._response.prepare(self._request)
 
     async def write(self, events: bytes) -> None:
-        """Send encoded events, and wait if the client reads slowly.
+        """Send encoded events to the client, and wait if the client reads slowly.
 
         Raises ConnectionError if the client has disconnected.
         """
@@ -58,7 +57,7 @@ class EventStream:
             await self._response.write(events)
 
     async def close(self) -> web.StreamResponse:
-        """End the response and return it."""
+        """End the stream's response and return it."""
         await self._response.write_eof()
         return self._response
 

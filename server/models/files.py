@@ -26,7 +26,7 @@ _KNOWN_FILES = 1024
 
 
 class ModelFileEntry(TypedDict):
-    """The description of a file or folder among the models.
+    """The description, for clients, of one file or folder in the folder of models.
 
     `sha` is its SHA-256; empty if that was not asked for, and for folders. `info` is null if the file is no model.
     """
@@ -85,7 +85,7 @@ _MISFITS = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two names
 
 
 def unpack(archive: Path, target: Path, limits: Limits) -> int:
-    """Unpack an archive into the folder `target`; return the number of bytes unpacked.
+    """Unpack an archive into the folder `target`, and return the number of bytes unpacked.
 
     The folder appears whole or not at all. It replaces an empty folder, or one that was unpacked like this and has
     not changed since, by the list of its files in it (`.rnn-engine.json`).

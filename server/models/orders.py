@@ -15,7 +15,7 @@ from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.settings import StateFile
 from rnn_engine.model import LoraChoice
-from server.core.settings import SETTINGS
+from server.core.routing import SETTINGS
 
 LoadEngine: TypeAlias = Callable[[Progress], Awaitable[EngineLike]]
 """Loads a model; reports its steps and its progress, on any thread."""
@@ -27,7 +27,7 @@ MODEL_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".pre
 class LoadOrder:
     """A description of a model to load: its name, files and settings.
 
-    For a setting that is None the server's option counts.
+    For a setting that is None, the server's option is used.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ModelFolder:
         self._folders = (self.path, *map(_normal, others))
 
     def place(self, text: str) -> Path:
-        """Resolve `text` to a path that may be written, with links resolved.
+        """Return the path that `text` names, with links resolved. A file may be written there.
 
         `text` may be relative to this folder or to the server's working directory, as for `place_below`.
         """
@@ -87,15 +87,15 @@ class ModelFolder:
         return found
 
     def models(self) -> Iterator[Path]:
-        """Yield the folder's files whose endings are those of models, in order of their names."""
+        """Yield the folder's model files, recognised by their endings, in order of their names."""
         yield from sorted(path for path in self.path.iterdir() if path.suffix in MODEL_ENDINGS and path.is_file())
 
 
 def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Path:
-    """Resolve `text` to a path that may be written: relative to one of `bases` and below one of `folders`.
+    """Return the path that `text` names, relative to one of `bases`, if it is below one of `folders`.
 
-    Links in it are resolved. Among several such paths, the first whose parent folder exists is taken. Raises
-    ForbiddenError if no such path is below a folder.
+    A file may be written there. Links in it are resolved. Among several such paths, the first whose parent folder
+    exists is taken. Raises ForbiddenError if no such path is below a folder.
     """
     allowed = [_real(folder) for folder in folders]
     below = [path for path in _meanings(bases, text, _real) if any(folder in path.parents for folder in allowed)]
@@ -106,7 +106,7 @@ def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Pa
 
 
 def _meanings(bases: Iterable[Path], text: str, normal: Callable[[Path], Path]) -> Sequence[Path]:
-    """Return the paths that `text` may stand for, one relative to each base, each passed through `normal`.
+    """Return the paths that `text` may stand for, one relative to each of `bases`, each passed through `normal`.
 
     There are none if `text` has control characters.
     """

@@ -1,4 +1,4 @@
-"""The served models by name: loaded if a request names them, unloaded if unused."""
+"""The models that a server serves, by name. They are loaded if a request names them, and unloaded if unused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadProgress(NamedTuple):
-    """A report on the progress of a load: the running step `what`, of which `done` of `total` parts are done."""
+    """A report on the progress of loading a model: `done` of `total` parts of the running step `what` are done."""
 
     what: str
     done: int
@@ -80,12 +80,12 @@ class ServedModel:
 
     @property
     def engine(self) -> EngineLike | None:
-        """The engine for new requests; None if the model is not loaded."""
+        """The model's engine for new requests; None if the model is not loaded."""
         return self._engine
 
     @property
     def open_engine(self) -> EngineLike | None:
-        """The engine, also while it finishes its last requests before it is freed; None if there is none."""
+        """The model's engine, also while it finishes its last requests before it is freed; None if there is none."""
         return self._engine or self._leaving
 
     @property
@@ -109,11 +109,14 @@ class ServedModel:
         return Health("closing", f"the model {self.name!r} is unloaded") if self._withdrawn else Health()
 
     def idle_seconds(self, now: float) -> float:
-        """Return how many seconds ago the last request ended, 0 if one is running. `now` is by `time.monotonic`."""
+        """Return how many seconds ago the model's last request ended, 0 if one is running.
+
+        `now` is by `time.monotonic`.
+        """
         return 0.0 if self.running else now - self.used
 
     async def acquire(self, wait_seconds: float) -> EngineLike:
-        """Return the engine and count one more running request, loading the model first if necessary.
+        """Return the model's engine and count one more running request, loading the model first if necessary.
 
         Raises UnavailableError if the model was withdrawn, can't be loaded, or is not loaded within `wait_seconds`.
         """
@@ -124,14 +127,17 @@ class ServedModel:
         return engine
 
     def release(self) -> None:
-        """Subtract a request that has ended from the running ones."""
+        """Count a request that used the model as ended."""
         self.running -= 1
         self.used = time.monotonic()
         if self.running == 0:
             self._unused.set()
 
     async def load(self) -> EngineLike:
-        """Load the model unless it is loaded, and return its engine. Raises what loading raises."""
+        """Load the model unless it is loaded, and return its engine.
+
+        Raises the error of the load if it fails.
+        """
         self._withdrawn = False
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
@@ -153,9 +159,9 @@ class ServedModel:
             raise
 
     async def unload(self, *, withdraw: bool) -> None:
-        """Reject new requests for now, wait for the running ones, and free the engine.
+        """Wait until the model's running requests have ended, and free its engine.
 
-        With `withdraw`, only `load` loads the model again; otherwise the next request for it does.
+        With `withdraw`, new requests are rejected until `load` is called; otherwise the next request loads the model.
         """
         self._withdrawn = self._withdrawn or withdraw
         if self._freeing is None or self._freeing.done():
@@ -163,7 +169,7 @@ class ServedModel:
         await asyncio.shield(self._freeing)
 
     async def close(self) -> None:
-        """End the running requests, and free the engine."""
+        """End the model's running requests, and free its engine."""
         self._withdrawn = True
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
@@ -199,7 +205,7 @@ class ServedModel:
             return self._engine
 
     def _note_progress(self, what: str, done: int, total: int) -> None:
-        """Store the progress of the load. Called on any thread."""
+        """Store the progress of loading the model. Called on any thread."""
         self.progress = LoadProgress(what, done, total)
 
     async def _free(self) -> None:
@@ -217,7 +223,7 @@ class ServedModel:
 
 
 def _note_error(task: asyncio.Task[EngineLike]) -> None:
-    """Mark the error of a load as seen, so that asyncio does not log it if no request waits for the load any more."""
+    """Mark the error of a failed load as seen: asyncio must not log it if no request waits for the load any more."""
     if not task.cancelled():
         task.exception()
 
@@ -229,7 +235,10 @@ class ModelRegistry:
     """All served models by name, and which one is the default. For the event loop."""
 
     def __init__(self, make_load: MakeLoad) -> None:
-        """Start without models. `make_load` takes a `LoadOrder` and returns the function that loads that model."""
+        """Make a registry without models.
+
+        `make_load` takes a `LoadOrder` and returns the function that loads that model.
+        """
         self._make_load = make_load
         self._models: dict[str, ServedModel] = {}
         self._default = ""
@@ -237,7 +246,10 @@ class ModelRegistry:
 
     @classmethod
     async def load(cls, orders: Sequence[LoadOrder], default: str, make_load: MakeLoad) -> Self:
-        """Load all models, one after another. Raises what loading raises, after freeing the models loaded before."""
+        """Load all models of `orders`, one after another, and return their registry.
+
+        If a load fails, raises its error after freeing the models loaded before.
+        """
         registry = cls(make_load)
         try:
             for order in orders:
@@ -257,14 +269,17 @@ class ModelRegistry:
 
     @property
     def default(self) -> ServedModel:
-        """The model of requests that name none."""
+        """The model that serves requests which name no model."""
         return self._models[self._default]
+
+    def __len__(self) -> int:
+        return len(self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._models.values()))
 
     async def put(self, order: LoadOrder) -> ServedModel:
-        """Load the model that `order` describes, and add it; it replaces the model of the same name, if there is one.
+        """Load the model that `order` describes, and add it or replace the model of the same name by it.
 
         The first model becomes the default. Raises what loading raises; a new model is then not added.
         """
@@ -281,8 +296,20 @@ class ModelRegistry:
             raise
         return model
 
+    async def replace_default(self, order: LoadOrder) -> ServedModel:
+        """Load the model that `order` describes, and make it the default; the previous default is then unloaded.
+
+        Raises what loading raises; the default then stays.
+        """
+        before = self.default
+        model = await self.put(order)
+        self.set_default(model.name)
+        if before is not model:
+            await before.unload(withdraw=True)
+        return model
+
     def find(self, name: str) -> ServedModel:
-        """Return the model of that name. Raises ModelNotFoundError if there is none."""
+        """Return the served model called `name`. Raises ModelNotFoundError if there is none."""
         found = self._models.get(name)
         if found is None:
             names = ", ".join(map(repr, self._models))
@@ -290,7 +317,7 @@ class ModelRegistry:
         return found
 
     def check_unused(self, path: Path, field: str, text: str) -> None:
-        """Raise InvalidRequestError if a model was loaded from the file or folder at `path`.
+        """Raise InvalidRequestError if some model was loaded from the file or folder at `path`.
 
         The error names `field` and shows `text`.
         """
@@ -332,7 +359,7 @@ class ModelRegistry:
                 await model.unload(withdraw=False)
 
     async def close(self) -> None:
-        """End the running requests, and free all models."""
+        """End the running requests of all models, and free the models."""
         for model in self:
             await model.close()
 
@@ -342,7 +369,7 @@ async def _refuse_load(_progress: Progress) -> EngineLike:
 
 
 class ModelUse:
-    """One request's use of a model: a context manager that keeps the chosen model loaded until the end of the block."""
+    """One request's use of a model: a context manager that keeps the chosen model loaded during a `with` block."""
 
     def __init__(self, registry: ModelRegistry, *, wait_seconds: float, any_name: bool) -> None:
         """Prepare to choose a model for the request. The load of the model may take up to `wait_seconds`.
@@ -357,13 +384,13 @@ class ModelUse:
 
     @property
     def engine(self) -> EngineLike:
-        """The engine of the chosen model."""
+        """The engine of the model that was chosen for the request."""
         if self._engine is None:
             raise RuntimeError("a handler asked for the engine before it read the body, which chooses the model")
         return self._engine
 
     async def choose(self, name: str | None) -> None:
-        """Choose the model of that name, or the default for None, and load it if it is not loaded.
+        """Choose the model called `name` for the request, or the default model for None, and load it if necessary.
 
         Raises ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
         """
@@ -406,10 +433,11 @@ EMBEDDER = web.AppKey("embedder", Embedder)
 
 
 def models_middleware(settings: ServerSettings) -> Middleware:
-    """Return middleware that gives each request a `ModelUse`, through which `engine_of` finds the chosen model.
+    """Return middleware that chooses each request's model and keeps it loaded until the request ends.
 
-    For a route without a body the query names the model. ai00 answers with its one model whatever name a request gives,
-    so under its paths any name is accepted.
+    A `ModelUse` in the request does so; `engine_of` takes the engine from it. For a route without a body the query
+    names the model. Programs often have a model's name built in, so a server with one model accepts any name, unless
+    the settings say otherwise. Under ai00's paths any name is accepted, as by ai00.
     """
 
     @web.middleware
@@ -417,7 +445,9 @@ def models_middleware(settings: ServerSettings) -> Middleware:
         route = route_of(request)
         if route is None or route.always or not route.uses_model:
             return await handler(request)
-        any_name = settings.any_model or request.path.startswith(AI00_PREFIX)
+        any_name = request.path.startswith(AI00_PREFIX) or settings.any_model
+        if any_name is None:
+            any_name = not settings.strict and len(request.app[MODELS]) == 1
         wait_seconds = settings.limits.max_load_seconds
         with ModelUse(request.app[MODELS], wait_seconds=wait_seconds, any_name=any_name) as use:
             request[MODEL_USE] = use

@@ -44,9 +44,9 @@ _NULL: Schema = {"type": "null"}
 
 
 def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapping[Kind, Schema], dict[str, Schema]]:
-    """Return the JSON schema of each body, and the shared schemas that these refer to, by name.
+    """Return the JSON schema of each body of a request or an answer, and the shared schemas, by name.
 
-    With `strict` the server refuses unknown fields.
+    Bodies refer to the shared schemas. With `strict` the server refuses unknown fields.
     """
     kinds = list(kinds)
     bodies: list[tuple[int, JsonSchemaMode, TypeAdapter[Any]]] = [
@@ -66,7 +66,9 @@ class _BodySchema(GenerateJsonSchema):
     def model_schema(self, schema: ModelSchema) -> Schema:
         made = super().model_schema(schema)
         kind = schema["cls"]
-        return _accepted(kind, made, self.unknown) if issubclass(kind, RequestBody) else made
+        if not issubclass(kind, RequestBody):
+            return made
+        return _accepted(kind, made, _NULL if kind.always_strict else self.unknown)
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # noqa: ANN401, ARG002
         return False  # a title would say the field's name again
@@ -79,11 +81,13 @@ class _LenientSchema(_BodySchema):
 
 
 def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schema:
-    """Return a body's schema with its fields' aliases, null for their defaults, and fields that have no effect."""
+    """Return a request body's JSON schema with aliases of fields, null for defaults, and fields that have no effect."""
     fields: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", [])
     properties = {name: field if name in required else _or_null(field) for name, field in fields.items()}
     properties |= {name: _without_effect(values) for name, values in kind.neutral.items() if name not in fields}
+    lacking = {name: values for name, values in kind.lacking.items() if name not in fields}
+    properties |= {name: _without_effect(values) if unknown == _NULL else {} for name, values in lacking.items()}
     properties |= {name: {"description": "Accepted without effect."} for name in kind.ignored if name not in fields}
     properties.update({name: dict(field) for name, field in kind.unfolded.items()})
     for alias, name in kind.aliases.items():
@@ -94,7 +98,7 @@ def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schem
 
 
 def _require(names: Iterable[str], aliases: Mapping[str, str]) -> Schema:
-    """Return schema keywords that require each of the fields `names`, be it under its name or an alias."""
+    """Return JSON schema keywords that require each of the fields `names`, be it under its name or an alias."""
     spellings = {name: [name, *(alias for alias, field in aliases.items() if field == name)] for name in names}
     wanted: Schema = {}
     if plain := [name for name, known in spellings.items() if len(known) == 1]:
@@ -113,7 +117,7 @@ def _bare(schema: Schema) -> Schema:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Return a schema that also accepts null, which stands for the field's default."""
+    """Return a field's JSON schema changed to accept null as well, which stands for the field's default."""
     choices = schema.get("anyOf")
     if choices is not None:
         return schema if _NULL in choices else {**schema, "anyOf": [*choices, _NULL]}
@@ -146,7 +150,10 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "EmbeddingsRequest": {"input": ["The sky is blue.", "The sea is deep."]},
         "ExchangeRequest": {"app_id": "ann", "app_secret": "KEY"},
         "EmbedsRequest": {"input": "The sky is blue. Grass is green.", "max_tokens": 510, "prefix": "query:"},
+        "FimRequest": {"prompt": "def add(a, b):", "suffix": "", "max_tokens": 16},
         "ForkStateRequest": {"names": ["guide 1", "guide 2"]},
+        "GenkeyRequest": {"genkey": "KCPP1234"},
+        "KoboldRequest": {"prompt": "The sky is", "max_length": 16},
         "ListRequest": {"path": "."},
         "LlamaCompletionRequest": {"prompt": "The sky is", "n_predict": 16},
         "LlamaEmbeddingRequest": {"content": "The sky is blue."},
@@ -157,6 +164,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "OllamaGenerateRequest": {"model": "rwkv", "prompt": "What is the capital of France?", "stream": False},
         "OlderEmbedRequest": {"model": "rwkv", "prompt": "The sky is blue."},
         "ReloadRequest": {"model_path": "rwkv7-1.5b.st", "name": "rwkv", "add": True},
+        "PoolingRequest": {"input": ["The sky is blue.", "The sea is deep."]},
+        "PullRequest": {"model": "rwkv7-1.5b", "stream": False},
         "RerankRequest": {"query": "What is blue?", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1},
         "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
         "SaveConfigRequest": {
@@ -164,15 +173,24 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "config": {"model": {"path": "assets/models", "name": "rwkv7-1.5b.st"}},
         },
         "SaveRequest": {"path": "merged.safetensors"},
+        "ScoreRequest": {"text_1": "What is blue?", "text_2": ["The sky is blue.", "Grass is green."]},
         "ShowRequest": {"model": "rwkv"},
         "SlotActionRequest": {"filename": "guide"},
         "StateFileRef": {"path": "guide.state", "name": "guide"},
         "StatesRequest": {"input": "The sky is blue."},
+        "SwitchModelRequest": {"model": "rwkv7-1.5b.st", "strategy": "webgpu fp16"},
         "TakeStateRequest": {"name": "guide 3"},
+        "TeiEmbedAllRequest": {"inputs": "The sky is blue."},
+        "TeiEmbedRequest": {"inputs": ["The sky is blue.", "The sea is deep."]},
+        "TeiSimilarityRequest": {
+            "inputs": {"source_sentence": "What is blue?", "sentences": ["The sky is blue.", "Grass is green."]}
+        },
         "TgiRequest": {"inputs": "The sky is", "parameters": {"max_new_tokens": 16}},
+        "TokenCountRequest": {"prompt": "The sky"},
         "TokenizeRequest": {"content": "The sky"},
         "UnloadRequest": {"model": "rwkv"},
         "UnzipRequest": {"path": "web.zip", "output": "web"},
+        "UpdateConfigRequest": {},
         "UpdateConversationRequest": {"metadata": {"topic": "capitals"}},
     }
 )
@@ -181,8 +199,9 @@ _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _END = "[DONE]"  # the data of the last event of OpenAI's streams
 _BINARY = "application/octet-stream"
 _INFO = (
-    "RWKV language models behind the APIs of OpenAI, Anthropic, Ollama, ai00, llama-server, text-generation-inference "
-    "and realizar. docs/http-api.md says what is different from these, and why."
+    "RWKV language models behind the APIs of OpenAI, Anthropic, Ollama, ai00, llama-server, vLLM, "
+    "text-generation-inference, text-embeddings-inference, Cohere, Mistral, KoboldCpp, RWKV-Runner and realizar. "
+    "docs/http-api.md says what is different from these, and why."
 )
 _FAILURES: Mapping[int, str] = {
     400: "The body is not JSON, or a field holds a value that is not allowed; the message names the field.",
@@ -219,7 +238,7 @@ class DocumentMaker:
             return self._text
 
 
-def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = True) -> ApiDocument:
+def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = False) -> ApiDocument:
     """Generate the OpenAPI document of `routes`.
 
     With `strict` the server rejects unknown fields, else it ignores them.
@@ -281,7 +300,7 @@ class _Operations:
             content: dict[str, Any] = {"schema": self._schemas[route.request]}
             if (example := EXAMPLES.get(route.request.__name__)) is not None:
                 content["example"] = example
-            operation["requestBody"] = {"required": True, "content": {JSON: content}}
+            operation["requestBody"] = {"required": not route.request.may_be_empty, "content": {JSON: content}}
         elif route.method == "PUT":
             operation["requestBody"] = {"required": True, "content": {_BINARY: {"schema": {}}}}
         if route.always:
@@ -330,7 +349,7 @@ class _Operations:
         return {status: {"$ref": f"#/components/responses/{_error_name(route.error_form, status)}"} for status in told}
 
     def _describe(self, form: ErrorForm) -> Iterator[tuple[int, int]]:
-        """Add the error answers in the form of one API to `errors`.
+        """Add to `errors` the error answers in the form of one API.
 
         Yields pairs of a failure's status and the status with which that API answers.
         """
@@ -355,7 +374,7 @@ def _kinds(routes: Iterable[Route]) -> Iterator[Kind]:
 
 
 def _error_body(form: Callable[..., object]) -> type[object]:
-    """Return the type of the error bodies that `form` makes, taken from its return annotation."""
+    """Return the type of an API's error bodies: the one in the return annotation of `form`, which makes them."""
     _status, body = get_args(get_type_hints(form)["return"])
     kind: type[object] = body
     return kind

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
-from rnn_engine.errors import check_finite
+from rnn_engine.errors import check_numbers
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -28,8 +28,8 @@ class LogSettings:
     slow_seconds: float | None = None  # a request that takes longer is logged as a warning; None = none is
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError if `slow_seconds` is not finite."""
-        check_finite("slow_seconds", self.slow_seconds)
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
 
 class RequestIdFilter(logging.Filter):
@@ -41,7 +41,7 @@ class RequestIdFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as a line of text: time, level, message, then the request's id."""
+    """Formats a log record as a line of text: time, level, message, then the request's id."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -53,7 +53,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a line with one JSON object."""
+    """Formats a log record as a line with one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

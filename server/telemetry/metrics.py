@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -32,13 +32,13 @@ from server.models.registry import ModelRegistry
 from server.telemetry.records import HttpCounters
 from states.cache.config import CacheStats
 from states.named.table import StateUsage
-from states.shared.client import StoreCounters
+from states.shared.config import StoreCounters
 
 PREFIX = "rnn_engine_"  # of all names
 
 
 def gauge(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a gauge with one value, or with one for each value of `label`."""
+    """Return a Prometheus gauge with one value, or with one for each value of `label`."""
     family = GaugeMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
     for labels, value in _labelled(values):
         family.add_metric(labels, value)
@@ -46,7 +46,10 @@ def gauge(name: str, text: str, values: float | Mapping[str, float], label: str 
 
 
 def counter(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a counter with one value, or with one for each value of `label`. Its name gets the ending `_total`."""
+    """Return a Prometheus counter with one value, or with one for each value of `label`.
+
+    Its name gets the ending `_total`.
+    """
     family = CounterMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
     for labels, value in _labelled(values):
         family.add_metric(labels, value)
@@ -76,7 +79,7 @@ def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, 
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return the histogram's cumulative buckets: pairs of an upper bound and the number of values up to it."""
+    """Return a histogram's cumulative buckets: pairs of an upper bound and the number of values up to it."""
     bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
@@ -118,7 +121,7 @@ class Readings:
         budget: MemoryBudget,
         kept: Callable[[], Mapping[str, KeptUsage]],
     ) -> Self:
-        """Read the counts of all engines and of `kept`; the other arguments are stored unchanged."""
+        """Read the current counts of all engines and in-memory stores; store the other arguments unchanged."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
@@ -129,11 +132,10 @@ class Metrics:
     """All metrics of one application, in a Prometheus registry."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
-        """Register the collectors. `read` returns the current counts."""
+        """Register the collectors. `read` returns the current counts; each scrape calls it once."""
         self.started = int(time.time())
         self.registry = CollectorRegistry()
-        self.registry.register(ServerCollector(read))
-        self.registry.register(LlamaCollector(lambda: [(one.counters, one.stats) for one in read().engines.values()]))
+        self.registry.register(CountsCollector(read))
         ProcessCollector(registry=self.registry)
 
     def render(self) -> bytes:
@@ -141,7 +143,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class ServerCollector(Collector):
+class CountsCollector(Collector):
     """A Prometheus collector that reads the counts of the engines and the server at each scrape."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
@@ -149,12 +151,18 @@ class ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
-        loaded = {name: float(is_loaded) for name, is_loaded in readings.loaded.items()}
-        yield gauge("model_loaded", "1 if the model is loaded now, 0 if not.", loaded, "model")
-        yield from _by_model({name: list(_of_engine(engine)) for name, engine in readings.engines.items()})
-        yield from _http(readings.http)
-        yield from _connections(readings.connections, readings.budget)
-        yield from _kept(readings.kept)
+        yield from server_metrics(readings)
+        yield from _llama_metrics(readings.engines.values())
+
+
+def server_metrics(readings: Readings) -> Iterator[Metric]:
+    """Yield the metrics of the server and its engines, without those under llama-server's names."""
+    loaded = {name: float(is_loaded) for name, is_loaded in readings.loaded.items()}
+    yield gauge("model_loaded", "1 if the model is loaded now, 0 if not.", loaded, "model")
+    yield from _by_model({name: list(_of_engine(engine)) for name, engine in readings.engines.items()})
+    yield from _http(readings.http)
+    yield from _connections(readings.connections, readings.budget)
+    yield from _kept(readings.kept)
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
@@ -377,39 +385,30 @@ def _version() -> str:
 _LLAMA_PREFIX = "llamacpp:"
 
 
-class LlamaCollector(Collector):
-    """A collector of llama-server's metrics. It adds up all loaded models, since llama-server has one model."""
-
-    def __init__(self, read: Callable[[], Iterable[tuple[EngineCounters, EngineStats]]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        readings = list(self._read())
-        every = [counters for counters, _ in readings]
-        cached = sum(one.cached_tokens for one in every)
-        prompt_tokens = sum(one.prompt_tokens.sum for one in every) - cached
-        prompt_seconds = sum(one.first_token_seconds.sum - one.queue_seconds.sum for one in every)
-        predicted = sum(one.generated_tokens for one in every)
-        predicted_seconds = sum(one.inter_token_seconds.sum for one in every)
-        steps = sum(one.steps for one in every)
-        yield _llama_counter("prompt_tokens", "Tokens of prompts that were run.", prompt_tokens)
-        yield _llama_counter("prompt_tokens_cached", "Tokens of prompts that were cached and not run.", cached)
-        yield _llama_counter("prompt_seconds", "Time from getting a slot to the first token.", max(prompt_seconds, 0.0))
-        yield _llama_counter("tokens_predicted", "Tokens that were generated.", predicted)
-        yield _llama_counter("tokens_predicted_seconds", "Time between tokens of a sequence.", predicted_seconds)
-        yield _llama_counter("n_decode", "Steps of the model that were run.", steps)
-        yield _llama_gauge("prompt_tokens_seconds", "Tokens of prompts a second.", prompt_tokens, prompt_seconds)
-        yield _llama_gauge("predicted_tokens_seconds", "Generated tokens a second.", predicted, predicted_seconds)
-        yield _llama_gauge(
-            "requests_processing", "Requests that hold a slot.", sum(stats.active for _, stats in readings)
-        )
-        yield _llama_gauge(
-            "requests_deferred", "Requests that wait for a slot.", sum(stats.queued for _, stats in readings)
-        )
-        decoded = sum(one.decode_tokens for one in every)
-        yield _llama_gauge(
-            "n_busy_slots_per_decode", "The mean number of sequences that get a token in a step.", decoded, steps
-        )
+def _llama_metrics(engines: Collection[EngineReadings]) -> Iterator[Metric]:
+    """Yield llama-server's metrics. They add up all loaded models, since llama-server has one model."""
+    every = [one.counters for one in engines]
+    cached = sum(one.cached_tokens for one in every)
+    prompt_tokens = sum(one.prompt_tokens.sum for one in every) - cached
+    prompt_seconds = sum(one.first_token_seconds.sum - one.queue_seconds.sum for one in every)
+    predicted = sum(one.generated_tokens for one in every)
+    predicted_seconds = sum(one.inter_token_seconds.sum for one in every)
+    steps = sum(one.steps for one in every)
+    yield _llama_counter("prompt_tokens", "Tokens of prompts that were run.", prompt_tokens)
+    yield _llama_counter("prompt_tokens_cached", "Tokens of prompts that were cached and not run.", cached)
+    yield _llama_counter("prompt_seconds", "Time from getting a slot to the first token.", max(prompt_seconds, 0.0))
+    yield _llama_counter("tokens_predicted", "Tokens that were generated.", predicted)
+    yield _llama_counter("tokens_predicted_seconds", "Time between tokens of a sequence.", predicted_seconds)
+    yield _llama_counter("n_decode", "Steps of the model that were run.", steps)
+    yield _llama_gauge("prompt_tokens_seconds", "Tokens of prompts a second.", prompt_tokens, prompt_seconds)
+    yield _llama_gauge("predicted_tokens_seconds", "Generated tokens a second.", predicted, predicted_seconds)
+    active, queued = sum(one.stats.active for one in engines), sum(one.stats.queued for one in engines)
+    yield _llama_gauge("requests_processing", "Requests that hold a slot.", active)
+    yield _llama_gauge("requests_deferred", "Requests that wait for a slot.", queued)
+    decoded = sum(one.decode_tokens for one in every)
+    yield _llama_gauge(
+        "n_busy_slots_per_decode", "The mean number of sequences that get a token in a step.", decoded, steps
+    )
 
 
 def _llama_counter(name: str, text: str, value: float) -> Metric:

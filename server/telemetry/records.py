@@ -18,8 +18,7 @@ from aiohttp.typedefs import Handler
 from rnn_engine.telemetry import REQUEST_SECONDS, Histogram, Outcome, RequestReport, Timing, reports_to
 from server.auth.admission import PRINCIPAL
 from server.auth.keys import Principal, Scope
-from server.core.routing import route_of
-from server.core.settings import SETTINGS
+from server.core.routing import SETTINGS, route_of
 from server.telemetry.logs import LINE_FIELDS, current_request_id
 from server.telemetry.traces import RequestTracer
 
@@ -72,7 +71,10 @@ class RequestRecord:
 
     @classmethod
     def of(cls, request: web.Request) -> RequestRecord:
-        """Begin the record of a request. The client's id is used if it has 1 to 128 visible ASCII characters."""
+        """Begin the record of an HTTP request.
+
+        The id that the client sent is used if it has 1 to 128 visible ASCII characters.
+        """
         route = route_of(request)
         name = UNMATCHED if route is None else re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
         given = request.headers.get(REQUEST_ID, "")
@@ -86,7 +88,7 @@ class RequestRecord:
 
     @property
     def seconds(self) -> float:
-        """The time from the request's beginning to its end."""
+        """The time in seconds from the HTTP request's beginning to its end."""
         return self.ended - self.begun
 
     @property
@@ -103,21 +105,20 @@ class RequestRecord:
 
     @property
     def queue_seconds(self) -> float | None:
-        """The time that the engine request that started first spent in the queue; None if none started."""
+        """How long the engine request that started first had waited in the queue, in seconds; None if none started."""
         first = min(self._timings, key=lambda timing: timing.started, default=None)
         return None if first is None else first.started - first.arrived
 
     @property
     def first_token_seconds(self) -> float | None:
-        """The time from the beginning until the first token of all its answers; None if there was no token."""
+        """The seconds from the HTTP request's beginning until the first token of any answer; None without a token."""
         return min((timing.first_token - self.begun for timing in self._timings), default=None)
 
     @property
-    def inference_seconds(self) -> float:
-        """The time from the start of the first engine request to the end of the last."""
-        return max((report.ended for report in self.reports), default=0.0) - min(
-            (timing.started for timing in self._timings), default=0.0
-        )
+    def inference_seconds(self) -> float | None:
+        """The time from the start of the first engine request to the end of the last; None if none started."""
+        started = min((timing.started for timing in self._timings), default=None)
+        return None if started is None else max(report.ended for report in self.reports) - started
 
     @property
     def _timings(self) -> list[Timing]:
@@ -138,14 +139,14 @@ class RequestRecord:
 
 def timing_headers(record: RequestRecord) -> dict[str, str]:
     """Return response headers with the times of a complete answer, in milliseconds; none if no model was run."""
-    queue_seconds = record.queue_seconds
-    if queue_seconds is None:
+    queue_seconds, inference_seconds = record.queue_seconds, record.inference_seconds
+    if queue_seconds is None or inference_seconds is None:
         return {}
     tokens = max(record.completion_tokens, 1)
     seconds = {
         "X-Queue-Time": queue_seconds,
-        "X-Inference-Time": record.inference_seconds,
-        "X-Time-Per-Token": record.inference_seconds / tokens,
+        "X-Inference-Time": inference_seconds,
+        "X-Time-Per-Token": inference_seconds / tokens,
     }
     return {name: f"{round(value * 1000)}" for name, value in seconds.items()}
 
@@ -165,12 +166,15 @@ class HttpCounters:
         self.aborted: dict[AbortCause, int] = dict.fromkeys(get_args(AbortCause), 0)
 
     def refused_by_quota(self, what: str) -> None:
-        """Count a request that was rejected because its client has too few of `what` left: requests or tokens."""
+        """Count a request that was rejected because its client has too few requests or tokens left.
+
+        `what` is "requests" or "tokens".
+        """
         self.over_quota[what] += 1
 
     @contextmanager
     def running(self, record: RequestRecord) -> Iterator[None]:
-        """Count a request as in progress while the block runs, and then as ended, as `record` says."""
+        """Count a request as in progress during a `with` block, and then as ended with the values in `record`."""
         self.in_progress += 1
         try:
             yield
@@ -179,7 +183,7 @@ class HttpCounters:
             self.ended(record)
 
     def ended(self, record: RequestRecord) -> None:
-        """Count an ended request by its route and status, and add its duration."""
+        """Count an ended HTTP request by its route and status, and add its duration to the histogram."""
         method = record.method if record.method in _METHODS else _OTHER
         self.requests[method, record.route, record.status] += 1
         if record.route not in self.seconds:
@@ -230,7 +234,7 @@ RECENT = web.AppKey("recent", RecentReports)
 
 @contextmanager
 def request_logged_as(request_id: str) -> Iterator[None]:
-    """Mark the log lines of the block, and of tasks started in it, with the id of a request."""
+    """Add the id of a request to the log lines of a `with` block and of the tasks started in it."""
     token = current_request_id.set(request_id)
     try:
         yield

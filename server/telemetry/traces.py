@@ -30,10 +30,10 @@ _INSTALL = "an environment where `pip install 'rnn-engine[otel]'` was run"
 
 
 class RequestTracer:
-    """Emits the spans of a request, made from its record after it has ended. For one event loop."""
+    """Emits the trace spans of an HTTP request, made from its record after it has ended. For one event loop."""
 
     def __init__(self, provider: TracerProvider, closing_seconds: float = 2.0) -> None:
-        """Emit spans through `provider`.
+        """Emit the spans of requests through OpenTelemetry's `provider`.
 
         `close` shuts it down, waiting at most `closing_seconds` for the last spans.
         """
@@ -72,7 +72,7 @@ class RequestTracer:
         return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
 
     def close(self) -> None:
-        """Send the last spans; give up after `closing_seconds`, since their receiver may not run. Blocks."""
+        """Send the last spans, and give up after `closing_seconds`, since their receiver may not run. Blocks."""
         closing = threading.Thread(target=self._provider.shutdown, name="rnn-engine traces", daemon=True)
         closing.start()
         closing.join(self._closing_seconds)
@@ -112,7 +112,7 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> RequestTracer | 
 
 
 def _exporter_name(environment: Mapping[str, str]) -> str | None:
-    """Return the name of the entry point of the configured exporter, or None if there is none.
+    """Return the entry point's name of the configured exporter of traces, or None if there is none.
 
     If the variables set only an endpoint, the exporter is OTLP's.
     """

@@ -1,1 +1,1 @@
-"""The state cache: it stores checkpoints of states by token prefix in bounded tiers. Start reading with `cache.py`."""
+"""The cache of recurrent states: checkpoints by token prefix, in tiers of limited size. Start with `cache.py`."""

@@ -38,7 +38,7 @@ _MARK = struct.Struct(f"<{_DIGEST_BYTES}s{_DIGEST_BYTES}sI")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The unpacked mark of a checkpoint: hashes that identify its tokens without revealing them, and its length.
+    """A checkpoint's mark for a fleet's router: its length, and hashes that identify its tokens without revealing them.
 
     The checkpoint has at least `BLOCK_TOKENS` tokens.
     """
@@ -50,9 +50,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SummaryChanges:
-    """The marks added to and removed from a cache's summary since an earlier version, or all its marks.
+    """The changes of a cache's summary since an earlier version: checkpoints added and removed, or all checkpoints.
 
-    Packed marks are joined without separators.
+    Each is given by its packed mark. Packed marks are joined without separators.
     """
 
     version: int  # to pass to the next call of `changes`
@@ -62,9 +62,10 @@ class SummaryChanges:
 
 
 class CacheSummary:
-    """A cache's summary: the marks of its checkpoints, and a log of recent changes for readers that follow it.
+    """A summary of a cache for a fleet's router: the checkpoints, each by hashes of its tokens, and recent changes.
 
-    `keep` and `lose` are for one thread; `changes` may be called on any thread.
+    The hashes and the length of a checkpoint are its mark. `keep` and `lose` are for one thread; `changes` may be
+    called on any thread.
     """
 
     def __init__(self, most_marks: int = MOST_MARKS, most_changes: int = MOST_CHANGES) -> None:
@@ -75,7 +76,7 @@ class CacheSummary:
         self._lock = Lock()
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Add the mark of a checkpoint, unless it was added before or the checkpoint is shorter than a block."""
+        """Add a checkpoint to the summary, unless it was added before or is shorter than `BLOCK_TOKENS`."""
         if checkpoint in self._marks or checkpoint.length < BLOCK_TOKENS:
             return
         mark = _pack_mark(checkpoint.root, checkpoint.known_place().tokens())
@@ -86,13 +87,13 @@ class CacheSummary:
                 self._note(self._marks.pop(next(iter(self._marks))), kept=False)
 
     def lose(self, checkpoint: Checkpoint) -> None:
-        """Remove the mark of a checkpoint that no tier stores any more, if the summary has it."""
+        """Remove a checkpoint from the summary because no tier stores it any more. Does nothing if it is not there."""
         if checkpoint in self._marks:
             with self._lock:
                 self._note(self._marks.pop(checkpoint), kept=False)
 
     def changes(self, since: int | None) -> SummaryChanges:
-        """Return the changes after version `since`, or all marks if `since` is None or too old."""
+        """Return the summary's changes after version `since`, or all of it if `since` is None or too old."""
         with self._lock:
             missed = -1 if since is None else self._version - since
             if not 0 <= missed <= len(self._log):
@@ -108,12 +109,15 @@ class CacheSummary:
 
 
 def unpack_marks(packed: bytes) -> Iterator[Mark]:
-    """Yield the marks that are packed in `packed`, which is `SummaryChanges.kept` or `SummaryChanges.lost`."""
+    """Yield the marks of checkpoints that are packed in `SummaryChanges.kept` or `SummaryChanges.lost`."""
     return (Mark(*fields) for fields in _MARK.iter_unpack(packed))
 
 
 def block_digests(root: str, tokens: bytes) -> list[bytes]:
-    """Return a list of hashes: number i is the hash of `root` and the first i + 1 whole blocks of packed `tokens`."""
+    """Return the hashes of all prefixes of `tokens` in whole blocks. Number i is of `root` and the first i + 1 blocks.
+
+    `tokens` are packed.
+    """
     digest = _start(root)
     found = []
     for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
@@ -123,7 +127,7 @@ def block_digests(root: str, tokens: bytes) -> list[bytes]:
 
 
 def path_digest(blocks: bytes, tail: bytes) -> bytes:
-    """Return a path's hash, given the hash `blocks` of its whole blocks and the packed tokens `tail` after them."""
+    """Return the hash of a token path: of the hash `blocks` of its whole blocks and the packed `tail` after them."""
     return hashlib.blake2b(blocks + tail, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -144,7 +148,7 @@ def _start(root: str) -> hashlib.blake2b:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotNode:
-    """The record of one position in a snapshot of a cache: its place in the tree, its use and its copies.
+    """One position in a snapshot of a cache: its place among the other positions, its hits and the sizes of its copies.
 
     A snapshot is a list in which each position comes after its parent.
     """
@@ -163,7 +167,7 @@ class SnapshotNode:
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
-    """Return the `limit` positions of a cache with the most hits, ordered by root and length.
+    """Return the `limit` positions of a cache that have the most hits, ordered by root and length.
 
     Of positions with equally many hits, the longer ones are returned. Each has its first `head_tokens` tokens. For the
     thread that owns the cache.
@@ -213,7 +217,7 @@ class TreeQuery:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A copy of the record of one position. `parent` is the index of the parent position in the list of positions."""
+    """A copy of the cache's record of one position on a token path. `parent` is the index of its parent in a list."""
 
     id: str
     parent: int | None
@@ -231,7 +235,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A position in the result of a query, with the id of its parent and the beginning of its text."""
+    """One position in the result of a cache query, with the id of its parent and the beginning of its text."""
 
     position: Position
     parent: str | None
@@ -244,7 +248,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class CacheTree:
-    """The result of a query: nodes, each before its children, with the most recently used of siblings first."""
+    """The result of a cache query: nodes, each before its children, with the most recently used of siblings first."""
 
     nodes: tuple[TreeNode, ...]
     num_positions: int  # that are known, in the result or not
@@ -261,9 +265,9 @@ class Listing:
 
 
 def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return a `Listing` of the `most` positions that were used last. For the thread that owns the cache.
+    """Return the `most` positions of a cache that were used last, as a `Listing`.
 
-    Waypoints are left out, since they say nothing about the requests.
+    For the thread that owns the cache. Waypoints are left out, since they say nothing about the requests.
     """
     told = [checkpoint for checkpoint in checkpoints if not checkpoint.is_waypoint]
     newest = sorted(told, key=attrgetter("used"), reverse=True)[:most]
@@ -271,7 +275,7 @@ def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MO
 
 
 def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:
-    """Return the listed positions that match `query`, as a tree with texts.
+    """Return the positions of a cache listing that match `query`, as a tree with texts.
 
     `decode` returns the bytes of tokens. Raises NotFoundError if `query.under` is not the id of a listed position. May
     run on any thread while the cache changes, so single numbers may be from neighbouring moments. The time grows with
@@ -303,7 +307,7 @@ def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int
 
 
 class _Texts:
-    """Decodes the texts of positions. A position's text is that of the tokens after its parent position."""
+    """Decodes the texts of a cache's positions. A position's text is that of the tokens after its parent position."""
 
     def __init__(self, positions: Sequence[Position], decode: Callable[[Sequence[int]], bytes]) -> None:
         self._positions = positions
@@ -321,9 +325,9 @@ class _Texts:
         return self._between(one, start, min(start + HEAD_TOKENS, self._positions[one].length))
 
     def has(self, one: int, wanted: str) -> bool:
-        """Search the text of position `one` for `wanted`, in lower case.
+        """Return True if the text of the position with index `one` contains `wanted`, which must be in lower case.
 
-        A match may begin before the text but must end in it.
+        Case is ignored. A match may begin before the text but must end in it.
         """
         start = self.start(one)
         first = max(start - len(wanted.encode()), 0)
@@ -337,7 +341,7 @@ class _Texts:
 
 
 def _positions(listing: Listing) -> list[Position]:
-    """Return copies of the listed positions, each after its parent.
+    """Return copies of the positions in a cache listing, each after its parent.
 
     They are sorted by their tokens, so all positions below a position follow it directly. A stack therefore has the
     positions above the current one.
@@ -395,7 +399,7 @@ def _below(positions: Sequence[Position], under: str | None) -> list[int]:
 
 
 def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], bool]:
-    """Return the indexes of the positions in `asked` whose text contains `text`, and True if all were searched.
+    """Return the indexes of the positions in `asked` whose text contains `text`, and True if all texts were searched.
 
     The search ends early after `MOST_SEARCHED` tokens.
     """
@@ -413,7 +417,7 @@ def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], b
 
 
 def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: Iterable[int]) -> list[int]:
-    """Return the indexes in `matches`, and those of their positions' ancestors that are in `asked`; ancestors first."""
+    """Return the indexes `matches` and those of the matching positions' ancestors in `asked`, ancestors first."""
     wanted, allowed = set(matches), set(asked)
     for one in sorted(wanted, reverse=True):
         above = positions[one].parent
@@ -424,7 +428,7 @@ def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: It
 
 
 def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, int]:
-    """Return the depth of each position in `asked` below its topmost ancestor in `asked`, as a dict from its index.
+    """Return how many ancestors in `asked` each position in `asked` has, as a dict by the position's index.
 
     A position without a parent in `asked` has level 0.
     """
@@ -436,7 +440,7 @@ def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, in
 
 
 def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
-    """Return at most `limit` of the indexes in `near`: the most recently used positions, with their ancestors."""
+    """Return the indexes of at most `limit` positions in `near`: the most recently used ones and their ancestors."""
     told: set[int] = set()
     allowed = set(near)
     for one in sorted(near, key=lambda one: positions[one].idle_seconds):
@@ -451,7 +455,7 @@ def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> 
 
 
 def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
-    """Yield the indexes in `told` in the order of a tree: each position before its descendants.
+    """Yield the positions' indexes in `told` in the order of a tree: each position before its descendants.
 
     Of siblings, the most recently used comes first.
     """
@@ -469,7 +473,7 @@ def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
 
 
 def _cut(blocks: Sequence[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes from offset `start` to `end` of the joined blocks, in pieces."""
+    """Yield, in pieces, the bytes from offset `start` to `end` of the byte string that `blocks` make when joined."""
     first = 0
     for block in blocks:
         last = first + len(block)

@@ -57,7 +57,7 @@ class LookUps:
     """Finds the checkpoints from which prompts can be continued, and counts hits and misses."""
 
     def __init__(self, positions: Positions, tiers: TieredStore, stats: CacheStats, clock: Callable[[], float]) -> None:
-        """Search `positions` and `tiers`, and count hits and misses in `stats`.
+        """Look up checkpoints in the records `positions` and the copies `tiers`, and count hits and misses in `stats`.
 
         `clock` is the clock of `Checkpoint.used`.
         """
@@ -69,9 +69,7 @@ class LookUps:
     def best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
         """Return the longest checkpoint, in any tier, from which a prompt can be continued, or None if there is none.
 
-        Does not count a hit or a miss.
-
-        The checkpoint has at most `limit` tokens, if that is given.
+        The checkpoint has at most `limit` tokens, if that is given. Does not count a hit or a miss.
         """
         tree = self._positions.tree(root)
         if tree is None:
@@ -144,7 +142,10 @@ def _weightier(first: MissReason, second: MissReason) -> MissReason:
 
 
 class StateCache:
-    """The state cache of one model. For the thread that owns the device, except methods that say otherwise."""
+    """The cache of one model's states, which stores and finds checkpoints by token prefix.
+
+    For the thread that owns the device, except methods that say otherwise.
+    """
 
     def __init__(
         self,
@@ -153,9 +154,10 @@ class StateCache:
         config: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a cache with these tiers, ordered from the quickest to the slowest; `states.cache.upkeep` makes them.
+        """Make a cache that stores states in `tiers`, which are ordered from the quickest to the slowest.
 
-        `live` reads and writes the slots' states. Adds the checkpoints that earlier processes left in slow tiers.
+        `states.cache.upkeep` makes the tiers. `live` reads and writes the slots' states. Adds the checkpoints that
+        earlier processes left in slow tiers.
         """
         self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
@@ -186,7 +188,7 @@ class StateCache:
         return tier.inquire(root, pack(tokens), shortest, longest, on_done)
 
     def learn(self, inquiry: Inquiry) -> None:
-        """Add the checkpoint that a finished inquiry found to the cache, so that `prefetch` finds it.
+        """Add the checkpoint that a finished query to the shared store found to the cache, so that `prefetch` finds it.
 
         Does nothing for an inquiry that was passed before.
         """
@@ -199,7 +201,7 @@ class StateCache:
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
-        """Add a ghost entry for a path of packed `tokens` that another server's sequences have run.
+        """Record a path of packed `tokens` that another server has run, as a position without a stored state.
 
         So a prompt that leaves this path has a branch point.
         """
@@ -241,7 +243,7 @@ class StateCache:
         return self._look_ups.find(root, tokens, limit, fetch)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
-        """Return how many tokens of a prompt `look_up` would save after `prefetch`.
+        """Return how many tokens of a prompt would not have to be run if `prefetch` and `look_up` were called now.
 
         Counts and locks nothing, reads no file.
         """
@@ -257,9 +259,10 @@ class StateCache:
         return unpack(self._positions.continuation(root, pack(tokens), count))
 
     def restore(self, match: Match, slot: int) -> None:
-        """Load the state of a match into `slot`, copy it to the quickest tier that accepts it, and release the match.
+        """Load the state that a look-up found into `slot`, and release the match.
 
-        Raises StateError if the state was lost meanwhile, and ValueError for a miss or a released match.
+        Copies the state to the quickest tier that accepts it. Raises StateError if the state was lost meanwhile, and
+        ValueError for a miss or a released match.
         """
         if match.checkpoint is None or not match.locked:
             raise ValueError(f"nothing to restore: {match}")
@@ -324,47 +327,56 @@ class StateCache:
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:
-        """Remove all unlocked checkpoints of an initial state, given by its digest, in every scope. Return how many."""
+        """Remove all unlocked checkpoints that start from the initial state with this digest. Return their number.
+
+        They are removed in every scope.
+        """
         return self._drop_all(self._positions.under(lambda root: is_of_state(root, initial_state)))
 
     def drop_all(self) -> int:
-        """Remove all positions except the locked checkpoints. Return how many were removed, including ghost entries."""
+        """Remove everything from the cache except locked checkpoints. Return how many positions were removed.
+
+        The number includes ghost entries.
+        """
         return self._drop_all(list(self._positions))
 
     def drop_position(self, position: str) -> bool:
-        """Remove the position with this id. Return False if it is locked. Raises NotFoundError if the id is unknown."""
+        """Remove the position with this id from the cache. Return False if it is locked.
+
+        Raises NotFoundError if the id is unknown.
+        """
         checkpoint = self.find_position(position)
         return self._drop_all([checkpoint]) == 1
 
     def summarise(self) -> None:
-        """Create `summary`, and update it with every change from now on. Does nothing if it was created before."""
+        """Start the summary of the stored checkpoints, which is kept up to date from now on. Later calls do nothing."""
         self._positions.summarise()
 
     @property
     def summary(self) -> CacheSummary | None:
-        """The summary of the stored checkpoints for a fleet's router, or None before `summarise`."""
+        """The summary of the stored checkpoints for a fleet's router, or None before `summarise` was called."""
         return self._positions.summary
 
     def lose_device(self) -> None:
-        """Drop all copies on the device and those being read from it, because the device has failed."""
+        """Drop the copies of states on the device and those being read from it, because the device has failed."""
         self._tiers.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
-        """Use the slots `live` and the slabs `pool` of a new device, after `lose_device`.
+        """Continue with a new device, which has the slots `live` and the slabs `pool`, after `lose_device`.
 
         `pool` is used only if the cache has a tier on the device.
         """
         self._tiers.use_device(live, pool)
 
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
-        """Return the records of all known positions, including ghost entries, or of those in a scope.
+        """Return the cache's records of all known positions, including ghost entries, or of those in a scope.
 
         Callers must not change them. See `states.cache.browse`.
         """
         return self._positions.under(lambda root: scope is None or is_within(root, scope))
 
     def find_position(self, position: str) -> Checkpoint:
-        """Return the record of the position with this id. Raises NotFoundError if the id is unknown."""
+        """Return the cache's record of the position with this id. Raises NotFoundError if the id is unknown."""
         return self._positions.find(position)
 
     def now(self) -> float:
@@ -372,7 +384,10 @@ class StateCache:
         return self._clock()
 
     def stats(self) -> CacheStats:
-        """Return the current counts and sizes. Thread-safe; single numbers may be from neighbouring moments."""
+        """Return the cache's counters and current sizes.
+
+        Thread-safe; single numbers may be from neighbouring moments.
+        """
         tiers = self._tiers.tiers
         return replace(
             self._stats,
@@ -407,7 +422,10 @@ class StateCache:
         return self._tiers.has_unwritten
 
     def write_behind(self) -> None:
-        """Write checkpoints that are old enough to the slow tiers, a few at a time and without waiting."""
+        """Write to the slow tiers the checkpoints that have reached the configured age, a few at a time.
+
+        Does not wait.
+        """
         self._tiers.write_behind()
         self._index.trim()
 
@@ -417,7 +435,7 @@ class StateCache:
         self._tiers.close()
 
     def _drop_all(self, checkpoints: Sequence[Checkpoint]) -> int:
-        """Remove those of `checkpoints` that are not locked, and return how many."""
+        """Remove the unlocked ones of `checkpoints` from the cache, and return how many were removed."""
         going = [checkpoint for checkpoint in checkpoints if checkpoint.locks == 0]
         for checkpoint in going:
             self._tiers.drop(checkpoint)

@@ -1,4 +1,4 @@
-"""`Checkpoint`, the record of a position on a token path, and the roots of paths.
+"""`Checkpoint`, the cache's record of one position on a path of tokens, and roots, which name the starts of paths.
 
 A position whose state no tier stores is a ghost entry.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from rnn_engine.errors import NotFoundError
-from states.cache.tree import Place
+
+if TYPE_CHECKING:
+    from states.cache.tree import Place
 
 
 class CheckpointKind(Enum):
@@ -66,13 +69,13 @@ class Checkpoint:
         return self.kind is CheckpointKind.WAYPOINT
 
     def known_place(self) -> Place[Checkpoint]:
-        """Return this record's place in the token tree. The record must still be in the tree."""
+        """Return the checkpoint's place in the token tree. The checkpoint must still be in the tree."""
         assert self.place is not None, "the tree has forgotten this checkpoint"
         return self.place
 
     @property
     def length(self) -> int:
-        """The number of tokens from the root to this position."""
+        """The number of tokens from the root of the path to this position."""
         return self.known_place().length
 
     def tokens_to_shorter(self) -> int:
@@ -98,16 +101,16 @@ def position_missing(position: str) -> NotFoundError:
 
 
 def make_root(initial_state: str, scope: str) -> str:
-    """Return the root of paths in `scope` that start from the state with the digest `initial_state`."""
+    """Return the root of all token paths in a `scope` of clients that start from the state with this digest."""
     return f"{initial_state}/{scope}" if scope else initial_state
 
 
 def is_of_state(root: str, initial_state: str) -> bool:
-    """Return True if paths under `root` start from the state with the digest `initial_state`, in any scope."""
+    """Return True if the token paths under `root` start from the state with this digest, in any scope."""
     return root.partition("/")[0] == initial_state
 
 
 def is_within(root: str, scope: str) -> bool:
-    """Return True if the scope in `root` is `scope` or a scope below it."""
+    """Return True if the scope of the path root `root` is `scope` or lies below it."""
     own = root.partition("/")[2]
     return own == scope or own.startswith(f"{scope}/")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rnn_engine.errors import check_finite
+from rnn_engine.errors import check_numbers
 from states.cache.checkpoint import MissReason
-from states.frozen import Precision
-from states.shared.client import StoreCounters
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreCounters
+
+if TYPE_CHECKING:
+    from states.frozen import Precision
 
 
 @dataclass(slots=True)
 class TierStats:
-    """One tier's counts since the start. In the result of `StateCache.stats`, also its current sizes."""
+    """Counters of one tier of the state cache since its start. `StateCache.stats` returns them with current sizes."""
 
     tier: str
     capacity: int  # bytes
@@ -29,7 +31,7 @@ class TierStats:
 
 @dataclass(slots=True)
 class CacheStats:
-    """The cache's counts since the start. In the result of `StateCache.stats`, also its current sizes."""
+    """Counters of the state cache since its start. `StateCache.stats` returns them with current sizes."""
 
     tiers: tuple[TierStats, ...]  # the quickest first
     look_ups: int = 0
@@ -50,7 +52,7 @@ class CacheStats:
     store: StoreCounters | None = None  # counters of the shared store; None without one
 
     def without_sizes(self) -> CacheStats:
-        """Return the counts with all current sizes set to zero, for a cache that no longer exists."""
+        """Return the counters with all current sizes set to zero, for a cache that no longer exists."""
         return replace(
             self,
             tiers=tuple(replace(tier, capacity=0, used=0, copies=0) for tier in self.tiers),
@@ -65,7 +67,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """The settings of the tier on disk. Only one process at a time may use `folder`."""
+    """The settings of the state cache's tier on disk. Only one process at a time may use `folder`."""
 
     folder: Path
     capacity: int = 2 << 30  # bytes
@@ -74,8 +76,8 @@ class DiskConfig:
     write_after: float = 5.0  # seconds after which a state is written even if memory has room for it
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError if `write_after` is negative, infinite or NaN."""
-        check_finite("write_after", self.write_after)
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,10 @@ class CacheConfig:
     index_capacity: int | None = None  # host memory besides the copies; None: see `index_bytes`
     device_capacity: int = 128 << 20  # bounds the device tier; used by the caller that makes the pool
     fetch_capacity: int = 256 << 20  # copies read from slow tiers for requests in the queue
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
     def index_bytes(self, device_bytes: int) -> int:
         """Return the limit in bytes of the cache's index in host memory.

@@ -24,7 +24,7 @@ LEAST_WAYPOINTS = 4  # that a share must have room for, or else it is not used
 
 
 class EvictionQueue:
-    """The checkpoints with a copy in one tier, ordered by worth, and the bytes of these copies.
+    """The eviction queue of one tier: its checkpoints, ordered by worth, and the bytes of their copies in the tier.
 
     Callers add only what `free` allows, so the copies take at most `capacity` bytes.
     """
@@ -51,18 +51,18 @@ class EvictionQueue:
         return itertools.chain(self._waypoints, self._others)
 
     def add(self, checkpoint: Checkpoint, size: int) -> None:
-        """Add a checkpoint whose copy in the tier has `size` bytes. `size` must be at most `free`."""
+        """Add to the queue a checkpoint whose copy in the tier has `size` bytes. `size` must be at most `free`."""
         assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier}"
         assert self.tier not in checkpoint.sizes, f"tier {self.tier} already has a copy"
         checkpoint.sizes[self.tier] = size
         self._ranking(checkpoint).put(checkpoint, size)
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint, because its copy in the tier is removed."""
+        """Remove a checkpoint from the queue, because its copy in the tier is removed."""
         self._ranking(checkpoint).remove(checkpoint, checkpoint.sizes.pop(self.tier))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Update a checkpoint's worth: after a hit, when it is unlocked, or when it is no longer a waypoint."""
+        """Update a checkpoint's place in the queue: after a hit, when unlocked, or when it is no longer a waypoint."""
         size = checkpoint.sizes[self.tier]
         if checkpoint in self._waypoints and not checkpoint.is_waypoint:
             self._waypoints.remove(checkpoint, size)
@@ -74,9 +74,9 @@ class EvictionQueue:
         return len(self._waypoints)
 
     def weakest(self, *, waypoints_only: bool = False) -> Checkpoint | None:
-        """Return the checkpoint to evict first, or None if all are locked. Advances the clock to its worth.
+        """Return the checkpoint that the tier should evict first, or None if all are locked.
 
-        With `waypoints_only`, returns None if all waypoints are locked.
+        Advances the clock to its worth. With `waypoints_only`, returns None if all waypoints are locked.
         """
         waypoint = self._waypoints.weakest()
         return waypoint if waypoint is not None or waypoints_only else self._others.weakest()
@@ -89,7 +89,7 @@ class EvictionQueue:
         return self._others.weakest()
 
     def weakest_for_waypoint(self, size: int) -> Checkpoint | None:
-        """Return the checkpoint to evict for a new waypoint of `size` bytes, or None if all are locked.
+        """Return the checkpoint to evict so that a new waypoint of `size` bytes fits, or None if all are locked.
 
         It is a waypoint if waypoints would otherwise take more than their share. It is also a waypoint if the share is
         too small for `LEAST_WAYPOINTS` of this size: fewer are seldom worth the checkpoints evicted for them. Advances
@@ -104,7 +104,7 @@ class EvictionQueue:
 
 
 class _Ranking:
-    """A priority queue of checkpoints by worth, with its own clock.
+    """A priority queue of checkpoints by worth. Worth fades with the queue's own clock.
 
     A tier has one for waypoints and one for the others.
     """
@@ -126,7 +126,7 @@ class _Ranking:
         return checkpoint in self._current
 
     def put(self, checkpoint: Checkpoint, size: int) -> None:
-        """Add a checkpoint whose copy has `size` bytes, or update its worth if it was added before."""
+        """Add a checkpoint whose copy has `size` bytes to the queue, or update its worth if it was added before."""
         self.num_bytes += 0 if checkpoint in self else size
         worth = (1 + checkpoint.hits) * checkpoint.saves / max(size + TOKEN_BYTES * checkpoint.saves, 1)
         self._serial += 1
@@ -137,12 +137,15 @@ class _Ranking:
             heapq.heapify(self._queue)
 
     def remove(self, checkpoint: Checkpoint, size: int) -> None:
-        """Remove a checkpoint whose copy has `size` bytes."""
+        """Remove a checkpoint whose copy has `size` bytes from the queue."""
         self.num_bytes -= size
         del self._current[checkpoint]
 
     def weakest(self) -> Checkpoint | None:
-        """Return the checkpoint of least worth that is not locked, or None. Advances the clock to its worth."""
+        """Return the checkpoint of least worth that is not locked, or None if all are.
+
+        Advances the clock to its worth.
+        """
         while self._queue:
             priority, _, checkpoint = self._queue[0]
             if self._is_current(self._queue[0]) and checkpoint.locks == 0:

@@ -20,7 +20,7 @@ from states.tokens import TOKEN_BYTES
 
 
 class GhostEntries:
-    """Ghost entries, ordered from the least recently used: records of positions without a stored state.
+    """The cache's ghost entries: records of positions without a stored state, ordered from the least recently used.
 
     The sum of their lengths in tokens is bounded.
     """
@@ -34,7 +34,7 @@ class GhostEntries:
         return len(self._entries)
 
     def add(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Add a ghost entry. Return the entries that were removed to make room, perhaps even the new one."""
+        """Add a ghost entry. Return the ghost entries that were removed to make room, perhaps even the new one."""
         self._entries[checkpoint] = None
         self._tokens += checkpoint.length
         forgotten = []
@@ -43,7 +43,7 @@ class GhostEntries:
         return forgotten
 
     def pop_oldest(self) -> Checkpoint:
-        """Remove and return the least recently used entry. There must be one."""
+        """Remove and return the least recently used ghost entry. There must be one."""
         oldest, _ = self._entries.popitem(last=False)
         self._tokens -= oldest.length
         return oldest
@@ -55,7 +55,7 @@ class GhostEntries:
             self._tokens -= checkpoint.length
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Mark a ghost entry as recently used."""
+        """Mark a ghost entry, the record of a position without a stored state, as recently used."""
         self._entries.move_to_end(checkpoint)
 
 
@@ -103,7 +103,7 @@ class Index:
         return evicted is not None
 
     def adopt_copies(self, tier: Tier) -> None:
-        """Add the copies that an earlier process left in a tier.
+        """Register in the index the copies of checkpoints that an earlier process left in a tier.
 
         Delete those for which the tier or the index has no room.
         """
@@ -117,9 +117,9 @@ class Index:
             self.adopt(tier, found)
 
     def adopt(self, tier: Tier, found: FoundCopy) -> None:
-        """Register `found`, a copy that was found in a tier, if its position has no copy and the tier has room.
+        """Register a copy that was found in a tier, if its position has no other copy and the tier has room.
 
-        Otherwise add only its path.
+        Otherwise register only its path of tokens.
         """
         checkpoint = self._positions.record(found.root, found.tokens, found.kind)
         if checkpoint.resumable:
@@ -152,7 +152,7 @@ class Positions:
     """
 
     def __init__(self, max_ghost_tokens: int, clock: Callable[[], float]) -> None:
-        """Start without positions. All ghost entries together may have at most `max_ghost_tokens` tokens."""
+        """Start without positions. Those without a stored state may have `max_ghost_tokens` tokens in all."""
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
         self._ghosts = GhostEntries(max_ghost_tokens)
         self._clock = clock
@@ -174,7 +174,7 @@ class Positions:
         return len(self._ghosts)
 
     def tree(self, root: str) -> TokenTree[Checkpoint] | None:
-        """Return the tree of the paths under `root`, or None if there are none."""
+        """Return the tree of token paths that start from `root`, or None if no such path is known."""
         return self._trees.get(root)
 
     def continuation(self, root: str, tokens: bytes, count: int) -> bytes:
@@ -194,7 +194,10 @@ class Positions:
         return latest.known_place().tokens()[len(tokens) : len(tokens) + count * TOKEN_BYTES]
 
     def under(self, is_wanted: Callable[[str], bool]) -> list[Checkpoint]:
-        """Return all positions under the roots for which `is_wanted` returns True. It is called once for each root."""
+        """Return the records of all positions under the roots for which `is_wanted` returns True.
+
+        `is_wanted` is called once for each root.
+        """
         return [checkpoint for root, tree in self._trees.items() if is_wanted(root) for checkpoint in tree]
 
     def find(self, position: str) -> Checkpoint:
@@ -223,7 +226,7 @@ class Positions:
         return checkpoint
 
     def forget(self, checkpoint: Checkpoint) -> None:
-        """Remove the record of a position that has no copies any more."""
+        """Remove the record of a position because no tier has a copy of its state any more."""
         self._ghosts.discard(checkpoint)
         self._note_lost(checkpoint)
         tree = self._trees[checkpoint.root]
@@ -236,14 +239,14 @@ class Positions:
             del self._trees[checkpoint.root]
 
     def forget_oldest_ghost(self) -> bool:
-        """Remove the least recently used ghost entry. Return False if there is none."""
+        """Remove the least recently used position without a stored state. Return False if there is none."""
         if len(self._ghosts) == 0:
             return False
         self.forget(self._ghosts.pop_oldest())
         return True
 
     def become_ghost(self, checkpoint: Checkpoint) -> None:
-        """Turn a record into a ghost entry, because no tier has a copy any more.
+        """Turn the record of a position into a ghost entry, because no tier has a copy of its state any more.
 
         To make room for it, older ghost entries or this one are removed. A waypoint is always removed instead, since
         its path continues to the end of its prompt.
@@ -256,20 +259,20 @@ class Positions:
             self.forget(forgotten)
 
     def leave_ghosts(self, checkpoint: Checkpoint) -> None:
-        """Remove a record from the ghost entries, if it is one, because its state is about to be stored."""
+        """Remove a position's record from the ghost entries, if it is one, because its state is about to be stored."""
         self._ghosts.discard(checkpoint)
 
     def touch_ghost(self, checkpoint: Checkpoint) -> None:
-        """Mark a ghost entry as recently used."""
+        """Mark a ghost entry, the record of a position without a stored state, as recently used."""
         self._ghosts.touch(checkpoint)
 
     def note_kept(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint to the summary, if there is a summary and some tier has a copy."""
+        """Add a checkpoint to the summary for a fleet's router, if there is a summary and some tier has a copy."""
         if self.summary is not None and checkpoint.resumable:
             self.summary.keep(checkpoint)
 
     def summarise(self) -> None:
-        """Create `summary` and keep it up to date from now on. Does nothing the second time."""
+        """Start the summary of the stored checkpoints, which is kept up to date from now on. Later calls do nothing."""
         if self.summary is None:
             self.summary = CacheSummary()
             for checkpoint in self:

@@ -29,9 +29,9 @@ _VALUE_BYTES = 600
 
 
 class _Node(Generic[V]):
-    """A node of the trie.
+    """A node of the trie of token sequences. Its path from the root consists of whole blocks of tokens.
 
-    It stands for the path of `depth` whole blocks of tokens from the root; `label` is the last block.
+    `depth` is the number of these blocks; `label` is the last one.
     """
 
     __slots__ = ("continuations", "depth", "label", "parent", "values")
@@ -44,7 +44,7 @@ class _Node(Generic[V]):
         self.continuations: list[bytes] = []  # sorted: tails that aren't empty, and labels of children
 
     def path(self) -> tuple[bytes, ...]:
-        """Return the blocks of tokens from the root to this node."""
+        """Return the blocks of packed tokens from the root to this node."""
         labels = []
         node = self
         while node.parent is not None:
@@ -90,7 +90,7 @@ class Place(Generic[V]):
 
 
 class TokenTree(Generic[V]):
-    """A map from packed token sequences to values, as a trie of blocks.
+    """A map from token sequences, packed as bytes, to values. It is a trie in which each step is a block of tokens.
 
     A path is known while it leads to a value: removing a value also forgets the path that only it used.
     """
@@ -108,16 +108,16 @@ class TokenTree(Generic[V]):
         return self._size
 
     def __iter__(self) -> Iterator[V]:
-        """Yield all values, in no particular order."""
+        """Yield the values of all token sequences, in no particular order."""
         for node in self._nodes.itervalues():
             yield from node.values.values()
 
     def cost(self, tokens: bytes) -> int:
-        """Return the most bytes by which setting the value of `tokens` can increase `num_bytes`."""
+        """Return how many bytes the memory of the tree can grow at most if a value is set for the packed `tokens`."""
         return len(tokens) + _VALUE_BYTES + _NODE_BYTES * (len(tokens) // self._block)
 
     def put(self, tokens: bytes, value: V) -> Place[V]:
-        """Set the value of `tokens`, replacing an existing value. Return the place of `tokens` in the tree."""
+        """Set the value of the packed `tokens`, replacing an existing value. Return their place in the tree."""
         blocks = self._blocks(tokens)
         node = self._grow(blocks)
         tail = tokens[len(blocks) * self._block :]
@@ -130,13 +130,13 @@ class TokenTree(Generic[V]):
         return Place(node, tail, len(tokens) // TOKEN_BYTES)
 
     def get(self, tokens: bytes) -> V | None:
-        """Return the value of exactly these tokens, or None if they have none."""
+        """Return the value of exactly the packed `tokens`, or None if they have none."""
         blocks = self._blocks(tokens)
         node: _Node[V] | None = self._nodes.get(blocks)
         return None if node is None else node.values.get(tokens[len(blocks) * self._block :])
 
     def remove(self, place: Place[V]) -> None:
-        """Remove the value at `place`, and the nodes that only this value needed."""
+        """Remove the value at `place`, a position in the tree, and the nodes that only this value needed."""
         node, tail = place.node, place.tail
         del node.values[tail]
         self._size -= 1

@@ -87,13 +87,13 @@ class CacheUpkeep:
             self._write_behind()
 
     def stop(self) -> None:
-        """Stop the periodic writing. When its thread ends, the cache writes the remaining states itself."""
+        """Stop the periodic writing of states. When its thread ends, the cache writes the remaining states itself."""
         self._stopped = True
         if self._next is not None:
             self._next.cancel()  # and drop the reference to the cache
 
     def forget_root(self, root: str) -> None:
-        """Drop the checkpoints of sequences that start from the state with this digest. For any thread."""
+        """Drop from the cache all checkpoints that start from the state with this digest. For any thread."""
         self._do(partial(self._cache.drop_state, root), "states that no request can reach stay in it")
 
     def changes(self, since: int | None) -> SummaryChanges | None:
@@ -107,7 +107,7 @@ class CacheUpkeep:
         return self._cache.summary.changes(since)
 
     def _write_behind(self) -> None:
-        """Write the states that are old enough to the slow tiers, now and every second from then on."""
+        """Write to the slow tiers the states that have reached the configured age, and again every second."""
         if self._stopped:
             return
         if self._cache.has_unwritten:

@@ -94,13 +94,13 @@ _HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}  # the la
 
 
 class OwnedFolder:
-    """A folder that this process has locked. The lock ends with `release`, or when the object is collected."""
+    """A folder that this process has locked against others. `release` or garbage collection unlocks it."""
 
     def __init__(self, path: Path, what: str, lock_name: str) -> None:
-        """Lock the folder at `path`, and create it if it is missing. Error messages call it `what`.
+        """Lock the folder at `path` against other processes, and create it if it is missing.
 
-        Raises StateError if the folder can't be used or another process has locked it. `lock_name` is the lock file in
-        it.
+        Error messages call it `what`. Raises StateError if the folder can't be used or another process has locked it.
+        `lock_name` is the lock file in it.
         """
         self.path = path
         try:

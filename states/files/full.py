@@ -36,7 +36,7 @@ _HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryFile]:
-    """Open a state file for reading while the block runs. Raises StateError if it can't be read.
+    """Open a state file for reading in a `with` block. Raises StateError if the file can't be read.
 
     Also raises StateError in place of any ModelError from the block. The message has the file's name and not its path,
     which clients must not see.
@@ -47,7 +47,7 @@ def opened(path: Path) -> Iterator[BinaryFile]:
 
 @contextmanager
 def as_state_errors(path: str) -> Iterator[None]:
-    """Raise StateError in place of any ModelError from the block, with the file's name in place of its `path`."""
+    """Convert each ModelError in a `with` block to StateError, with the file's name in place of its `path`."""
     try:
         yield
     except ModelError as error:
@@ -125,7 +125,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a full-state file says about its state: the origin, the tokens if known, and if there are logits.
+    """The description of the state in a full-state file: its origin, its tokens if known, and if there are logits.
 
     Has no arrays.
     """
@@ -137,7 +137,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """The whole content of a full-state file: its origin, its tokens if known, and its arrays."""
+    """The whole content of a full-state file: the state's origin, its tokens if known, and its arrays."""
 
     origin: Origin
     tokens: bytes | None  # packed; None if they are not known
@@ -189,7 +189,7 @@ def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedSt
 
 
 def parse_full_state(data: bytes, name: str, shape: ModelShape, model: str) -> SavedState:
-    """Parse the bytes of a full-state file in memory. Error messages call the file `name`.
+    """Parse the bytes of a full-state file that is in memory. Error messages call the file `name`.
 
     Raises the errors of `read_full_state`.
     """

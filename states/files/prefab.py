@@ -31,7 +31,7 @@ _KINDS: Final[Mapping[type, str]] = {ByteString: "bytes"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefab:
-    """The content of a prefab CBOR file: a state with its name, id and default flag."""
+    """The content of ai00's prefab file, which is CBOR: a state with its name, id and default flag."""
 
     name: str
     id: uuid.UUID
@@ -92,7 +92,10 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
 
 
 def decode_prefab(file: ByteSource, shape: ModelShape, source: str) -> Prefab:
-    """Read a CBOR state file. Raises ModelError if it is damaged, and StateError if it does not fit the model."""
+    """Read a prefab file, ai00's CBOR file of a state.
+
+    Raises ModelError if it is damaged, and StateError if it does not fit the model.
+    """
     content = read_items(file, _MOST_ITEMS)
     fields = _map_with(content, {"name": str, "id": ByteString, "default": bool, "data": dict}, source)
     tensor = _map_with(fields["data"], {"shape": list, "data": ByteString}, f"{source}: data")
@@ -107,14 +110,14 @@ def decode_prefab(file: ByteSource, shape: ModelShape, source: str) -> Prefab:
 
 
 def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
-    """Return the bytes of the prefab CBOR file of `prefab`; the inverse of `decode_prefab`."""
+    """Return the bytes of a prefab file, ai00's CBOR file of a state; the inverse of `decode_prefab`."""
     rows = rows_from_state(prefab.state, shape)
     tensor = {"shape": list(prefab_dims(shape)), "data": rows.astype("<f4").tobytes()}
     return cbor2.dumps({"name": prefab.name, "id": prefab.id.bytes, "default": prefab.default, "data": tensor})
 
 
 def _map_with(content: object, types: dict[str, type], source: str) -> dict[str, Any]:
-    """Return `content` if it is a map with fields of these types. Raises StateError for anything else."""
+    """Return `content` if it is a map that has fields of these types. Raises StateError for anything else."""
     if not isinstance(content, dict):
         raise StateError(f"{source}: is a {type(content).__name__}; expected a map with {sorted(types)}")
     for name, kind in types.items():

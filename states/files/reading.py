@@ -44,7 +44,7 @@ _NAME = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.att\.time_state")
 
 
 def is_time_state(name: str) -> bool:
-    """Return True if `name` is that of a tuned state's tensor: `blocks.N.att.time_state`."""
+    """Return True if `name` is that of a tuned state's tensor in a state file: `blocks.N.att.time_state`."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -12,31 +12,35 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rnn_engine.errors import InvalidRequestError, OverloadedError, check_finite
+from rnn_engine.errors import InvalidRequestError, OverloadedError
 from states.files.reading import StateForm
 from states.frozen import NO_INITIAL_STATE, FrozenState
+from states.named.quota import DEFAULT_TTL, MAX_TTL, Quota
 
 
 class Tombstones:
-    """The names that were deleted most recently, each with the reason for its deletion."""
+    """The names of states that were deleted most recently, each with the reason for its deletion."""
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
         self._reasons: dict[str, str] = {}
 
     def note(self, name: str, reason: str) -> None:
-        """Record that `name` was deleted, and why. The oldest record is dropped if there are more than the limit."""
+        """Record that the state `name` was deleted, and why.
+
+        The oldest record is dropped if there are more than the limit.
+        """
         self._reasons.pop(name, None)
         self._reasons[name] = reason
         if len(self._reasons) > self._limit:
             del self._reasons[next(iter(self._reasons))]
 
     def revive(self, name: str) -> None:
-        """Remove the record of `name`, because the name is in use again."""
+        """Remove the record that the state `name` was deleted, because the name is in use again."""
         self._reasons.pop(name, None)
 
     def reason(self, name: str) -> str | None:
-        """Return why `name` was deleted, or None if there is no record of it."""
+        """Return why the state `name` was deleted, or None if there is no record of it."""
         return self._reasons.get(name)
 
 
@@ -45,7 +49,7 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A name together with the state that it stood for at one moment. Equal if id and version are equal.
+    """A state under a name at one moment. Two are equal if their ids and versions are equal.
 
     It stays usable after the name was deleted or stands for another state.
     """
@@ -63,17 +67,17 @@ class NamedState:
 
     @property
     def persistent(self) -> bool:
-        """Whether the state is kept until it is deleted. Other states are kept only while their owner's lease lasts."""
+        """Whether the named state is kept until it is deleted. Others are kept only while their owner's lease lasts."""
         return self.owner is None
 
     @property
     def namespace(self) -> str:
-        """The namespace in the name, or the empty string for a shared state."""
+        """The namespace in the state's name, or the empty string for a shared state."""
         return split_name(self.name)[0]
 
     @property
     def plain_name(self) -> str:
-        """The name without its namespace."""
+        """The state's name without its namespace."""
         return split_name(self.name)[1]
 
 
@@ -87,7 +91,7 @@ class Retention:
     shared: bool = False  # for all clients, if the server gives each its namespace
 
     def check(self) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        """Check the fields of a retention. Raises InvalidRequestError for the first value that is not allowed."""
         if self.owner is not None:
             check_full_name(self.owner, "owner")
         if self.persistent and self.owner is not None:
@@ -98,12 +102,12 @@ class Retention:
             raise InvalidRequestError("ttl", self.ttl, f"a number of seconds above 0 and at most {MAX_TTL:.0f}")
 
     def owner_of(self, name: str) -> str | None:
-        """Return the owner of a state called `name` under this retention, or None for a persistent state."""
+        """Return the owner whose lease keeps a state called `name` under this retention, None if it is persistent."""
         return None if self.persistent else self.owner or name
 
 
 def check_changeable(entry: NamedState, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, if the state is read-only.
+    """Raise InvalidRequestError, which names `field`, if a named state is read-only.
 
     States that the operator loads at every start are read-only for everybody, because the next start would undo a
     change.
@@ -118,12 +122,12 @@ def check_changeable(entry: NamedState, field: str) -> None:
 
 
 def full_name(namespace: str, name: str) -> str:
-    """Return `name` with its namespace, as in `ann/talk`. With an empty namespace, return `name` alone."""
+    """Return a state's `name` with its namespace, as in `ann/talk`. With an empty namespace, return `name` alone."""
     return f"{namespace}/{name}" if namespace else name
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the namespace of a full name and its plain name. The namespace is empty for a shared state."""
+    """Return the namespace and the plain name in the full name of a state. A shared state's namespace is empty."""
     namespace, _, plain = name.rpartition("/")
     return namespace, plain
 
@@ -163,7 +167,7 @@ def _is_sayable(name: str) -> bool:
 
 
 def check_full_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, unless `name` is a valid name, with or without a namespace."""
+    """Raise InvalidRequestError, which names `field`, unless `name` may name a state, with or without a namespace."""
     namespace, plain = split_name(name)
     for part in (namespace, plain) if namespace else (name,):
         check_name(part, field)
@@ -214,19 +218,6 @@ class ReferenceCounts:
             state.num_bytes * (int(before[state] + count > 0) - int(before[state] > 0))
             for state, count in change.items()
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The limits on the states and leases of one namespace. Shared states have no quota."""
-
-    num_bytes: int | None = None  # of its states; None = a quarter of the capacity for all states
-    names: int = 1000
-    ttl: float = 7 * 86400.0  # seconds; the longest time without use that a lease may be given
-
-    def __post_init__(self) -> None:
-        """Raise InvalidRequestError if `ttl` is infinite or NaN."""
-        check_finite("ttl", self.ttl)
 
 
 class Quotas:
@@ -292,13 +283,10 @@ _NOTHING = ReferenceCounts()
 
 # Owners and their leases: how long the states of an owner stay without use, and which owner's are dropped first.
 
-DEFAULT_TTL = 3600.0
-MAX_TTL = 30 * 86400.0
-
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The lease of an owner: its states are kept until none of them has been used for `ttl` seconds."""
+    """The lease of an owner, which keeps the owner's states until none of them has been used for `ttl` seconds."""
 
     owner: str
     number: int  # grows from one lease to the next: the greatest is the newest
@@ -325,7 +313,7 @@ class Leases:
         self._clock = clock
         self._last_number = 0
         self._by_owner: dict[str, Lease] = {}
-        self._soonest = math.inf  # nothing expires before
+        self.soonest = math.inf  # seconds by `clock`: no lease expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
         """Restart the time to live of the owner's lease, or create a lease if there is none. Return the lease.
@@ -340,17 +328,17 @@ class Leases:
         if ttl is not None:
             lease.ttl = ttl
         lease.expires = now + lease.ttl
-        self._soonest = min(self._soonest, lease.expires)
+        self.soonest = min(self.soonest, lease.expires)
         return lease
 
     def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
-        """Add a lease that was made in another table, with its number there.
+        """Add a copy of a lease from another table of named states, under the number that it has there.
 
         It replaces the owner's lease, if there is one. `used` is the clock's time when the lease was last renewed.
         """
         lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
         self._last_number = max(self._last_number, number)
-        self._soonest = min(self._soonest, lease.expires)
+        self.soonest = min(self.soonest, lease.expires)
 
     def find(self, owner: str) -> Lease | None:
         """Return the owner's lease, or None if it has none."""
@@ -363,16 +351,14 @@ class Leases:
     def end_expired(self) -> list[Lease]:
         """Remove and return the leases that have expired."""
         now = self._clock()
-        if now < self._soonest:
-            return []
         ended = [lease for lease in self._by_owner.values() if lease.expires <= now]
         for lease in ended:
             del self._by_owner[lease.owner]
-        self._soonest = min((lease.expires for lease in self._by_owner.values()), default=math.inf)
+        self.soonest = min((lease.expires for lease in self._by_owner.values()), default=math.inf)
         return ended
 
     def newest_first(self) -> list[Lease]:
-        """Return all leases, ordered from the newest to the oldest."""
+        """Return the leases of all owners, ordered from the newest to the oldest."""
         return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
 
     def seconds_left(self, lease: Lease) -> float:

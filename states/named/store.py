@@ -23,11 +23,11 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, OwnerLease, Quota, Retention, check_changeable, check_new_name
+from states.named.entry import NamedState, OwnerLease, Retention, check_changeable, check_new_name
 from states.named.persistence import SavedStates
+from states.named.quota import DEFAULT_CAPACITY, Quota
 from states.named.table import NamedStateTable, StateListing, StateUsage
 
-DEFAULT_CAPACITY = 512 << 20
 DEFAULT_MAX_NAMES = 10_000
 _QUOTA = Quota()
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class StateStore(Protocol):
         ...
 
     def usage(self) -> StateUsage:
-        """Return the numbers of states, leases and bytes, with the limits."""
+        """Return how many named states, leases and bytes are stored, with the limits on them."""
         ...
 
     async def default(self) -> NamedState | None:
@@ -75,7 +75,7 @@ class StateStore(Protocol):
         ...
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        """Check that `put` would accept a state of `num_bytes` bytes under `name`, and raise its error if not.
+        """Raise the error that `put` would raise for a state of `num_bytes` bytes under `name`, if there is one.
 
         Reserves no room.
         """
@@ -99,7 +99,7 @@ class StateStore(Protocol):
         ...
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        """Replace the values of a state if it still has the version of `old`. Name and id stay the same.
+        """Replace the values of the named state `old` if it has not changed since then. Its name and id stay the same.
 
         Raises NotFoundError if the state was deleted or changed, InvalidRequestError if it is read-only,
         OverloadedError if there is no room, and StorageError if it can't be written.
@@ -149,7 +149,7 @@ class StateStore(Protocol):
 
 
 class KeyedLocks:
-    """One asyncio lock for each key in use. Tasks get a key's lock in the order in which they asked for it."""
+    """asyncio locks, one for each key in use. Tasks get a key's lock in the order in which they asked for it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -157,7 +157,7 @@ class KeyedLocks:
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of `key` while the block runs."""
+        """Hold the lock of `key` while a `with` block runs."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._users[key] = self._users.get(key, 0) + 1
         try:
@@ -221,10 +221,15 @@ class LocalStateStore:
             check_new_name(name, "state name")
         with self.locked() as table:
             if key is not None and table.find(str(key)) is not None:
-                raise InvalidRequestError("state id", str(key), "an id that no other state has")
+                message = f"two states have the id {key}; give each its own"
+                raise InvalidRequestError("state id", str(key), "an id that no other state has", message)
         loaded = self.files.read(path)
         loaded = replace(loaded, id=key or loaded.id)
-        entry = self.add(loaded, name or loaded.name or path.stem, path.name)
+        name = name or loaded.name
+        if name is None:
+            name = path.stem
+            check_new_name(name, "state name")
+        entry = self.add(loaded, name, path.name)
         if loaded.default:
             self.set_default(entry.name)
         return entry
@@ -243,7 +248,7 @@ class LocalStateStore:
         return entry
 
     def load_saved(self) -> None:
-        """Add the persistent states of earlier runs from the folder.
+        """Add the persistent states of earlier runs, which are files in the folder.
 
         If there is no room for one, or its name is in use, it is skipped with a warning in the log.
         """
@@ -267,7 +272,8 @@ class LocalStateStore:
         with self.locked() as table:
             entry = None if name is None else table.get(name)
             if entry is not None and not entry.persistent:
-                raise InvalidRequestError("default state", name, "a persistent state")
+                message = f"the default state has to be persistent, and {name!r} is not"
+                raise InvalidRequestError("default state", name, "a persistent state", message)
             table.default = None if entry is None else entry.name
 
     async def get(self, name_or_id: str) -> NamedState:
@@ -345,7 +351,7 @@ class LocalStateStore:
                     return table.delete(name_or_id)
             if await asyncio.to_thread(self._delete_saved, entry):
                 return entry
-            # the state was changed meanwhile, and that change writes its file again: try once more
+            # A change between the two steps has written the file anew, so the deletion begins again.
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
         with self.locked() as table:
@@ -360,9 +366,9 @@ class LocalStateStore:
 
     @contextmanager
     def locked(self) -> Iterator[NamedStateTable]:
-        """Lock the table while the block runs, and remove expired leases and their states first. For any thread.
+        """Lock the table of named states in a `with` block, and first remove expired leases with their states.
 
-        The block must not await anything.
+        For any thread. The block must not await anything.
         """
         with self._lock:
             self._table.end_expired()
@@ -377,9 +383,10 @@ class LocalStateStore:
             return table.shown(entry)
 
     def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
-        """Write the files of `entries`, which are already in the table. If that fails, call `undo` and raise the error.
+        """Write the files of the states `entries`, which are already in the table. If that fails, undo the change.
 
-        `undo` is not called if one of the entries was changed meanwhile.
+        `undo` removes it from the table, and the error is raised. `undo` is not called if one of the entries was
+        changed meanwhile.
         """
         try:
             for entry in entries:
@@ -422,7 +429,7 @@ class LocalStateStore:
             self._failed_writes += 1
 
     def _sync(self, key: uuid.UUID) -> None:
-        """Make the file of the state with id `key` match the table.
+        """Make the file of the persistent state with id `key` match the table of named states.
 
         Write the file, or delete it if the table has no persistent state with this id.
         """

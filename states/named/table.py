@@ -1,4 +1,4 @@
-"""The named state table in memory, with the leases and quotas that decide which states are removed if room is short.
+"""The table of named states in memory. Its leases and quotas decide which states are removed if room is short.
 
 An owner's lease lasts from its first state to its last, unless it expires before because no state was used. If a new
 state does not fit, the newest leases of its namespace end, with all their states. A lease ends for it only if it is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,12 +17,10 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.files.reading import StateForm
 from states.frozen import FrozenState
 from states.named.entry import (
-    DEFAULT_TTL,
     Lease,
     Leases,
     NamedState,
     OwnerLease,
-    Quota,
     Quotas,
     ReferenceCounts,
     Retention,
@@ -33,6 +32,7 @@ from states.named.entry import (
     parse_id,
     split_name,
 )
+from states.named.quota import DEFAULT_TTL, Quota
 
 
 class NameIndex:
@@ -66,7 +66,7 @@ class NameIndex:
         return list(self._in_namespace.get(namespace, {}).values())
 
     def put(self, entry: NamedState) -> None:
-        """Add a named state, replacing the one with the same name, if there is one."""
+        """Add a named state to the index, replacing the one with the same name, if there is one."""
         if (before := self._by_name.get(entry.name)) is not None:
             self._unlink(before)
         self._by_name[entry.name] = entry
@@ -76,7 +76,7 @@ class NameIndex:
             self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
 
     def remove(self, entry: NamedState) -> None:
-        """Remove a named state. It must be in the index."""
+        """Remove a named state from the index. It must be in the index."""
         del self._by_name[entry.name]
         self._unlink(entry)
 
@@ -95,7 +95,7 @@ def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) ->
 
 @dataclass(frozen=True, slots=True)
 class StateListing:
-    """The named states of a table or of one namespace at one moment, with their size and limit in bytes."""
+    """The named states of all clients or of one namespace at one moment, with their size and limit in bytes."""
 
     entries: tuple[NamedState, ...]  # in the order in which the names were entered
     default: str | None  # the name of the default state
@@ -105,7 +105,7 @@ class StateListing:
 
 @dataclass(frozen=True, slots=True)
 class StateUsage:
-    """The numbers of a table's states, leases and bytes at one moment."""
+    """The numbers of named states, leases and bytes in a table at one moment."""
 
     num_bytes: int  # of all states; copies share theirs
     capacity: int
@@ -119,7 +119,7 @@ _NAMES_TOLD = 20
 
 
 class NamedStateTable:
-    """The table of named states in memory, with their leases, quotas, reference counts and tombstones.
+    """The table of named states in memory, with their leases and quotas and the names that were deleted last.
 
     Not thread-safe.
     """
@@ -134,7 +134,7 @@ class NamedStateTable:
         *,
         keeps_persistent: bool = True,
     ) -> None:
-        """Create an empty table for at most `capacity` bytes of states and `max_names` names.
+        """Create a table without states, for at most `capacity` bytes of states and `max_names` names.
 
         `clock` returns seconds and never goes back. `forget` is called with the digest of a removed state if no name
         stands for a state with this digest any more. If `keeps_persistent` is False, a state can't be persistent: it
@@ -143,6 +143,7 @@ class NamedStateTable:
         self.capacity = capacity
         self.keeps_persistent = keeps_persistent
         self._max_names = max_names
+        self._clock = clock
         self.leases = Leases(clock)
         self.default: str | None = None  # a name of the table
         self._forget = forget
@@ -161,12 +162,14 @@ class NamedStateTable:
         return tuple(self._index if namespace is None else self._index.in_namespace(namespace))
 
     def next_version(self) -> int:
-        """Return a new version number, greater than all earlier ones."""
+        """Return a version number for a named state, greater than all earlier ones."""
         self.last_version += 1
         return self.last_version
 
     def end_expired(self) -> None:
         """Remove the states whose leases have expired, and these leases."""
+        if self._clock() < self.leases.soonest:
+            return
         for lease in self.leases.end_expired():
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
@@ -204,13 +207,16 @@ class NamedStateTable:
         return StateListing(tuple(map(self.shown, self.entries(namespace))), self.default, used, capacity)
 
     def usage(self, failed_writes: int) -> StateUsage:
-        """Return the numbers of states, leases and bytes in the table, with `failed_writes` as a further count."""
+        """Return the numbers of states, leases and bytes in the table, together with the caller's `failed_writes`."""
         entries = self.entries()
         persistent = sum(entry.persistent for entry in entries)
         return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
 
     def shown(self, entry: NamedState) -> NamedState:
-        """Return a copy of `entry` with the time until its lease expires as `expires_in`, None without a lease."""
+        """Return a copy of the named state `entry` that shows how many seconds remain until its lease expires.
+
+        They are in `expires_in`, which is None without a lease.
+        """
         lease = None if entry.owner is None else self.leases.find(entry.owner)
         return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
 
@@ -225,16 +231,14 @@ class NamedStateTable:
         return entry
 
     def check_place(self, name: str, retention: Retention, num_bytes: int, num_names: int = 1) -> None:
-        """Check that `put` would accept a state of `num_bytes` bytes under `name`, and raise its error if not.
+        """Raise the error that `put` would raise for a state of `num_bytes` bytes under `name`, if there is one.
 
-        Changes nothing.
-
-        `num_names` is how many names would be added.
+        Changes nothing. `num_names` is how many names would be added.
         """
         self._check_retention(name, retention)
         self.check_free(name, "name")
         check_new_name(split_name(name)[1], "name")
-        self._check_quota(name, num_bytes, num_names)
+        self._check_quota(split_name(name)[0], num_bytes, num_names)
         self._check_room(num_bytes, retention.owner_of(name), num_names)
 
     def put(
@@ -247,7 +251,7 @@ class NamedStateTable:
         form: StateForm,
         key: uuid.UUID | None,
     ) -> NamedState:
-        """Add a state to the table under a free name, and return the new entry. See `StateStore.put`."""
+        """Add a state to the table under a free name, and return it as a named state. See `StateStore.put`."""
         self.check_place(name, retention, frozen.num_bytes)
         entry = self.make(name, self._renew(retention, name), frozen, form, source, key)
         self.enter(entry)
@@ -267,8 +271,9 @@ class NamedStateTable:
         `origin` may be of another table.
         """
         self._check_room(0, None, len(names))
-        grown = self.quotas.growth(split_name(names[0])[0], [origin.frozen])
-        self._check_quota(names[0], grown, len(names))
+        for namespace, num_names in Counter(split_name(name)[0] for name in names).items():
+            grown = self.quotas.growth(namespace, [origin.frozen])
+            self._check_quota(namespace, grown, num_names)
         for name in names:
             self.check_place(name, retention, 0)
         owners = [self._renew(retention, name) for name in names]
@@ -281,7 +286,7 @@ class NamedStateTable:
         return entries
 
     def move(self, name_or_id: str, name: str, retention: Retention) -> tuple[NamedState, NamedState]:
-        """Change the name or owner of a state, and return the entry before and after the change.
+        """Change the name or owner of a state, and return the named state before and after the change.
 
         See `StateStore.move`.
         """
@@ -291,20 +296,22 @@ class NamedStateTable:
             self._check_retention(name, retention)
         else:
             self.check_place(name, retention, 0, num_names=0)
+            if (namespace := split_name(name)[0]) != old.namespace:
+                self._check_quota(namespace, self.quotas.growth(namespace, [old.frozen]), 1)
         new = replace(old, version=self.next_version(), name=name, owner=self._renew(retention, name))
         self.swap(old, new)
         return old, new
 
     def compare_and_set(self, old: NamedState, frozen: FrozenState, source: str) -> tuple[NamedState, NamedState]:
-        """Replace the values of a state if it has the version of `old`. Return its entry before and after the change.
+        """Replace the values of the named state `old` if it has not changed since then.
 
-        See `StateStore.compare_and_set`.
+        Return the named state before and after the change. See `StateStore.compare_and_set`.
         """
         held = self.of_id(old.id)
         if held is None or held != old:
             raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
         check_changeable(held, "state")
-        self._check_quota(held.name, self.quotas.growth(held.namespace, [frozen], [held.frozen]), 0)
+        self._check_quota(held.namespace, self.quotas.growth(held.namespace, [frozen], [held.frozen]), 0)
         if held.owner is not None:
             self.leases.renew(held.owner)
         version, now = self.next_version(), time.time()
@@ -362,15 +369,15 @@ class NamedStateTable:
         return NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names(namespace)}")
 
     def holds(self, entry: NamedState) -> bool:
-        """Return True if the table still has `entry`, unchanged since its version."""
+        """Return True if the table still has the named state `entry` in the same version."""
         return self._index.of_id(entry.id) == entry
 
     def named(self, name: str) -> NamedState | None:
-        """Return the state with this name, or None if there is none."""
+        """Return the named state called `name`, or None if there is none."""
         return self._index.named(name)
 
     def of_id(self, key: uuid.UUID) -> NamedState | None:
-        """Return the state with this id, or None if there is none."""
+        """Return the named state with the id `key`, or None if there is none."""
         return self._index.of_id(key)
 
     def check_free(self, name: str, field: str) -> None:
@@ -388,17 +395,14 @@ class NamedStateTable:
             raise self._too_many(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
-    def _check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
-        """Raise OverloadedError if `num_bytes` more bytes and `num_names` more names exceed the namespace's quota.
-
-        The namespace is that in `name`.
-        """
-        self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
+    def _check_quota(self, namespace: str, num_bytes: int, num_names: int) -> None:
+        """Raise OverloadedError if `num_bytes` more bytes or `num_names` more names exceed the namespace's quota."""
+        self.quotas.check_room(namespace, num_bytes, num_names, self._seconds_to_wait())
 
     def _renew(self, retention: Retention, name: str) -> str | None:
-        """Renew the lease that `retention` gives a state called `name`.
+        """Renew the owner's lease that keeps a state called `name`, or create it if there is none.
 
-        Return the lease's owner, or None for a persistent state, which has no lease.
+        `retention` has the owner. Return the lease's owner, or None for a persistent state, which has no lease.
         """
         owner = retention.owner_of(name)
         if owner is not None:
@@ -406,7 +410,7 @@ class NamedStateTable:
         return owner
 
     def enter(self, entry: NamedState) -> None:
-        """Add `entry`, whose name must be free, to the table.
+        """Add the named state `entry` to the table. Its name must be free.
 
         End newer leases of its namespace if that is needed for room. Raises OverloadedError if there is no room even
         then.
@@ -420,7 +424,7 @@ class NamedStateTable:
         self._tombstones.revive(entry.name)
 
     def restore(self, entry: NamedState) -> None:
-        """Add a state that another table has, replacing the state with the same id, if there is one.
+        """Add a named state from another table, replacing the state with the same id, if there is one.
 
         Room and leases are not checked: the other table has done so.
         """
@@ -436,7 +440,7 @@ class NamedStateTable:
             self._release(held)
 
     def swap(self, old: NamedState, new: NamedState) -> None:
-        """Replace `old`, which is in the table, by `new`. Raises OverloadedError if there is no room."""
+        """Replace `old`, a named state in the table, by `new`. Raises OverloadedError if there is no room."""
         self._make_room(new.owner, new.frozen, old.frozen)
         if new.name != old.name:
             self._index.remove(old)
@@ -450,7 +454,10 @@ class NamedStateTable:
         self._release(old)
 
     def drop(self, entry: NamedState, reason: str) -> None:
-        """Remove `entry`, which must be in the table. Later requests for its name get an error that shows `reason`."""
+        """Remove a named state from the table. Later requests for its name get an error that shows `reason`.
+
+        The table must have it.
+        """
         self._index.remove(entry)
         self._tombstones.note(entry.name, reason)
         if self.default == entry.name:
@@ -473,7 +480,7 @@ class NamedStateTable:
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
     def _release(self, entry: NamedState) -> None:
-        """Subtract `entry`, which was removed from the index, from all counts.
+        """Update leases, quotas and reference counts after the named state `entry` was removed from the index.
 
         If it was its owner's last state, end the owner's lease.
         """
@@ -495,7 +502,7 @@ class NamedStateTable:
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """Return the leases to end, newest first, so that the table has room for `num_bytes` more bytes of `owner`.
+        """Return the leases to end, newest first, so that `owner` can get `num_bytes` more bytes of states.
 
         `growth` returns by how many bytes the table would grow if the states in its argument were removed. Raises
         OverloadedError if ending all newer leases would not free enough.
@@ -513,7 +520,7 @@ class NamedStateTable:
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
-        """Return the leases in the owner's namespace that are newer than the owner's lease, the newest first.
+        """Return the leases in the owner's namespace that are newer than the owner's own lease, the newest first.
 
         Returns none if the owner has no lease.
         """

@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
-from rnn_engine.errors import StateError
+from rnn_engine.errors import StateError, hide_credentials
 from states.shared.client import Lane, StoreClient, execute, run_script
 from states.shared.entries import PREFIX
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Objects:
-    """An object store: named byte strings in S3, Google Cloud Storage, Azure or a folder.
+    """A client of an object store: named byte strings in S3, Google Cloud Storage, Azure or a folder.
 
     Methods raise the errors of `StoreClient.run`, and run on the client's thread.
     """
@@ -38,7 +38,7 @@ class Objects:
         try:
             self._store = from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
         except (BaseError, OSError) as error:
-            raise StateError(f"the object store can't be opened: {error}") from error
+            raise StateError(f"the object store can't be opened: {hide_credentials(str(error))}") from error
         self._client = client
         self._reading = client.add_lane("reading objects from", 32, reads=True)
         self._writing = client.add_lane("writing objects to", 4)
@@ -48,11 +48,11 @@ class Objects:
         await self.get("check")
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write `data` as the object with this key, replacing an existing object."""
+        """Write `data` to the object store under this key, replacing an existing object."""
         await self._run(self._writing, lambda: obstore.put_async(self._store, _path(key), data))
 
     async def get(self, key: str) -> bytes | None:
-        """Return the bytes of the object with this key, or None if it does not exist."""
+        """Return the bytes of the object with this key in the object store, or None if it does not exist."""
 
         async def read() -> bytes | None:
             try:
@@ -64,7 +64,7 @@ class Objects:
         return await self._run(self._reading, read)
 
     async def delete(self, key: str) -> None:
-        """Delete the object with this key. Does nothing if it does not exist."""
+        """Delete the object with this key from the object store. Does nothing if it does not exist."""
 
         async def delete() -> None:
             try:
@@ -79,9 +79,9 @@ class Objects:
             try:
                 return await work()
             except (PermissionDeniedError, UnauthenticatedError) as error:
-                raise StateError(f"the object store refuses access: {error}") from error
+                raise StateError(f"the object store refuses access: {hide_credentials(str(error))}") from error
             except BaseError as error:
-                raise OSError(str(error)) from error
+                raise OSError(hide_credentials(str(error))) from error
 
         return await self._client.run(lane, told)
 
@@ -161,27 +161,30 @@ class Bodies(Protocol):
     """
 
     async def put(self, key: str, data: bytes) -> None:
-        """Store the body `data` under `key`. It expires if it is not used for some time."""
+        """Store the state file `data` of a checkpoint under `key`. It expires if it is not used for some time."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """Return the body under `key` and mark it as used. Return None if it does not exist."""
+        """Return a checkpoint's state file, which is stored under `key`, and mark it as used.
+
+        Return None if it does not exist.
+        """
         ...
 
     async def renew(self, key: str) -> bool:
-        """Mark the body under `key` as used. Return False if it does not exist."""
+        """Mark a checkpoint's state file, which is stored under `key`, as used. Return False if it does not exist."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete the body under `key`. Does nothing if it does not exist."""
+        """Delete a checkpoint's state file, which is stored under `key`. Does nothing if it does not exist."""
         ...
 
 
 class StoredBodies:
-    """A store of bodies that stores them in the shared store itself."""
+    """A store of bodies (checkpoints' state files) in the shared store itself."""
 
     def __init__(self, client: StoreClient, ttl: int) -> None:
-        """Store bodies by `client`. A body expires when it was not used for `ttl` seconds."""
+        """Store state files by `client` in the shared store. One expires if it was not used for `ttl` seconds."""
         self._client = client
         self._ttl = ttl
 
@@ -203,14 +206,14 @@ class StoredBodies:
 
 
 class ObjectBodies:
-    """A store of bodies that stores them in an object store, and an index of them in the shared store.
+    """A store of bodies (checkpoints' state files) in an object store, with an index of them in the shared store.
 
     A body is written before it is entered in the index, and deleted after it was removed from the index. So the index
     may have a body that another server has deleted meanwhile. Such a body counts as missing.
     """
 
     def __init__(self, client: StoreClient, objects: Objects, ttl: int, capacity: int) -> None:
-        """Store at most `capacity` bytes of bodies, of all models and servers together.
+        """Store at most `capacity` bytes of state files, of all models and servers together.
 
         A body that was not used for `ttl` seconds expires.
         """

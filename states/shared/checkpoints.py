@@ -33,7 +33,10 @@ class SharedValues:
     """
 
     def __init__(self, client: StoreClient, names: SharedNames, files: StateFiles, model: str, capacity: int) -> None:
-        """Cache at most `capacity` bytes of arrays in memory. `model` is the fingerprint that state files must have."""
+        """Cache at most `capacity` bytes of named states' arrays in memory.
+
+        `model` is the fingerprint that state files must have.
+        """
         self._client = client
         self._names = names
         self._files = files
@@ -44,7 +47,7 @@ class SharedValues:
         self._unreadable: set[ValueKey] = set()  # values that the store has, damaged
 
     async def put(self, frozen: FrozenState) -> UnreadState:
-        """Write the arrays of a state to the store, unless it has them. Return the state's description without arrays.
+        """Write a state's arrays to the shared store, unless it has them. Return a description without the arrays.
 
         The arrays expire if no name uses them. Raises StorageError if the store has no room, and UnavailableError if it
         does not answer.
@@ -55,7 +58,7 @@ class SharedValues:
         return unread
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
-        """Return a state with its values; None if they are missing in the store or damaged.
+        """Return a named state with its arrays, or None if the shared store lacks them or they are damaged.
 
         Raises UnavailableError if the store does not answer.
         """
@@ -68,7 +71,7 @@ class SharedValues:
         return frozen
 
     def held(self, unread: UnreadState) -> FrozenState | None:
-        """Return a state with its values if they are in memory, and mark them as recently used."""
+        """Return a named state with its arrays if they are in memory, else None. Marks them as recently used."""
         key = key_of(unread)
         if key in self._held:
             self._held.move_to_end(key)
@@ -182,20 +185,20 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """The result of a search along a path: its longest usable checkpoint, and how far other paths share its tokens."""
+    """The result of a search for checkpoints along a path: the longest, and the prefix shared with other paths."""
 
     known: int  # tokens, in whole blocks, that some path in the store shares; it may share more
     longest: Listed | None  # the longest usable checkpoint
 
 
 class CheckpointStore:
-    """The checkpoints of one model in a shared store.
+    """Reads and writes the checkpoints of one model in a shared store.
 
     All methods run on the client's thread, and raise the errors of `StoreClient.run`.
     """
 
     def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
-        """Store the checkpoints' state files in `bodies`.
+        """Store the files of checkpoints in `bodies`, and their records in the store of `client`.
 
         A checkpoint expires when it was not used for `ttl` seconds.
         """
@@ -204,7 +207,7 @@ class CheckpointStore:
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
-        """Find the longest checkpoint on a path, of at least `shortest` and at most `longest` tokens.
+        """Find the longest checkpoint on a token path, of at least `shortest` and at most `longest` tokens.
 
         A checkpoint at the very end of the path is usable only with logits.
         """
@@ -239,7 +242,7 @@ class CheckpointStore:
         return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the state file of the checkpoint at the end of a path, or None if it is missing.
+        """Return the state file of the checkpoint at the end of a token path, or None if it is missing.
 
         Also restarts the checkpoint's time to live. If only that fails, the checkpoint expires earlier.
         """
@@ -252,14 +255,14 @@ class CheckpointStore:
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time to live of the checkpoint at the end of a path.
+        """Restart the time to live of the checkpoint at the end of a token path in the shared store.
 
         Return False if it is missing, or if it has no logits although `has_logits` asks for them.
         """
         return await self._bodies.renew(_file_of(path)) and await self._renew_record(path, has_logits=has_logits)
 
     async def _renew_record(self, path: PathKeys, *, has_logits: bool) -> bool:
-        """Restart the time to live of a checkpoint's record and of the bitmaps along its path.
+        """Restart the time to live of a checkpoint's record and of the bitmaps that list its path's checkpoints.
 
         The state file is renewed separately. Return False if the record is missing, or if it has no logits although
         `has_logits` asks for them.
@@ -271,7 +274,7 @@ class CheckpointStore:
         return bool(answer)
 
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
-        """Write a state file as the checkpoint at the end of a path, with the checkpoint's record."""
+        """Write a state file and a record to the shared store, as the checkpoint at the end of a token path."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
         await self._bodies.put(_file_of(path), data)
         await self._client.run(
@@ -280,7 +283,7 @@ class CheckpointStore:
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
-        """Delete the checkpoint at the end of a path: its record and its state file."""
+        """Delete the checkpoint at the end of a token path from the shared store: its record and its state file."""
         [key] = path.checkpoints([path.length])
         await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
         await self._bodies.delete(_file_of(path))

@@ -8,117 +8,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any, TypeVar, cast
-from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from valkey import exceptions
 from valkey.asyncio import ConnectionPool, Valkey
 
 from rnn_engine.errors import (
     EngineClosedError,
-    InvalidRequestError,
     RnnEngineError,
     StateError,
     StorageError,
     UnavailableError,
 )
-
-
-class StoreOutcome(Enum):
-    """The outcome of an operation on the shared store."""
-
-    DONE = "done"
-    FAILED = "failed"  # the store was not reached, or refused the operation
-    TIMED_OUT = "timed_out"
-    NO_ROOM = "no_room"  # the store's memory is full
-    SKIPPED = "skipped"  # not started, since the last ones have failed
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """The counters of a store client since its start: operations by outcome, bytes, time and openings of circuits.
-
-    Written by the client's thread; single numbers may be read on any thread.
-    """
-
-    outcomes: dict[StoreOutcome, int] = field(default_factory=lambda: dict.fromkeys(StoreOutcome, 0))
-    read_bytes: int = 0  # of states
-    written_bytes: int = 0
-    seconds: float = 0.0  # that operations took, including those that failed
-    circuit_open: bool = False  # operations of some kind are not tried for a while
-    circuit_openings: int = 0
-    unreadable: int = 0  # values that could not be parsed, and were treated as missing
-
-
-_FORM = (
-    "valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE], valkeys:// for TLS, redis:// or rediss:// likewise, or "
-    "unix://[USER:PASSWORD@]/PATH[?db=DATABASE]"
-)
-_TLS = ("valkeys", "rediss")
-_SCHEMES = ("valkey", "redis", "unix", *_TLS)
-_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreUrl:
-    """The parsed address of a shared store, and its form without user and password for logs and errors."""
-
-    text: str
-    shown: str  # without user and password
-    tls: bool
-
-    @classmethod
-    def parse(cls, text: str) -> StoreUrl:
-        """Check and parse the address of a store.
-
-        Raises InvalidRequestError, whose message does not have the password.
-        """
-        shown = _without_password(text)
-        try:
-            parts = urlsplit(text)
-            _check(parts)
-        except ValueError as error:
-            raise InvalidRequestError("store", shown, f"{_FORM}: {error}") from None
-        return cls(text, shown.partition("?")[0], parts.scheme in _TLS)
-
-
-def _check(parts: SplitResult) -> None:
-    if parts.scheme not in _SCHEMES:
-        raise ValueError(f"the scheme {parts.scheme!r} is unknown")
-    if parts.fragment:
-        raise ValueError("in a password, write '#' as %23 and '/' as %2F")
-    options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-    if parts.scheme == "unix":
-        if not parts.path.startswith("/"):
-            raise ValueError("the socket's path is missing")
-        _check_options(options, ("db",))
-        _check_database(options.get("db", "0"))
-        return
-    if not parts.hostname:
-        raise ValueError("the host is missing")
-    if parts.port == 0:
-        raise ValueError("the port must be from 1 to 65535")
-    _check_options(options, _TLS_FILES if parts.scheme in _TLS else ())
-    _check_database(parts.path.removeprefix("/") or "0")
-
-
-def _check_database(text: str) -> None:
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise ValueError(f"{text[:20]!r} is not the number of a database")
-
-
-def _check_options(options: dict[str, str], known: tuple[str, ...]) -> None:
-    for name in options:
-        if name not in known:
-            raise ValueError(f"unknown option {name[:20]!r} after '?'; there are: {', '.join(known) or 'none'}")
-
-
-def _without_password(text: str) -> str:
-    scheme, colon, rest = text.partition("://")
-    return scheme + colon + rest.rpartition("@")[2]
-
+from states.shared.config import StoreCounters, StoreOutcome, StoreUrl
 
 # A circuit breaker: after repeated failures, operations are rejected for a while, so that no request waits for them.
 
@@ -158,7 +61,7 @@ class CircuitBreaker:
 
     @property
     def refuses(self) -> bool:
-        """Whether operations are rejected now: the circuit is open, and its pause has not ended."""
+        """Whether the circuit breaker rejects operations now: it is open, and its pause has not ended."""
         until = self._open_until
         return until is not None and self._clock() < until
 
@@ -200,7 +103,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """A class of a client's operations, with a limit on parallel ones and a circuit breaker of its own.
+    """A class of operations on a shared store, with a limit on parallel ones and a circuit breaker of its own.
 
     At most `most` operations run at a time. For the client's thread; `refuses` may be read on any thread.
     """
@@ -214,7 +117,7 @@ class Lane:
 
     @property
     def refuses(self) -> bool:
-        """Whether the lane's circuit breaker rejects operations now, because the last ones failed."""
+        """Whether this lane's circuit breaker rejects operations on the store now, because the last ones failed."""
         return self.breaker.refuses
 
 
@@ -225,7 +128,7 @@ class StoreClient:
     """
 
     def __init__(self, url: StoreUrl, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the client's thread. The first operation connects to the store; each may take `timeout` seconds.
+        """Start the client's thread. The first operation connects to the store; each one may take `timeout` seconds.
 
         `clock` returns seconds and never goes back.
         """
@@ -252,7 +155,7 @@ class StoreClient:
         self._thread.start()
 
     def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
-        """Add and return a lane: a class of operations of which at most `most` run at a time.
+        """Add and return a lane: a class of operations on the store of which at most `most` run at a time.
 
         `name` describes the operations in the log, as in "reading from". `reads` is True if prompts wait for them.
         """
@@ -262,14 +165,17 @@ class StoreClient:
 
     @property
     def refuses(self) -> bool:
-        """Whether the circuit breaker of any lane rejects operations now. May be read on any thread."""
+        """Whether the client rejects some operations on the store now because earlier ones failed.
+
+        Circuit breakers decide this, one for each lane. May be read on any thread.
+        """
         return any(lane.refuses for lane in self._lanes)
 
     @property
     def refuses_reading(self) -> bool:
-        """Whether the circuit breaker of a lane that prompts wait for rejects operations now.
+        """Whether the client rejects operations that prompts wait for, because earlier ones failed.
 
-        May be read on any thread.
+        A lane's circuit breaker decides this. May be read on any thread.
         """
         return any(lane.refuses for lane in self._lanes if lane.reads)
 
@@ -284,7 +190,7 @@ class StoreClient:
         return asyncio.run_coroutine_threadsafe(self._until_closed(coroutine), self._loop)
 
     def counters(self) -> StoreCounters:
-        """Return the counts since the start, including the current state of the circuit breakers."""
+        """Return the client's counters since its start, including the current state of the circuit breakers."""
         breakers = [lane.breaker for lane in self._lanes]
         return replace(
             self._counters,
@@ -310,10 +216,11 @@ class StoreClient:
         )
 
     async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
-        """Run `operation` in a lane, with the client's timeout, and return its result. For the client's thread.
+        """Run an operation on the store in a lane, with the client's timeout, and return its result.
 
-        Raises UnavailableError if the store does not answer or the lane's circuit breaker rejects the operation. Raises
-        StorageError if the store has no room, and StateError if the store rejects the operation.
+        For the client's thread. Raises UnavailableError if the store does not answer or the lane's circuit breaker
+        rejects the operation. Raises StorageError if the store has no room, and StateError if the store rejects the
+        operation.
         """
         async with lane.places:
             if not lane.breaker.allow():
@@ -394,17 +301,17 @@ class StoreClient:
 
 
 async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
-    """Run the Lua script `text` in the store, and return its answer. Later calls send only the script's hash."""
+    """Run the Lua script `text` in the shared store, and return its answer. Later calls send only the script's hash."""
     return await valkey.register_script(text)(keys=keys, args=arguments)
 
 
 def execute(valkey: Valkey, *command: object) -> Awaitable[Any]:
-    """Send a command to the store, and return its answer."""
+    """Send a command to the shared store, and return the store's answer."""
     return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
 
 
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
-    """Translate an exception of the client library into an outcome to count and an exception to raise."""
+    """Translate an exception of the store's client library into an outcome to count and an exception to raise."""
     if isinstance(error, exceptions.OutOfMemoryError):
         return StoreOutcome.NO_ROOM, StorageError("the store has no room: its maxmemory is used up")
     if isinstance(error, TimeoutError | exceptions.TimeoutError):

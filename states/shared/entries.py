@@ -21,7 +21,8 @@ from rnn_engine.errors import InvalidRequestError, StateError, StorageError
 from rnn_engine.types import F32, InitialState
 from states.files.reading import StateForm
 from states.frozen import FrozenState
-from states.named.entry import MAX_TTL, Lease, NamedState, check_full_name
+from states.named.entry import Lease, NamedState, check_full_name
+from states.named.quota import MAX_TTL
 from states.tokens import TOKEN_BYTES
 
 # The keys of checkpoints in a shared store, and how the store finds the longest checkpoint of a prompt.
@@ -39,7 +40,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block of a path's tokens, and the store's key of the bitmap of checkpoints in this block.
+    """A block of a path's tokens, and the shared store's key of the bitmap of checkpoints in this block.
 
     The path's last block may be shorter than `BLOCK_TOKENS`.
     """
@@ -50,10 +51,10 @@ class StoredBlock:
 
 
 class PathKeys:
-    """Computes the store's keys of the checkpoints and bitmaps along one path of tokens."""
+    """Computes the shared store's keys of the checkpoints and bitmaps along one path of tokens."""
 
     def __init__(self, model: str, root: str, tokens: bytes) -> None:
-        """Compute keys for the path of packed `tokens` under `root`.
+        """Compute the shared store's keys for the path of packed `tokens` under `root`.
 
         `model` is the fingerprint of all settings that must be equal for a state to be continued.
         """
@@ -65,7 +66,7 @@ class PathKeys:
         self.length = len(tokens) // TOKEN_BYTES
 
     def blocks(self) -> list[StoredBlock]:
-        """Return all blocks of the path, in order."""
+        """Return all blocks of the token path with their keys, in order."""
         starts = range(0, self.length, BLOCK_TOKENS)
         digests = self._digests(starts)
         return [
@@ -90,7 +91,7 @@ class PathKeys:
 
 
 def bit_of(length: int) -> int:
-    """Return the position of the bit that stands for a checkpoint of `length` tokens in its block's bitmap."""
+    """Return which bit of its block's bitmap stands for a checkpoint of `length` tokens."""
     return (length - 1) % BLOCK_TOKENS
 
 
@@ -106,7 +107,7 @@ def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
 
 
 def space_of(model: str) -> str:
-    """Return the prefix of all keys of a model, made of its fingerprint `model`."""
+    """Return the prefix of all keys of a model in the shared store, made of its fingerprint `model`."""
     return f"{PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
 
 
@@ -117,7 +118,7 @@ _LOGITS: F32 = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadState(FrozenState):
-    """The description of a named state whose arrays are in the store. Reading the arrays raises StateError."""
+    """The description of a named state whose arrays are in the shared store. Reading the arrays raises StateError."""
 
     bytes_there: int
 
@@ -146,7 +147,7 @@ def make_unread(
     num_bytes: int,
     has_shifts: bool,
 ) -> UnreadState:
-    """Return the `UnreadState` for a state with this digest, size and number of tokens."""
+    """Return the description of a state in the shared store, from its digest, size and number of tokens."""
     logits = _LOGITS if has_logits else None
     return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, has_shifts, num_bytes)
 
@@ -179,7 +180,7 @@ def key_of(frozen: UnreadState) -> ValueKey:
 
 
 def encode_entry(entry: NamedState) -> str:
-    """Return a named state, without its arrays, as a JSON text."""
+    """Return a named state, without its arrays, as a JSON text for the shared store."""
     frozen = entry.frozen
     return json.dumps(
         {
@@ -240,7 +241,7 @@ def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease as read from the store. The time of its last use is stored under another key, and is not part of it."""
+    """A lease as read from the shared store, without the time of its last use, which is stored under another key."""
 
     owner: str
     number: int
@@ -248,7 +249,7 @@ class StoredLease:
 
 
 def encode_lease(lease: Lease) -> str:
-    """Return a lease, without its owner and its last use, as a JSON text."""
+    """Return a lease, without its owner and its last use, as a JSON text for the shared store."""
     return json.dumps({"number": lease.number, "ttl": lease.ttl})
 
 
@@ -265,7 +266,7 @@ def decode_lease(owner: str, text: str) -> StoredLease:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the shared names: the entries and leases to set or remove."""
+    """A change of the shared store's named states: the states and leases to set or remove."""
 
     entries: Mapping[str, str] = field(default_factory=dict)  # id -> text
     removed: Sequence[str] = ()  # ids
@@ -274,16 +275,16 @@ class Change:
 
 
 def encode_change(change: Change) -> str:
-    """Return a change as a JSON text."""
+    """Return a change of the named states as a JSON text for the shared store."""
     return json.dumps(
         {"entries": change.entries, "removed": change.removed, "leases": change.leases, "ended": change.ended}
     )
 
 
 def decode_change(marked: bytes) -> Change:
-    """Return the change in `marked`, a revision's mark followed by a JSON text. Raises StorageError if it is invalid.
+    """Return the change of the named states in `marked`, a revision's mark followed by a JSON text.
 
-    The entries and leases in the change stay JSON texts.
+    Raises StorageError if it is invalid. The entries and leases in the change stay JSON texts.
     """
     with _damage_told("a change"):
         text = marked.decode()
@@ -300,7 +301,7 @@ def decode_change(marked: bytes) -> Change:
 
 @contextmanager
 def _damage_told(what: str) -> Iterator[None]:
-    """Convert exceptions that parsing an invalid text raises in the block to StorageError.
+    """Convert exceptions that parsing an invalid text raises in a `with` block to StorageError.
 
     `what` names what the text stands for.
     """

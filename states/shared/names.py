@@ -108,7 +108,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The identity of one version of the shared names as a whole. Each change makes a new revision."""
+    """The identity of one version of all named states in a shared store. Each change makes a new revision."""
 
     mark: bytes = b""  # its random id; empty if no revision is known
     number: int = 0
@@ -117,9 +117,9 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """The result of reading the shared names: the changes since a known revision, or all names in a single change.
+    """The result of reading the named states in a shared store: the changes since a known revision, or all states.
 
-    Texts and keys in it have not been checked.
+    All states are a single change. Texts and keys in the result have not been checked.
     """
 
     revision: Revision
@@ -130,7 +130,7 @@ class NamesRead:
 
 
 class Commit(Enum):
-    """The outcome of an attempt to change the shared names."""
+    """The outcome of an attempt to change the named states in a shared store."""
 
     DONE = "done"
     CONFLICT = "conflict"  # another server has made a change
@@ -144,16 +144,16 @@ class SharedNames:
     """
 
     def __init__(self, client: StoreClient, model: str) -> None:
-        """Access the named states of the model with the fingerprint `model`, by `client`."""
+        """Access, by `client`, the named states in the shared store of the model with the fingerprint `model`."""
         self._client = client
         space = space_of(model)
         self._keys = [f"{space}:names:{part}" for part in ("head", "entries", "leases", "used", "changes")]
         self._values = f"{space}:value"
 
     async def read(self, known: Revision) -> NamesRead:
-        """Return the changes since the revision `known`, or all names if those changes are not known.
+        """Return the changes of the named states since the revision `known`, or all states if those changes are lost.
 
-        They are not known if the store no longer logs them, or if they can't be parsed.
+        They are lost if the store no longer logs them, or if they can't be parsed.
         """
         arguments = (known.mark, known.number, repr(known.read_at))
         now, mark, number, version, complete, first, leases, used = await self._client.run(
@@ -179,9 +179,10 @@ class SharedNames:
         needed: Sequence[ValueKey],
         unneeded: Sequence[ValueKey],
     ) -> tuple[Commit, Revision]:
-        """Apply `change` if the names still have the revision `known`. Return the outcome and the change's revision.
+        """Apply `change` to the named states if these still have the revision `known`.
 
-        Arrays that are `needed` must be in the store, and no longer expire. The `unneeded` arrays are deleted.
+        Return the outcome and the change's revision. Arrays that are `needed` must be in the store, and no longer
+        expire. The `unneeded` arrays are deleted.
         """
         follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
         text = encode_change(change)
@@ -198,7 +199,7 @@ class SharedNames:
         return bool(await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, owner)))
 
     async def has_value(self, value: ValueKey) -> bool:
-        """Return True if the store has the state file with this key.
+        """Return True if the shared store has the state file with this key.
 
         If it can expire, restart its `PROVISIONAL_SECONDS`.
         """

@@ -1,4 +1,4 @@
-"""A server's copy of the names in a shared store, which records local changes until they are sent to the store."""
+"""A server's copy of the named states in a shared store. It records local changes until they are sent to the store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rnn_engine.errors import StorageError
-from states.named.entry import Lease, Leases, NamedState, Quota
+from states.named.entry import Lease, Leases, NamedState
+from states.named.quota import Quota
 from states.named.store import LocalStateStore
 from states.named.table import NamedStateTable
 from states.shared.entries import (
@@ -28,7 +29,7 @@ _ELSEWHERE = "it was removed"
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The changes of a server's copy of the names that are still to be sent to the store."""
+    """The changes of a server's copy of the named states that are still to be sent to the shared store."""
 
     change: Change
     last_version: int
@@ -37,7 +38,7 @@ class Pending:
 
 
 class StoreReplica:
-    """A server's copy of the shared names as last read from the store, together with the operator's own states.
+    """A server's copy of a shared store's named states as last read, together with the operator's own states.
 
     For one event loop. Each server has its own operator's states. They are read-only, and hide states in the store with
     the same names.
@@ -52,7 +53,7 @@ class StoreReplica:
         forget: Callable[[str], None],
         note_unreadable: Callable[[str, object], None],
     ) -> None:
-        """Make a copy that has only the operator's states, which are in `own`, until names are read from the store.
+        """Make a copy that has only the operator's states, which are in `own`, until others are read from the store.
 
         `capacity`, `max_names` and `quota` bound the table. `forget` is called with the digest of a removed state if no
         name stands for a state with this digest any more. `note_unreadable` is called with a description of a text that
@@ -70,15 +71,15 @@ class StoreReplica:
 
     @property
     def is_known(self) -> bool:
-        """Whether the copy has the names of a known revision, that of the last read or commit."""
+        """Whether the server's copy of the named states has a known revision, that of the last read or commit."""
         return self.revision.read_at > 0
 
     def lose_track(self) -> None:
-        """Forget the copy's revision, so that the next read fetches all names. The copy may differ from the store."""
+        """Forget the copy's revision, as the copy may differ from the store. The next read then fetches all names."""
         self.revision = Revision()
 
     def take_in(self, read: NamesRead) -> None:
-        """Apply the names or changes that were read from the store to the copy.
+        """Apply named states or changes that were read from the store to the server's copy.
 
         Texts that can't be parsed count as missing. Then end the leases that have expired.
         """
@@ -110,7 +111,7 @@ class StoreReplica:
         return self._shared.setdefault(key_of(frozen), frozen)
 
     def pending(self) -> Pending | None:
-        """Return the changes of the copy since it last matched the store, or None if there are none."""
+        """Return the changes of the server's copy since it last matched the store, or None if there are none."""
         table = self.table
         if not table.changed and not table.touched:
             return None
@@ -130,7 +131,7 @@ class StoreReplica:
         return Pending(change, table.last_version, sorted(needed), sorted(set(self._shared) - held))
 
     def note_committed(self, revision: Revision) -> None:
-        """Clear the pending changes, because the store has them now as `revision`."""
+        """Forget the changes that were to be sent, because the store has them now as `revision`."""
         self.revision = revision
         self.table.clear_records()
         self._prune()
@@ -146,7 +147,7 @@ class StoreReplica:
         return table
 
     def _replay(self, change: Change, noted: Set[str]) -> None:
-        """Apply a change that was read from the store to the copy.
+        """Apply a change of named states that was read from the store to the server's copy.
 
         Report texts that can't be parsed, except those in `noted`.
         """
@@ -190,7 +191,7 @@ class StoreReplica:
 
     @contextmanager
     def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
-        """Suppress a StorageError from the block, and report it as an unreadable text unless `noted` has that text.
+        """Suppress a StorageError in a `with` block, and report it as an unreadable text unless `noted` has the text.
 
         `what` describes the text.
         """
@@ -225,7 +226,7 @@ class _RecordingTable(NamedStateTable):
         self.leases = _RecordingLeases(lambda: self.now, self.touched)
 
     def clear_records(self) -> None:
-        """Clear the recorded changes."""
+        """Forget the recorded changes of the table."""
         self.changed.clear()
         self.touched.clear()
 

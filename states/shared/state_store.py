@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from rnn_engine.errors import NotFoundError, RnnEngineError, StorageError, UnavailableError
 from states.files.reading import StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, OwnerLease, Quota, Retention, check_changeable
+from states.named.entry import NamedState, OwnerLease, Retention, check_changeable
+from states.named.quota import Quota
 from states.named.store import DEFAULT_MAX_NAMES, KeyedLocks, LocalStateStore
 from states.named.table import NamedStateTable, StateListing, StateUsage, check_names
 from states.shared.checkpoints import SharedValues
@@ -156,7 +157,10 @@ class SharedStateStore:
         return self._locks.hold(str(key))
 
     async def _use(self, name_or_id: str) -> NamedState | None:
-        """Return a state without its arrays and renew its owner's lease. Return None if the lease has just ended."""
+        """Return a named state without its arrays and renew its owner's lease.
+
+        Return None if the lease has just ended.
+        """
         async with self._names_now() as table:
             entry = table.get(name_or_id)
             if entry.owner is None:
@@ -169,18 +173,24 @@ class SharedStateStore:
             return replace(entry, expires_in=lease.ttl)
 
     async def _with_values(self, entry: NamedState) -> NamedState | None:
-        """Return a state with its arrays, or None if the store lacks them, perhaps because the state was changed."""
+        """Return a named state with its arrays, or None if the shared store lacks them.
+
+        The store may lack them because the state was changed.
+        """
         assert isinstance(entry.frozen, UnreadState), "the operator's states are found before"
         frozen = await self._values.get(entry.frozen)
         return None if frozen is None else replace(entry, frozen=frozen)
 
     async def _ask(self, question: Callable[[NamedStateTable], T]) -> T:
-        """Call `question` with the current table of names, and return its result."""
+        """Call `question` with the current table of named states, and return its result."""
         async with self._names_now() as table:
             return question(table)
 
     async def _change_with(self, frozen: FrozenState, action: Callable[[NamedStateTable, UnreadState], T]) -> T:
-        """Write the arrays of `frozen` to the store, then change the names by `action`, which gets an `UnreadState`."""
+        """Write the arrays of `frozen` to the store, then change the named states by `action`.
+
+        `action` gets an `UnreadState`.
+        """
         unread = await self._put_values(frozen)
         return await self._change(
             lambda table: action(table, self._replica.share(unread)), partial(self._put_values, frozen)
@@ -194,7 +204,7 @@ class SharedStateStore:
             raise
 
     async def _put_held_values(self, name_or_id: str) -> None:
-        """Write a state's arrays to the store again, from memory, because the store has lost them.
+        """Write a state's arrays from memory to the shared store again, because the store has lost them.
 
         Raises NotFoundError if they are not in this server's memory.
         """
@@ -210,10 +220,10 @@ class SharedStateStore:
     async def _change(
         self, action: Callable[[NamedStateTable], T], put_again: Callable[[], Awaitable[object]] | None = None
     ) -> T:
-        """Change the current names by `action`, and return its result. Try again if another server changed them first.
+        """Change the current named states by `action`, and return its result.
 
-        `put_again` writes the values that the change needs if the store does not have them, or raises an error. It may
-        be absent only if the change needs none.
+        Try again if another server changed them first. `put_again` writes the values that the change needs if the store
+        does not have them, or raises an error. It may be absent only if the change needs none.
         """
         for _ in range(MOST_TRIES):
             async with self._names_now() as table:
@@ -235,7 +245,7 @@ class SharedStateStore:
 
     @asynccontextmanager
     async def _names_now(self) -> AsyncIterator[NamedStateTable]:
-        """Yield the table of names, read from the store no earlier than the call.
+        """Yield the table of named states for a `with` block, read from the store no earlier than the call.
 
         No other task changes the table during the block. Tasks that wait for each other share a read, so a slow store
         is asked once for all of them.
@@ -247,14 +257,14 @@ class SharedStateStore:
             yield self._replica.table
 
     async def _read(self) -> None:
-        """Update the copy of the names from the store, and remove expired leases and their states."""
+        """Update the server's copy of the named states from the store, and remove expired leases and their states."""
         self._begun += 1
         self._replica.take_in(await self._run(self._names.read(self._replica.revision)))
         await self._commit()
         self._last_read = self._begun
 
     async def _undo(self) -> None:
-        """Discard a change of the copy that was rejected.
+        """Discard a local change of the named states that failed before it was sent to the store.
 
         If only leases were renewed, send the renewals to the store instead.
         """
@@ -264,7 +274,7 @@ class SharedStateStore:
             await self._commit()
 
     async def _commit(self) -> Commit:
-        """Send the changes of the copy to the store, if there are any, and return the outcome."""
+        """Send local changes of the named states to the store, if there are any, and return the outcome."""
         pending = self._replica.pending()
         if pending is None:
             return Commit.DONE

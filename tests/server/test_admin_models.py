@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.cli.serve import NamedModel, load_models
+from rnn_engine.cli.serve import NamedModel
+from rnn_engine.cli.serving import load_models
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
 from server.apis.ai00.files import FileEntry, Token, WrittenFile
@@ -195,6 +196,28 @@ async def test_the_folder_of_models(client: Client, folder: Path) -> None:
         "custom": {"V6": {"time_mix": 6, "time_decay": 9}},
     }
     assert listed[1]["sha"] == hashlib.sha256((folder / "one.st").read_bytes()).hexdigest()
+
+
+async def test_without_a_folder_the_served_models_are_listed(load: Load, folder: Path) -> None:
+    choice = EngineChoice(folder / "one.st", LoadSettings("cpu", "none"), 2)
+    named = [NamedModel("one", folder / "one.st"), NamedModel("other", folder / "two.st")]
+    models = await load_models(choice, named, None, load)
+    async with TestClient(TestServer(make_app(models, ServerSettings()))) as client:
+        listed = await (await client.get("/api/models/list")).json()
+    for entry in listed:
+        check_shape(ModelFileEntry, entry)
+    assert [(entry["name"], entry["path"]) for entry in listed] == [
+        ("one.st", str(folder / "one.st")),
+        ("two.st", str(folder / "two.st")),
+    ]
+    assert listed[0]["info"]["num_vocab"] == 96
+
+
+async def test_a_served_model_without_a_file_is_listed_too(through: Through) -> None:
+    async with TestClient(TestServer(make_app(await through(FakeEngine()), ServerSettings()))) as client:
+        [entry] = await (await client.get("/api/models/list")).json()
+    check_shape(ModelFileEntry, entry)
+    assert (entry["name"], entry["size"], entry["info"]["num_vocab"]) == ("fake", 0, 257)
 
 
 async def test_devices(client: Client) -> None:

@@ -38,6 +38,11 @@ def test_it_has_every_route_under_every_path() -> None:
     assert operation("post", "/chat/completions")["x-alias-of"] == "/v1/chat/completions"
 
 
+def test_openai_is_listed_first() -> None:
+    assert [tag["name"] for tag in DOCUMENT["tags"]][:4] == ["chat", "completions", "responses", "conversations"]
+    assert next(iter(DOCUMENT["paths"])) == "/v1/chat/completions"
+
+
 def test_operations_have_names_of_their_own() -> None:
     names = [one["operationId"] for methods in DOCUMENT["paths"].values() for one in methods.values()]
     assert len(set(names)) == len(names)

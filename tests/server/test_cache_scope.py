@@ -10,7 +10,7 @@ from server.apis.routes import ALL_ROUTES
 from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
 from server.core.settings import AuthSettings, ServerSettings
-from tests.server.test_ownership import STARTING
+from tests.server.test_ownership import STARTING, object_in
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Load, Serve
@@ -33,7 +33,7 @@ SECRET = "My card number is 1234 5678 9012 3456."
 async def ask(client: Client, key: str, path: str, body: Body) -> Body:
     response = await client.post(path, json=body, headers={"X-Api-Key": key})
     assert response.status == 200, await response.text()
-    return dict(await response.json()) if response.content_type == "application/json" else {}
+    return await object_in(response)
 
 
 async def cached(client: Client, key: str, **fields: object) -> bool:

@@ -27,7 +27,7 @@ from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens
 from tests.support.gate import Gate
 from tests.support.http import Body, Client, Through, error_of
-from tools.live_server.raw import connection, encode_request
+from tools.live_server.asking import connection, encode_request
 
 TOKENIZER = ByteTokenizer()
 WAIT_SECONDS = 30.0  # until a test that waits in vain fails

@@ -148,7 +148,7 @@ BAD: list[tuple[Body, str, str]] = [
     ({"choices": ["a"], "input": {}}, "input", "null, a string"),
     ({"choices": ["a"], "calibrate": 1}, "calibrate", "true or false"),
     ({"choices": ["a"], "state": 1}, "state", "a name or an id"),
-    ({"choices": ["a"], "max_tokens": 1}, "max_tokens", "the known fields are cache_salt, calibrate, "),
+    ({"choices": ["a"], "inptu": "b"}, "inptu", "did you mean 'input'?"),
 ]
 
 

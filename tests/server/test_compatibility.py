@@ -14,18 +14,26 @@ from server.core.schema import RequestBody
 from server.core.settings import ServerSettings
 from server.openapi.document import plain_path
 from tests.support.demo_server import demo_server
-from tools.compatibility.document import DOCUMENT, document
-from tools.compatibility.systems import SYSTEMS, Call, Made
+from tools.compatibility.document import DOCUMENT, SYSTEMS, Call, Made, document
 
 ROUTES = {f"{route.method} {plain_path(path)}": route for route in ALL_ROUTES for path in route.paths}
 CALLS = [pytest.param(call, id=f"{system.name} {call.path}") for system in SYSTEMS for call in system.calls]
 LISTED = [(system.name, route) for system in SYSTEMS for route in system.routes]
+LEFT_OUT = [
+    call for system in SYSTEMS for call in system.calls if any(one.verdict == "left_out" for one in call.fields)
+]
 REFUSED = [(system.name, route) for system in SYSTEMS for route in system.refused_routes]
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     with demo_server(ServerSettings()) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[httpx.Client]:
+    with demo_server(ServerSettings(strict=True)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -51,6 +59,15 @@ def test_fields_are_taken_or_refused_as_the_table_says(client: httpx.Client, cal
             assert field.name in response.text or response.status_code == 404, told
         else:
             assert response.status_code == 200, told
+            assert (field.name in response.headers.get("X-Left-Out", "")) == (field.verdict == "left_out"), told
+
+
+@pytest.mark.parametrize("call", LEFT_OUT, ids=lambda call: call.path)
+def test_a_strict_server_refuses_what_others_leave_out(strict: httpx.Client, call: Call) -> None:
+    for field in call.fields:
+        if field.verdict == "left_out":
+            response = strict.post(call.path, json=field.put_into(call.body))
+            assert (response.status_code, field.name in response.text) in ((400, True), (422, True)), response.text
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -60,7 +77,7 @@ def test_what_has_no_effect_is_what_the_schema_ignores(call: Call) -> None:
     assert issubclass(kind, RequestBody)
     for field in call.fields:
         if field.inside is None and field.verdict == "no_effect":
-            assert field.name in {*kind.ignored, *kind.neutral}, field.name
+            assert field.name in {*kind.ignored, *kind.neutral, *kind.lacking}, field.name
         if field.inside is None and field.name in kind.ignored:
             assert field.verdict in ("no_effect", "different"), field.name
 

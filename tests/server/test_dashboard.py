@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.metrics.document import families, full_name, labels_of
+from tools.metrics import families, full_name, labels_of
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "rnn-engine.json"
 BUCKET_LABELS = {"le"}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from server.apis.ai00.states import StateList
-from server.apis.llama_server.rerank import LlamaEmbedding
+from server.apis.llama_server.embedding import LlamaEmbedding
 from server.apis.openai.embeddings import EmbeddingList
 from server.core.settings import Limits, ServerSettings
 from states.files.prefab import state_from_rows

@@ -124,6 +124,27 @@ async def test_answers_follow_the_schema_whole_and_streamed(client: Client) -> N
     assert len(set(texts)) > 3
 
 
+URIS: list[Body] = [
+    {"$id": "Output Format", "const": "x"},
+    {"$id": "{{id}}", "properties": {"a": {"$id": "a b", "const": 1}}, "const": "x"},
+    {"$schema": "http://json-schema.org/schema#", "const": "x"},
+    {"$schema": "https://json-schema.org/draft-07/schema#", "const": "x"},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "#x", "const": "x"},
+    {"$defs": {"List<A B>": {"const": "x"}}, "$ref": "#/$defs/List<A B>"},
+    {"$defs": {"A[int]": {"const": "x"}}, "$ref": "#/$defs/A%5Bint]"},
+    {"$defs": {"100%": {"const": "x"}}, "$ref": "#/$defs/100%"},
+    {"$defs": {"a#ü": {"const": "x"}}, "$ref": "#/$defs/a#ü"},
+]
+"""Schemas with URIs that are wrong or not known, as programs make them. Each allows only "x"."""
+
+
+@pytest.mark.parametrize("schema", URIS, ids=str)
+async def test_a_schema_is_not_refused_for_its_uris(client: Client, schema: Body) -> None:
+    body: Body = {**HI, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
+    answer = await post(client, CHAT, ChatCompletion, body)
+    assert answer["choices"][0]["message"]["content"] == '"x"'
+
+
 WRONG: list[tuple[Body, str, str]] = [
     ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
     ({"grammar": "root ::= ["}, "grammar", "line 1"),

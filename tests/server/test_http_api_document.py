@@ -12,7 +12,7 @@ from server.core.schema import RequestBody
 from server.openapi.document import EXAMPLES, make_document
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
-from tools.http_api.document import BEGIN, DOCUMENT, renew
+from tools.http_api import BEGIN, DOCUMENT, renew
 
 
 def test_reference_is_up_to_date() -> None:

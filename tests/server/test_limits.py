@@ -20,7 +20,7 @@ from server.core.schema import RequestBody
 from server.core.settings import BOUNDS, ConnectionSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, check_shape, error_of
-from tools.http_api.document import DOCUMENT
+from tools.http_api import DOCUMENT
 
 SMALL = Limits(
     max_messages=3,

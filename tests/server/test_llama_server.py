@@ -10,7 +10,6 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.telemetry import SlotUse
 from server.apis.engine.status import Props
 from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
-from server.apis.llama_server.rerank import Reranked
 from server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
 from server.apis.openai.chat import AppliedTemplate
 from server.core.kept import KeptUsage, PromptTable
@@ -80,33 +79,6 @@ async def test_tokens_with_their_pieces(serve: Serve) -> None:
     ]
     strings = await post(client, "/v1/tokenize", Tokens, {"prompt": "hi", "return_token_strs": True})
     assert strings["token_strs"] == ["h", "i"]
-
-
-QUERY: Body = {"query": "b", "documents": ["x", "y", {"text": "z"}]}
-
-
-async def test_rerank_scores_the_query_after_each_text(serve: Serve) -> None:
-    """The fake engine gives token t the log-probability -t / 100 after any text."""
-    engine = FakeEngine()
-    answer = await post(await serve(engine), "/v1/rerank", Reranked, {**QUERY, "top_n": 2, "return_documents": True})
-    assert [list(request.prompt) for request in engine.requests] == [encode(f"{text}\n\nb") for text in "xyz"]
-    assert [result["index"] for result in answer["results"]] == [0, 1]
-    assert answer["results"][0]["relevance_score"] == pytest.approx(0.3716, abs=1e-4)
-    assert answer["results"][0]["document"] == {"text": "x"}
-    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == 12
-
-
-async def test_rerank_as_text_embeddings_inference(serve: Serve) -> None:
-    client = await serve(FakeEngine())
-    response = await client.post("/rerank", json={"query": "b", "texts": ["x", "y"], "return_text": True})
-    assert [(entry["index"], entry["text"]) for entry in await response.json()] == [(0, "x"), (1, "y")]
-
-
-@pytest.mark.parametrize("documents", [[], None, 123, [1, 2, 3]])
-async def test_rerank_refuses_what_is_no_list_of_texts(serve: Serve, documents: object) -> None:
-    client = await serve(FakeEngine())
-    error = await error_of(await client.post("/rerank", json={"query": "b", "documents": documents}), 400)
-    assert error["param"].startswith("documents")
 
 
 def make_default(engine: FakeEngine, seed: int) -> str:

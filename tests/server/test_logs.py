@@ -168,6 +168,14 @@ async def test_a_whole_answer_tells_its_times(serve: Serve) -> None:
         assert "X-Queue-Time" not in answer.headers
 
 
+def test_without_times_of_the_engine_there_are_no_times_of_it() -> None:
+    untimed = RequestReport(Outcome.STOP, 101.0, 112.0, None, 5, 1, 3)
+    for reports in ([], [untimed]):
+        record = RequestRecord("POST", "/v1/completions", begun=100.0, reports=reports)
+        assert (record.queue_seconds, record.first_token_seconds, record.inference_seconds) == (None, None, None)
+        assert timing_headers(record) == {}
+
+
 def test_the_times_are_those_of_the_first_of_several_requests_to_the_engine() -> None:
     """The second request begins when the first has ended, and waits for less time."""
     first = RequestReport(Outcome.STOP, 101.0, 112.0, Timing(101.0, 107.0, 108.0), 5, 1, 3)

@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rnn_engine.errors import OverloadedError
 from server.auth.keys import ApiKey, Scope
 from server.core.settings import AuthSettings, Limits, ServerSettings
-from states.cache.config import CacheConfig
+from states.cache.config import CacheConfig, CacheStats
 from states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import AT_ONCE, Client, Serve
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
-from tools.metrics.document import BEGIN, DOCUMENT, families, full_name, renew
+from tools.metrics import BEGIN, DOCUMENT, families, full_name, renew
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -101,6 +101,22 @@ async def test_llama_servers_metrics(serve: Serve) -> None:
     assert samples["llamacpp:predicted_tokens_seconds", frozenset()] >= 0
     started = (await client.get("/metrics")).headers["Process-Start-Time-Unix"]
     assert 0 < int(started) <= time.time()
+
+
+async def test_a_scrape_reads_the_counts_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, counts = await serve(engine := FakeEngine()), engine.cache_stats
+    num_reads = 0
+
+    def count() -> CacheStats | None:
+        nonlocal num_reads
+        num_reads += 1
+        return counts()
+
+    monkeypatch.setattr(engine, "cache_stats", count)
+    samples = await scrape(client)
+    assert ("llamacpp:n_decode_total", frozenset()) in samples
+    assert value(samples, "slots") == 2
+    assert num_reads == 1
 
 
 async def test_the_engine_is_described(serve: Serve) -> None:

@@ -6,10 +6,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientResponse
 
 from server.apis import routes
 from server.apis.routes import ALL_ROUTES
-from server.auth.keys import ApiKey, Scope
+from server.auth.keys import INCLUDED, ApiKey, Scope
 from server.core.routing import Route
 from server.core.settings import AuthSettings, ServerSettings
 from states.files.reading import LoadedState
@@ -34,7 +35,12 @@ BODIES: dict[str, Body] = {
     "advance": {"input": "x"},
 }
 MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
-OTHER_ERRORS = ("/generate", "/generate_stream", "/api/embed", "/api/embeddings", *MESSAGES)  # with another shape
+KOBOLD = ("/api/v1/generate", "/api/extra/generate/stream")
+TEI = ("/embed", "/embed_all")
+OTHER_ERRORS = (  # with another shape
+    *("/", "/generate", "/generate_stream", "/api/embed", "/api/embeddings"),
+    *(*MESSAGES, *KOBOLD, *TEI),
+)
 STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
     ("/v1/chat/completions/input_tokens", HI),
@@ -42,9 +48,14 @@ STARTING: list[tuple[str, Body]] = [
     ("/v1/completions", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
     ("/v1/batch/completions", {"prompts": ["Hi"]}),
+    ("/", {"inputs": "Hi"}),
     ("/generate", {"inputs": "Hi"}),
     ("/generate_stream", {"inputs": "Hi"}),
+    *((path, {"prompt": "Hi"}) for path in (*KOBOLD, "/v1/fim/completions")),
+    *((path, {"inputs": "Hi"}) for path in TEI),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("/score", {"text_1": "a", "text_2": "b"}),
+    ("/pooling", {"input": "a"}),
     ("/v1/apply-template", HI),
     ("/v1/responses", {"input": "Hi"}),
     ("/v1/responses/input_tokens", {"input": "Hi"}),
@@ -66,6 +77,12 @@ def some_frozen() -> FrozenState:
     return freeze_state(some_state(1, SHAPE), SHAPE, "test", num_tokens=1)
 
 
+async def object_in(response: ClientResponse) -> Body:
+    """Return the object of an answer; an empty one if it is a list or a stream."""
+    answer = await response.json() if response.content_type == "application/json" else {}
+    return answer if isinstance(answer, dict) else {}
+
+
 class Clients:
     """The clients of a server, by the names of their keys."""
 
@@ -78,12 +95,12 @@ class Clients:
         response = await self._client.request(method, path, json=json, headers=headers)
         if status != 200 and path in OTHER_ERRORS:
             assert response.status == status
-            error = (await response.json())["error"]
-            return {"message": error if isinstance(error, str) else error["message"]}
+            [error] = [value for name, value in (await response.json()).items() if name in ("error", "detail")]
+            return {"message": error if isinstance(error, str) else error.get("message") or error["msg"]}
         if status != 200:
             return await error_of(response, status)
         assert response.status == 200, await response.text()
-        return dict(await response.json()) if response.content_type == "application/json" else {}
+        return await object_in(response)
 
     async def upload(self, key: str, name: str, data: bytes) -> Body:
         response = await self._client.put(f"/v1/states/{name}", data=data, headers={"X-Api-Key": f"{key}-key"})
@@ -115,7 +132,7 @@ def call_of(route: Route, name: str) -> tuple[str, str, Body | None]:
 @pytest.mark.parametrize("key", ["bob", "eve"])
 @pytest.mark.parametrize("route", [route for route in NAMED if route.method != "PUT"], ids=lambda route: route.path)
 async def test_another_keys_state_looks_like_one_that_is_missing(clients: Clients, route: Route, key: str) -> None:
-    status = 404 if SCOPES[key].includes(route.scope) else 403
+    status = 404 if route.scope in INCLUDED[SCOPES[key]] else 403
     before = clients.engine.named.entries()
     for name in (SECRET, await secret_id(clients)):
         told = []

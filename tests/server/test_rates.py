@@ -11,7 +11,8 @@ from rnn_engine.errors import InvalidRequestError, OverloadedError, RateLimitErr
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta, TokenInfo
 from server.auth.engine import RATE_LIMITER
 from server.auth.keys import ApiKey
-from server.auth.rates import Rate, RateLimiter, Spending, parse_rate
+from server.auth.quotas import RateLimiter, Spending
+from server.auth.rates import Rate, parse_rate
 from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of

@@ -400,7 +400,6 @@ def test_the_store_is_used_by_several_threads() -> None:
         ({"input": [{"type": "function_call", "name": "a"}]}, "input.0", "all of its required fields"),
         ({"input": [{"type": "reasoning", "content": 3}]}, "input.0.content", "list of text parts"),
         ({"input": [{"type": "reasoning", "summary": "Hm"}]}, "input.0.summary", "list of text parts"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "no tools of its own"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.function.name", "no other tool"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "no tools"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical
@@ -79,12 +81,19 @@ def test_neutral_values_change_nothing(kind: type[CompletionRequest] | type[Chat
         ({"type": "Mirostat", "tau": 4, "rate": 0.2}, Ai00Mirostat(4.0, 0.2)),
         ({"type": "Mirostat", "learning_rate": 0.2}, Ai00Mirostat(3.0, 0.2)),
         ({"type": "Mirostat", "Rate": 0.09, "tau": 0.5}, Ai00Mirostat(0.5, 0.09)),
+        ({"type": "Mirostat", "rate": 0.2, "learning_rate": 0.2}, Ai00Mirostat(3.0, 0.2)),
         ({"type": "Typical", "tau": 5, "penalty": 400}, Ai00Typical(5)),
     ],
 )
 def test_ai00s_sampler_objects(written: dict[str, object], expected: object) -> None:
     assert params(sampler=written).sampler == expected
     assert params(sampler_override=written, top_p=0.1).sampler == expected
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(["rate", "learning_rate", "Rate"], 2)))
+def test_a_setting_of_a_sampler_under_two_names_has_one_value(first: str, second: str) -> None:
+    with pytest.raises(ValidationError, match="the same value as rate, which is another name for it"):
+        params(sampler={"type": "Mirostat", first: 0.1, second: 0.2})
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,16 @@ async def test_any_name_means_the_default_under_ai00s_paths_and_where_the_operat
     assert await answer_of(client, {"model": "a"}) == ("I am a.", "a")
 
 
+async def test_a_single_model_answers_for_any_name_unless_the_operator_says_otherwise(start: Start) -> None:
+    client = await start(Loads("a"))
+    for path in (CHAT, "/v1/completions", "/v1/messages"):
+        assert (await client.post(path, json={**HI, "prompt": "Hi", "model": "gpt-5", "max_tokens": 2})).status == 200
+    assert await answer_of(client, {"model": "gpt-5"}) == ("I am a.", "a")
+    for settings in (ServerSettings(any_model=False), ServerSettings(strict=True)):
+        client = await start(Loads("a"), settings=settings)
+        assert (await client.post(CHAT, json={**HI, "model": "gpt-5"})).status == 404
+
+
 async def test_states_belong_to_a_model_which_the_query_names(start: Start) -> None:
     client = await start(Loads("a"), Loads("b"))
     created = await client.post("/v1/states?model=a", json={"name": "mine", "prompt": "Hi"})

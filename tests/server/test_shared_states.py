@@ -18,8 +18,7 @@ from server.apis.openai.schemas import ChatCompletion
 from server.core.app import make_app
 from server.core.settings import ServerSettings
 from states.cache.config import CacheConfig
-from states.shared.client import StoreUrl
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreUrl
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, Load, post
 from tests.support.store_server import StoreServer

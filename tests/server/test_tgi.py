@@ -24,6 +24,14 @@ async def test_text_alone(serve: Serve) -> None:
     assert (request.max_tokens, request.sampling.temperature, request.logprobs) == (100, 0.0, None)
 
 
+async def test_at_the_root_an_answer_is_in_a_list_unless_it_is_a_stream(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "Hi"))
+    response = await client.post("/", json={"inputs": "a"})
+    assert await response.json() == [{"generated_text": "Hi"}]
+    events = (await (await client.post("/", json={"inputs": "a", "stream": True})).text()).split("\n\n")[:-1]
+    assert parse_event(events[-1])["generated_text"] == "Hi"
+
+
 async def test_a_field_that_draws_makes_all_tokens_possible(serve: Serve) -> None:
     engine = FakeEngine()
     body: Body = {"inputs": "a", "parameters": {"do_sample": True, "max_new_tokens": 5, "stop": ["x"], "top_p": 0.9}}

@@ -86,15 +86,15 @@ async def test_answers_over_tls(
 @pytest.mark.parametrize(
     ("cert", "key", "message"),
     [
-        ("cert", "other-key", r"tls-key: '.*other-key' is not allowed; expected the key of the certificate in .*cert"),
-        ("cert", None, r"tls-cert: '.*cert' is not allowed; expected a file with the certificate's key in PEM"),
-        ("cert", "empty", r"tls-key: '.*empty' is not allowed; expected a file with the certificate's key in PEM"),
-        ("cert", "junk", r"tls-key: '.*junk' is not allowed; expected a file with the certificate's key in PEM"),
-        ("cert", "encrypted", r"tls-key: '.*encrypted' is not allowed; expected a key that is not encrypted"),
-        ("junk", "key", r"tls-cert: '.*junk' is not allowed; expected a file with a certificate in PEM"),
-        ("key", "key", r"tls-cert: '.*key' is not allowed; expected a file with a certificate in PEM"),
-        ("absent", "key", r"tls-cert: '.*absent' is not allowed; expected a file that can be read \(No such file"),
-        ("cert", "absent", r"tls-key: '.*absent' is not allowed; expected a file that can be read \(No such file"),
+        ("cert", "other-key", r"--tls-key: .*other-key is not the key of the certificate in .*cert"),
+        ("cert", None, r"--tls-cert: .*cert does not hold the certificate's key in PEM"),
+        ("cert", "empty", r"--tls-key: .*empty does not hold the certificate's key in PEM"),
+        ("cert", "junk", r"--tls-key: .*junk does not hold the certificate's key in PEM"),
+        ("cert", "encrypted", r"--tls-key: the key in .*encrypted is encrypted; expected one that is not"),
+        ("junk", "key", r"--tls-cert: .*junk does not hold a certificate in PEM"),
+        ("key", "key", r"--tls-cert: .*key does not hold a certificate in PEM"),
+        ("absent", "key", r"--tls-cert: .*absent can't be read: No such file"),
+        ("cert", "absent", r"--tls-key: .*absent can't be read: No such file"),
     ],
 )
 def test_files_that_do_not_serve_are_told_before_anything_is_loaded(

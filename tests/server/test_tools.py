@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from rnn_engine.chat_template import WorldTemplate
-from rnn_engine.chat_template.messages import ToolFormats
+from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.interface import EngineLike
 from server.apis.openai.schemas import ChatCompletion
 from server.core.app import make_app
@@ -231,7 +231,6 @@ def with_function(**fields: object) -> Body:
             "a JSON schema unless tool_choice is none",
         ),
         ({**ASK, "functions": [{"name": "f"}]}, "functions", "null, since the request has tools"),
-        ({**ASK, "tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({**ASK, "tools": {}}, "tools", "a list"),
         (with_function(name=""), "tools.0.function.name", "pattern"),
         (with_function(name='a"b'), "tools.0.function.name", "pattern"),

@@ -12,7 +12,6 @@ HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: Body = {"prompt": "a"}
 
 BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
-    ({**TEXT, "zebra": 5}, "zebra", "unknown field 'zebra'; docs/http-api.md lists the known fields"),
     ({}, "prompt", "required"),
     ({"prompt": None}, "prompt", "a string, a list of token ids"),
     ({"prompt": 3}, "prompt", "3 is not allowed"),
@@ -29,17 +28,17 @@ BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "do_sample": 1}, "do_sample", "null or True"),
     ({**TEXT, "max_tokens": "5"}, "max_tokens", "'5' is not allowed; expected a whole number"),
     ({**TEXT, "max_tokens": 1.5}, "max_tokens", "1.5"),
-    ({**TEXT, "temperature": -0.1}, "temperature", "from 0.0 to 100.0"),
+    ({**TEXT, "temperature": -0.1}, "temperature", "from 0 to 100"),
     ({**TEXT, "temperature": "hot"}, "temperature", "'hot' is not allowed; expected a number"),
-    ({**TEXT, "top_p": 1.1}, "top_p", "from 0.0 to 1.0"),
+    ({**TEXT, "top_p": 1.1}, "top_p", "from 0 to 1"),
     ({**TEXT, "top_k": -2}, "top_k", "from -1 to"),
-    ({**TEXT, "penalty_decay": 2}, "penalty_decay", "from 0.0 to 1.0"),
+    ({**TEXT, "penalty_decay": 2}, "penalty_decay", "from 0 to 1"),
     ({**TEXT, "presence_penalty": 1e9}, "presence_penalty", "1000000000.0"),
     ({**TEXT, "logit_bias": {"": 1}}, "logit_bias", "a text that is not empty"),
     ({**TEXT, "logit_bias": {"1": "x"}}, "logit_bias", "a list of pairs"),
     ({**TEXT, "logit_bias": {"1": 10**309}}, "logit_bias", "fit a 64-bit float"),
     ({**TEXT, "logit_bias": {"1" * 5000: 1}}, "logit_bias", "at most 20 digits"),
-    ({**TEXT, "logit_bias": {"1": 1001}}, "logit_bias value", "from -1000.0 to 1000.0"),
+    ({**TEXT, "logit_bias": {"1": 1001}}, "logit_bias value", "from -1000 to 1000"),
     ({**TEXT, "logit_bias": [1]}, "logit_bias", "a list of pairs"),
     ({**TEXT, "logit_bias": [[1, True]]}, "logit_bias", "a list of pairs"),
     ({**TEXT, "samplers": ["top_k", "mystery"]}, "samplers", "'mystery' is not allowed; expected a list of penalties"),
@@ -47,8 +46,8 @@ BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "sampler": {"type": "Nucleus", "top_k": 0.5}}, "sampler.top_k", "a whole number"),
     ({**TEXT, "sampler": {"type": "Greedy"}}, "sampler.type", "Nucleus, Typical or Mirostat"),
     ({**TEXT, "sampler": {"type": "Mirostat", "top_p": 0.5}}, "sampler.top_p", "one of the fields tau, rate"),
-    ({**TEXT, "sampler": {"type": "Typical", "tau": 101}}, "sampler.tau", "from 0.0 to 100.0"),
-    ({**TEXT, "sampler": {"type": "Typical"}, "min_p": 0.1}, "sampler", "null together with samplers"),
+    ({**TEXT, "sampler": {"type": "Typical", "tau": 101}}, "sampler.tau", "from 0 to 100"),
+    ({**TEXT, "sampler": {"type": "Typical"}, "min_p": 0.1}, "sampler", "can't be used together with samplers"),
     ({**TEXT, "bad_words": [""]}, "bad_words", "words that are not empty"),
     ({**TEXT, "logit_bias": {"999": 1}}, "logit_bias token id", "999"),
     ({**TEXT, "logit_bias": {"1": 1}, "bias": {"2": 1}}, "bias", "the same value as logit_bias"),
@@ -124,6 +123,30 @@ BAD_CHATS: list[tuple[Body, str, str]] = [
     ({**HI, "template": {"record": "{role}"}}, "template.record", "{content}"),
     ({**HI, "template": {"records": "x"}}, "template.records", "did you mean 'record'?"),
 ]
+
+
+async def test_a_strict_server_refuses_unknown_fields(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(strict=True))
+    error = await error_of(await client.post("/v1/completions", json={**TEXT, "zebra": 5}), 400)
+    assert error["message"] == "unknown field 'zebra'; docs/http-api.md lists the known fields"
+
+
+MISSPELLED = [
+    ("max_token", "max_tokens"),
+    ("maxTokens", "max_tokens"),
+    ("stop-token-ids", "stop_token_ids"),
+    ("temprature", "temperature"),
+    ("stops", "stop"),
+    ("presence_penality", "presence_penalty"),
+]
+
+
+@pytest.mark.parametrize(("name", "field"), MISSPELLED)
+async def test_what_looks_misspelled_is_refused_with_the_field_that_was_meant(
+    serve: Serve, name: str, field: str
+) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post("/v1/completions", json={**TEXT, name: 1}), 400)
+    assert error["message"] == f"unknown field {name!r}; did you mean {field!r}?"
 
 
 @pytest.mark.parametrize(("body", "param", "words"), BAD_COMPLETIONS)
@@ -243,7 +266,6 @@ UNKNOWN: list[tuple[str, Body]] = [
     ("/v1/completions", TEXT),
     ("/v1/chat/completions", HI),
     ("/v1/embeddings", {"input": "a"}),
-    ("/v1/states", {"name": "a", "prompt": "b"}),
     ("/v1/messages", {**HI, "max_tokens": 3}),
     ("/api/oai/completions", TEXT),
     ("/generate", {"inputs": "a", "parameters": {"pony": 3}}),
@@ -251,10 +273,8 @@ UNKNOWN: list[tuple[str, Body]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), UNKNOWN)
-async def test_unknown_fields_are_left_out_and_named_where_the_operator_says_so(
-    serve: Serve, path: str, body: Body
-) -> None:
-    client = await serve(FakeEngine(), ServerSettings(strict=False))
+async def test_unknown_fields_are_left_out_and_named(serve: Serve, path: str, body: Body) -> None:
+    client = await serve(FakeEngine())
     response = await client.post(path, json={**body, "zebra": 5, "käse\r\nX-A: b": [1], "lion": None})
     assert response.status == 200, await response.text()
     names = ["k%C3%A4se%0D%0AX-A%3A%20b", *(["pony"] if path == "/generate" else []), "zebra"]
@@ -263,21 +283,61 @@ async def test_unknown_fields_are_left_out_and_named_where_the_operator_says_so(
 
 
 async def test_unknown_fields_of_parts_are_left_out_too(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(strict=False))
+    client = await serve(FakeEngine())
     message = {"role": "user", "content": "Hi", "mood": "good"}
     response = await client.post("/v1/chat/completions", json={"messages": [message], "stream": True})
     assert (response.status, response.headers["X-Left-Out"]) == (200, "mood")
 
 
+async def test_a_body_has_a_bounded_number_of_unknown_fields(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    for count, status in ((100, 200), (101, 400)):
+        body = {**TEXT, **{f"zebra {number} zebra": 1 for number in range(count)}}
+        assert (await client.post("/v1/completions", json=body)).status == status
+    error = await error_of(await client.post("/v1/completions", json=body), 400)
+    assert error["message"] == "unknown field 'zebra 100 zebra'; a body may have at most 100 of them"
+
+
+async def test_unknown_fields_are_logged_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    client = await serve(FakeEngine())
+    with caplog.at_level("INFO", "server.core.bodies"):
+        for _ in range(3):
+            await client.post("/v1/completions", json={**TEXT, "zebra": 5})
+        await client.post("/v1/completions", json={**TEXT, "zebra": 5, "lion": 1})
+    words = "which this server does not have; not logged again"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"/v1/completions: left out 'zebra', {words}",
+        f"/v1/completions: left out 'lion', {words}",
+    ]
+
+
+async def test_what_is_kept_is_never_made_with_a_field_left_out(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    for path, body in (
+        ("/v1/states", {"name": "a", "prompt": "b", "lease": 5}),
+        ("/v1/completions", {**TEXT, "save_as": {"name": "a", "lease": 5}}),
+    ):
+        error = await error_of(await client.post(path, json=body), 400)
+        assert "unknown field" in error["message"]
+
+
+async def test_chats_that_ask_to_be_kept_are_answered_and_the_wish_is_named(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    response = await client.post("/v1/chat/completions", json={**HI, "store": True})
+    assert (response.status, response.headers["X-Left-Out"]) == (200, "store")
+    response = await client.post("/v1/chat/completions", json={**HI, "store": False})
+    assert (response.status, response.headers.get("X-Left-Out")) == (200, None)
+
+
 async def test_what_would_change_the_answer_is_refused_all_the_same(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(strict=False))
+    client = await serve(FakeEngine())
     for fields in ({"top_a": 0.5}, {"n": 0}, {"suffix": "end"}, {"guidance_scale": 2}):
         error = await error_of(await client.post("/v1/completions", json={**TEXT, **fields}), 400)
         assert error["param"] in fields
 
 
 async def test_nothing_is_said_where_nothing_was_left_out(serve: Serve) -> None:
-    for settings in (ServerSettings(), ServerSettings(strict=False)):
+    for settings in (ServerSettings(), ServerSettings(strict=True)):
         client = await serve(FakeEngine(), settings)
         response = await client.post("/v1/completions", json={**TEXT, "user": "ann", "lion": None})
         assert "X-Left-Out" not in response.headers

@@ -1,4 +1,4 @@
-"""The routes of ai00's API that no other API has."""
+"""The routes of ai00's API that no other API has: models, files, states, and generations with ai00's defaults."""
 
 from __future__ import annotations
 

@@ -13,19 +13,18 @@ from aiohttp import web
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
+from rnn_engine.bounds import STORED
 from rnn_engine.convert.convert import convert_model, model_bytes
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError, StorageError
 from rnn_engine.files import atomic_file
-from rnn_engine.forward.weight_choice import STORED
 from rnn_engine.loading.runner import open_merged
 from server.apis.ai00.models import Ai00Quant, StateFileRef
 from server.apis.common.states import StateEntry, state_entry
 from server.auth.engine import engine_of
 from server.auth.keys import KeyRing, Scope
 from server.core.bodies import json_response, read_body
-from server.core.routing import MODEL_QUERY, Route
+from server.core.routing import MODEL_QUERY, SETTINGS, Route
 from server.core.schema import RequestBody, UnknownFields
-from server.core.settings import SETTINGS
 from server.models.files import ModelFileEntry, describe_file, unpack
 from server.models.orders import LoadOrder, folder_of, place_below
 from server.models.registry import MODELS
@@ -35,13 +34,18 @@ from states.named.entry import Retention
 class ExchangeRequest(RequestBody):
     """A request for the token of an API key, which is given with its name."""
 
+    always_strict: ClassVar = True
+
     app_id: str = Field(description="The key's name.")
     app_secret: str = Field(description="The key.")
 
 
 class Token(TypedDict):
-    """The token of an API key. `token` is what to send as `Authorization: Bearer TOKEN`: the key itself, null if there
-    is no such key. `code` is the HTTP status."""
+    """The answer to a request for the token of an API key.
+
+    `token` is what to send as `Authorization: Bearer TOKEN`: the key itself, null if there is no such key. `code` is
+    the HTTP status.
+    """
 
     token: str | None
     code: int
@@ -50,6 +54,8 @@ class Token(TypedDict):
 
 class SaveRequest(RequestBody):
     """A request to save a loaded model to a file."""
+
+    always_strict: ClassVar = True
 
     aliases: ClassVar = {"model_path": "path"}
 
@@ -62,8 +68,9 @@ class SaveRequest(RequestBody):
 
 
 class WrittenFile(TypedDict):
-    """A saved model or an unpacked archive: the `path` of a file, or of a folder, and the `size` of all its files in
-    bytes.
+    """The file or folder that was written: a saved model, a settings file or an unpacked archive.
+
+    `size` is the size of all its files in bytes.
     """
 
     path: str
@@ -80,7 +87,7 @@ class ListRequest(RequestBody):
 
 
 class FileEntry(ModelFileEntry):
-    """A file or a folder. `sha` is its SHA-256, empty unless the request sets `is_sha`."""
+    """The description of a file or a folder. `sha` is the file's SHA-256, empty unless the request sets `is_sha`."""
 
     is_folder: bool
 
@@ -102,14 +109,14 @@ class ConfigModel(RequestBody):
 
 
 class ConfigLora(RequestBody):
-    """A LoRA to merge into the model, in ai00's Config.toml."""
+    """A section `lora` of ai00's Config.toml: a LoRA to merge into the model."""
 
     path: str = Field(default="", description="Its file.")
     alpha: float = Field(default=1.0, description="Its strength.")
 
 
 class ConfigState(RequestBody):
-    """A state to start from, in ai00's Config.toml."""
+    """A section `state` of ai00's Config.toml: the file of a state that requests may start from."""
 
     path: str = Field(default="", description="Its file.")
     name: str | None = Field(default=None, description="Its name.")
@@ -132,7 +139,7 @@ class AppKey(RequestBody):
 
 
 class ConfigListen(RequestBody):
-    """The address that the server listens on, and its API keys."""
+    """The section `listen` of ai00's Config.toml: the address that the server listens on, and its API keys."""
 
     ip: str = Field(default="0.0.0.0", description="The address.")
     port: int = Field(default=65530, ge=0, le=65535, description="The port.")
@@ -168,19 +175,23 @@ class Ai00Config(RequestBody):
 
 
 class LoadConfigRequest(RequestBody):
-    """A request to read a settings file, by its name."""
+    """A request to read a settings file."""
+
+    always_strict: ClassVar = True
 
     path: str = Field(min_length=1, description="A Config.toml in a folder for admins (`--admin-folder`).")
 
 
 class SaveConfigRequest(LoadConfigRequest):
-    """A request to save settings in a file. The running server does not change."""
+    """A request to write settings to a file. The running server does not change."""
 
     config: Ai00Config = Field(description="The settings to write.")
 
 
 class UnzipRequest(RequestBody):
-    """A request to unpack an archive."""
+    """A request to unpack a zip archive."""
+
+    always_strict: ClassVar = True
 
     aliases: ClassVar = {"zip_path": "path", "target_dir": "output"}
 
@@ -254,7 +265,7 @@ def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
 
 
 def _convert(order: LoadOrder, target: Path) -> int:
-    """Write the model of `order`, with its LoRAs merged, to the file `target`, and return the file's size in bytes.
+    """Write the model that `order` names, with its LoRAs merged, to `target`, and return the file's size in bytes.
 
     Raises StorageError.
     """
@@ -297,7 +308,7 @@ async def save_config(request: web.Request) -> web.Response:
 
 
 def _output(request: web.Request, text: str) -> Path:
-    """Return the path that `text` names, which must be below one of the folders for unpacked archives.
+    """Return the path that `text` names. It must be below one of the folders for unpacked archives.
 
     Raises NotFoundError if the server has no folder for archives, ForbiddenError if `text` is not below such a folder.
     """
@@ -331,10 +342,10 @@ def _no_config(name: str, error: Exception) -> InvalidRequestError:
 
 
 def _write(path: Path, text: bytes, name: str) -> None:
-    """Write settings as TOML `text` to `path`, replacing an existing file only if it is a Config.toml of ai00.
+    """Write settings as TOML `text` to the file `path`. An existing file is replaced only if it is ai00's Config.toml.
 
-    That is a file with a table [model] and no table that ai00 lacks. Raises InvalidRequestError, which calls the file
-    `name`, for another existing file, and StorageError if the file can't be written.
+    A file counts as that if it has a table [model] and no table that ai00 lacks. Raises InvalidRequestError, which
+    calls the file `name`, for another existing file, and StorageError if the file can't be written.
     """
     if os.path.lexists(path):
         content = _parse(path, name)

@@ -57,19 +57,19 @@ class Ai00TextDelta(TypedDict):
 
 
 class Ai00CompletionChoice(CompletionChoice):
-    """A choice in an event of a stream. `delta` repeats the choice's text, as ai00 does."""
+    """One choice in an event of a completion's stream. `delta` repeats the choice's text, as ai00 does."""
 
     delta: Ai00TextDelta
 
 
 class Ai00CompletionChunk(Completion):
-    """One event of a stream."""
+    """One event of a completion's stream, with ai00's field `delta` in each choice."""
 
     choices: list[Ai00CompletionChoice]  # type: ignore[misc]
 
 
 class Ai00CompletionFormatter(CompletionFormatter):
-    """A `CompletionFormatter` that adds to each chunk of a stream a field `delta`, which repeats the chunk's text."""
+    """Formats completions for ai00's clients: a field `delta` in each chunk of a stream repeats the chunk's text."""
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
         choice = super().opening(index, prompt)

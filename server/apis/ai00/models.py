@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -17,20 +17,20 @@ from rnn_engine.convert.writers import Ai00ModelInfo, model_info
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.gpu import economical_device, list_devices
+from rnn_engine.hub import model_name
 from rnn_engine.interface import EngineInfo
-from rnn_engine.loading.parts import model_name
 from rnn_engine.loading.settings import StateFile
 from rnn_engine.model import LoraChoice
 from server.apis.openai.models import ModelEntry, model_entry
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import json_response, read_body
-from server.core.routing import EVENTS, Route
+from server.core.routing import EVENTS, SETTINGS, Route
 from server.core.schema import RefusedError, RequestBody
 from server.core.streams import send_repeatedly
 from server.models.files import ModelFileEntry, describe_file
 from server.models.orders import LoadOrder, ModelFolder, folder_of
-from server.models.registry import MODELS
+from server.models.registry import MODELS, ServedModel
 from states.named.entry import parse_id
 
 Ai00Quant: TypeAlias = Literal["None", "Int8", "NF4", "SF4"]
@@ -53,14 +53,14 @@ def _parse_adapter(value: object) -> object:
 
 
 class LoraRef(RequestBody):
-    """A LoRA to merge into the model's weights: its file, and how strongly it counts."""
+    """A LoRA to merge into the weights of the model to load: the path of its file, and its strength."""
 
     path: str = Field(min_length=1, description="The path of a file in the folder of models.")
     alpha: float | None = Field(default=None, description="Its strength; null is the strength that the file gives.")
 
 
 class StateFileRef(RequestBody):
-    """A file with a state to load as a named state."""
+    """The file of a state to load together with a model, as a named state."""
 
     path: str = Field(min_length=1, description="The path of a file in the folder of models.")
     name: str | None = Field(
@@ -82,13 +82,18 @@ class StateFileRef(RequestBody):
 
     @property
     def key(self) -> uuid.UUID | None:
-        """The id as a UUID, or None if it is null or all zeros."""
+        """The state's id as a UUID, or None if the request gives no id or one of zeros."""
         key = None if self.id is None else parse_id(self.id)
         return None if key == uuid.UUID(int=0) else key
 
 
 class ReloadRequest(RequestBody):
-    """A model to load, with ai00's field names. The fields `name`, `add` and `weights` are this server's own."""
+    """A request to load a model, with ai00's field names.
+
+    The fields `name`, `add` and `weights` are this server's own.
+    """
+
+    always_strict: ClassVar = True
 
     ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
 
@@ -142,7 +147,10 @@ class ReloadRequest(RequestBody):
 
     @property
     def chosen_weights(self) -> str | None:
-        """The weight formats in the syntax of `serve --weights`, or None to use the server's options."""
+        """The weight formats that the request chooses, in the syntax of `serve --weights`.
+
+        None to use the server's options.
+        """
         if self.weights is not None or not {"quant", "quant_type"} & self.model_fields_set:
             return self.weights
         return f"{_FORMATS[self.quant_type]},layers={self.quant}" if self.quant else _FORMATS["None"]
@@ -150,6 +158,8 @@ class ReloadRequest(RequestBody):
 
 class UnloadRequest(RequestBody):
     """A request to unload a model."""
+
+    always_strict: ClassVar = True
 
     model: str | None = Field(default=None, description="The name of the model; null is the default model.")
 
@@ -165,7 +175,10 @@ class Ai00Bnf(TypedDict):
 
 
 class Ai00StateFile(TypedDict):
-    """The file of a named state. `id` is null unless the request to load the model gave one."""
+    """The file of a state that was loaded with the model, as a named state.
+
+    `id` is null unless the request to load the model gave one.
+    """
 
     path: str
     name: str | None
@@ -178,9 +191,10 @@ class ManualAdapter(TypedDict):
 
 
 class Ai00Reload(TypedDict):
-    """The settings with which a model was loaded, in the form of a request to `POST /admin/models/load`. The fields
-    `name`, `weights` (which says more than `quant`) and `device` (the name of `adapter`) are this server's own.
-    `tokenizer_path` is null if the options name the tokenizer or the engine has found it.
+    """The settings with which a model was loaded, in the form of a request to `POST /admin/models/load`.
+
+    The fields `name`, `weights` (which says more than `quant`) and `device` (the name of `adapter`) are this server's
+    own. `tokenizer_path` is null if the options name the tokenizer or the engine has found it.
     """
 
     model_path: str
@@ -206,7 +220,7 @@ class Ai00State(TypedDict):
 
 
 class ModelsInfo(TypedDict):
-    """The model that is loaded, and its named states."""
+    """The description of the loaded model and its named states, in ai00's form."""
 
     reload: Ai00Reload
     model: Ai00ModelInfo
@@ -268,7 +282,11 @@ async def state(request: web.Request) -> web.StreamResponse:
 
 
 async def list_files(request: web.Request) -> web.Response:
-    found = await asyncio.to_thread(_list, folder_of(request))
+    if request.app[SETTINGS].model_folder is None:
+        models = request.app[MODELS]
+        found = await asyncio.to_thread(_list_served, list(models))
+    else:
+        found = await asyncio.to_thread(_list, folder_of(request))
     return web.json_response(found)
 
 
@@ -294,6 +312,18 @@ def _list(folder: ModelFolder) -> ModelFiles:
     return [describe_file(path, with_sha=True) for path in folder.models()]
 
 
+def _list_served(models: Iterable[ServedModel]) -> ModelFiles:
+    return [_describe_served(model) for model in models]
+
+
+def _describe_served(model: ServedModel) -> ModelFileEntry:
+    path, info = model.order.path, model.info
+    if path.is_file():
+        return describe_file(path, with_sha=True)
+    shape = None if info is None else model_info(info.shape)
+    return {"path": str(path), "name": path.name, "size": 0, "sha": "", "info": shape}
+
+
 _INFO = "The loaded model, its settings and its states, in ai00's form"
 
 # Load and unload models while the server runs, for admins.
@@ -301,13 +331,9 @@ _INFO = "The loaded model, its settings and its states, in ai00's form"
 
 async def load(request: web.Request) -> web.Response:
     body = await read_body(request, ReloadRequest)
-    models, before = request.app[MODELS], request.app[MODELS].default
+    models = request.app[MODELS]
     order = await asyncio.to_thread(_order, body, folder_of(request))
-    model = await models.put(order)
-    if not body.add:
-        models.set_default(model.name)
-        if before is not model:
-            await before.unload(withdraw=True)
+    model = await (models.put(order) if body.add else models.replace_default(order))
     return json_response(model_entry(model))
 
 
@@ -328,7 +354,7 @@ async def _unload(request: web.Request, name: str | None) -> web.Response:
 
 
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
-    """Return the `LoadOrder` for a request's model, with all its files found in `folder`.
+    """Return the order to load a request's model, with all its files found in `folder`.
 
     Raises ForbiddenError for a file outside of the allowed folders, and NotFoundError for one that does not exist.
     """
@@ -349,7 +375,7 @@ def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
 
 
 def _state_file(state: StateFileRef, path: Path) -> StateFile:
-    """Return the `StateFile` of the file at `path`, with the name and the id that `state` gives it.
+    """Return the description of a state's file to load, with the name and the id that the request's `state` gives.
 
     A default state without a name is named after its file.
     """
@@ -387,7 +413,8 @@ ROUTES = (
         "GET",
         "/api/models/list",
         list_files,
-        "The files in the folder of models (`--model-folder`). The first call reads the whole files.",
+        "The files in the folder of models (`--model-folder`), or those of the served models if there is no folder. "
+        "The first call reads the whole files.",
         list[ModelFileEntry],
         scope=Scope.ADMIN,
         uses_model=False,

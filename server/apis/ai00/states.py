@@ -32,9 +32,9 @@ from server.apis.openai.embeddings import (
 )
 from server.auth.engine import engine_of
 from server.core.bodies import long_json_response, read_body, work
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import RequestBody, Usage
-from server.core.settings import SETTINGS, Limits
+from server.core.settings import Limits
 from server.models.registry import EMBEDDER
 from states.files.prefab import prefab_dims, rows_from_state
 
@@ -51,7 +51,7 @@ _INPUT = (
 
 
 class StatesRequest(ModelBody):
-    """A request to run texts. The answer has the whole state after each of them."""
+    """A request to run texts. The answer has the whole state of the model after each of them."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -71,8 +71,9 @@ def _parse_layer(value: object) -> Layers | None:
 
 
 class Ai00EmbeddingsRequest(EmbeddingsRequest):
-    """A request to run texts. The answer has one row of the state after each of them. The fields of embeddings mean the
-    same here; some have ai00's defaults.
+    """A request to run texts. The answer has one row of the model's state after each of them.
+
+    The fields of embeddings mean the same here; some have ai00's defaults.
     """
 
     aliases: ClassVar = {"embed_layer": "layer"}
@@ -93,8 +94,9 @@ class Ai00EmbeddingsRequest(EmbeddingsRequest):
 
 
 class WholeState(TypedDict):
-    """The state after one input. `shape` lists four lengths, the fastest axis first: the width, the head size + 2, the
-    number of layers and 1.
+    """The model's state after one input, as an array of numbers.
+
+    `shape` lists four lengths, the fastest axis first: the width, the head size + 2, the number of layers and 1.
     """
 
     object: Literal["states"]
@@ -104,7 +106,7 @@ class WholeState(TypedDict):
 
 
 class StateList(TypedDict):
-    """The states: one entry for each input, in the order of the inputs."""
+    """The answer with the states after texts: one entry for each input, in the order of the inputs."""
 
     object: Literal["list"]
     model: str
@@ -116,7 +118,7 @@ MOST_TOKENS = 510
 
 
 class EmbedsRequest(RequestBody):
-    """A request to cut a text into pieces. Each piece gets a vector from the embedding model."""
+    """A request to cut a text into pieces and to compute a vector for each piece with the embedding model."""
 
     ignored: ClassVar = frozenset({"metadata", "model", "user"})
 
@@ -138,7 +140,7 @@ class EmbedsRequest(RequestBody):
 
 
 class EmbeddedChunk(TypedDict):
-    """A piece of the text. `embed` is a list that holds its one vector."""
+    """One piece of the text with its vector. `embed` is a list that holds this one vector."""
 
     chunk: str
     embed: list[list[float]]
@@ -151,7 +153,10 @@ class EmbeddedText(TypedDict):
 
 
 class Embeds(TypedDict):
-    """Vectors of the pieces of a text. `data` has one entry, for the whole text; `model` is the embedding model."""
+    """The answer with a vector for each piece of a text.
+
+    `data` has one entry, for the whole text; `model` is the embedding model.
+    """
 
     object: Literal["embeds"]
     model: str
@@ -174,7 +179,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 async def _answer_whole(
     request: web.Request, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
 ) -> web.StreamResponse:
-    """Run the inputs of `body` and answer with the whole state after each one.
+    """Run the inputs of `body` and answer with the whole state of the model after each one.
 
     Each entry has the given `fields`, the index of its input, and the numbers of the state in the field `name`.
     """

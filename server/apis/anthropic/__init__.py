@@ -1,1 +1,1 @@
-"""Anthropic's API: messages and token counts."""
+"""Anthropic's API: messages, and the count of a conversation's tokens."""

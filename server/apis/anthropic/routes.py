@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from aiohttp import web
 
@@ -25,6 +24,7 @@ from server.apis.anthropic.schemas import (
     TokenCount,
 )
 from server.apis.common.answering import ChoiceOutcome, answer_in
+from server.apis.common.messages import call_arguments
 from server.apis.openai.chat import prepare_chat
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, read_body
@@ -54,7 +54,7 @@ _ERROR_TYPES = {
 
 
 class AnthropicDialect:
-    """The `Dialect` that formats an answer as Anthropic's message, or as the events of its stream.
+    """Formats an answer as Anthropic's message, or as the events of its stream: a `Dialect`.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer. `stops` are the client's own stop
     strings.
@@ -125,7 +125,7 @@ class AnthropicDialect:
         }
 
     def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
-        """Return the reason why the answer ended, and the stop string that ended it if it is one of the client's."""
+        """Return the reason why an answer ended, and the client's stop string that ended it, or None."""
         if finished.reason == "length":
             return "max_tokens", None
         if reader.num_calls:
@@ -135,11 +135,16 @@ class AnthropicDialect:
 
 
 class _BlockStream:
-    """Converts the pieces of an answer to stream events that start, extend and stop one content block after another."""
+    """Converts the pieces of an answer to stream events that start, extend and stop one content block after another.
+
+    The arguments of a call are sent in one event, so that they are the same as in a whole answer: those of an answer
+    that was cut are empty.
+    """
 
     def __init__(self) -> None:
         self._open: BlockType | None = None
         self._number = -1
+        self._arguments: list[str] = []  # pieces of the arguments of the open block's call
 
     def tell(self, pieces: Sequence[Piece]) -> Iterator[Mapping[str, object]]:
         for piece in pieces:
@@ -150,17 +155,26 @@ class _BlockStream:
                 yield from self.close()
                 self._open, self._number = kind, self._number + 1
                 yield {"type": "content_block_start", "index": self._number, "content_block": _new_block(piece)}
-            if piece.part is not AnswerPart.CALL:
-                yield {"type": "content_block_delta", "index": self._number, "delta": _delta(piece)}
+            if piece.part is AnswerPart.ARGUMENTS:
+                self._arguments.append(piece.text)
+            elif piece.part is not AnswerPart.CALL:
+                yield self._extend(_delta(piece))
 
     def close(self) -> Iterator[Mapping[str, object]]:
+        if self._open == "tool_use":
+            arguments = "".join(self._arguments)
+            whole = arguments if call_arguments(arguments) else "{}"
+            yield self._extend({"type": "input_json_delta", "partial_json": whole})
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._number}
-            self._open = None
+        self._open, self._arguments = None, []
+
+    def _extend(self, delta: Mapping[str, str]) -> Mapping[str, object]:
+        return {"type": "content_block_delta", "index": self._number, "delta": delta}
 
 
 def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
-    """Return the content blocks of a whole answer, made from its `pieces`."""
+    """Return the content blocks of an answer that is not streamed, made from its `pieces`."""
     blocks: list[AnthropicBlock] = []
     arguments = ""
     for piece in pieces:
@@ -177,36 +191,24 @@ def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
                 blocks[-1]["thinking"] += piece.text
             case AnswerPart.ARGUMENTS:
                 arguments += piece.text
-                blocks[-1]["input"] = _parsed(arguments)
+                blocks[-1]["input"] = call_arguments(arguments)
     return blocks
 
 
 def _new_block(piece: Piece) -> AnthropicBlock:
-    """Return the content block that begins with `piece`, still without text or arguments."""
+    """Return a new content block of the kind that `piece` belongs to, without text or arguments."""
     match piece.part:
         case AnswerPart.CALL:
             return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": piece.text, "input": {}}
         case AnswerPart.REASONING:
             return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": "", "citations": None}
+    return {"type": "text", "text": ""}
 
 
 def _delta(piece: Piece) -> Mapping[str, str]:
-    match piece.part:
-        case AnswerPart.ARGUMENTS:
-            return {"type": "input_json_delta", "partial_json": piece.text}
-        case AnswerPart.REASONING:
-            return {"type": "thinking_delta", "thinking": piece.text}
+    if piece.part is AnswerPart.REASONING:
+        return {"type": "thinking_delta", "thinking": piece.text}
     return {"type": "text_delta", "text": piece.text}
-
-
-def _parsed(arguments: str) -> Mapping[str, Any]:
-    """Parse the JSON arguments of a call; return an empty object if they are incomplete or no object."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _usage(started: Started | None, finished: Finished | None) -> AnthropicUsage:

@@ -11,7 +11,7 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role
-from rnn_engine.chat_template.messages import to_json
+from rnn_engine.chat_template.tools import to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.operations.chat_prompt import ToolChoice
@@ -25,6 +25,7 @@ from server.apis.common.messages import (
     ToolCallBody,
     ToolName,
     check_tool_type,
+    client_tools,
 )
 from server.apis.common.states import StateEntry
 from server.apis.openai.schemas import TranslatedChat
@@ -36,7 +37,7 @@ _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the mod
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of one message, divided by the type of its blocks: texts, thoughts, calls and results."""
+    """The parsed content of one message, divided by the type of its blocks: texts, thoughts, calls and results."""
 
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
@@ -80,16 +81,25 @@ def _add(content: Content, block: object) -> Content:
 
 
 def _text(value: object) -> str:
-    """Return a text field as a string, joining a list of text blocks with line breaks. Raises RefusedError."""
+    """Return the text in a request field: a string, or text blocks joined by line breaks. Raises RefusedError."""
     content = _parse_content(value)
     if content.thoughts or content.calls or content.results:
         raise RefusedError(value, "a string or a list of blocks of text")
     return "\n".join(content.texts)
 
 
+_BILLING = "x-anthropic-billing-header:"
+
+
 def _parse_system(value: object) -> Content:
+    """Parse the field `system`. Raises RefusedError.
+
+    Claude Code's first block is a header for Anthropic's servers. It differs from call to call, so it is left out:
+    otherwise no later call could continue from a kept state of the long instructions after it.
+    """
     content = _parse_content(value)
-    return replace(content, texts=(_text(value),))
+    _text(value)  # raises for blocks that are no text
+    return replace(content, texts=tuple(text for text in content.texts if not text.startswith(_BILLING)))
 
 
 _BLOCKS = {"anyOf": [STRING, {"type": "array", "items": {"type": "object"}}]}
@@ -100,7 +110,7 @@ SystemBlocks: TypeAlias = Annotated[
 
 
 class AnthropicMessage(RequestBody):
-    """One message of a conversation."""
+    """One message of a conversation in Anthropic's format."""
 
     role: Literal["user", "assistant", "system"] = Field(description="Who speaks.")
     content: Blocks = Field(
@@ -161,7 +171,7 @@ class AnthropicTool(RequestBody):
 
     @property
     def body(self) -> ToolBody:
-        """The tool in OpenAI's format."""
+        """The tool in the format of OpenAI's requests."""
         function = FunctionBody.model_construct(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
@@ -169,7 +179,7 @@ class AnthropicTool(RequestBody):
 
 
 class ToolChoiceBody(RequestBody):
-    """Whether, and which of the tools, the model has to call."""
+    """The client's choice of tools: if the model must call one, and which."""
 
     type: Literal["auto", "any", "tool", "none"] = Field(
         description="`auto`: the model decides; `any`: at least one tool; `tool`: the tool that `name` gives; `none`: "
@@ -192,7 +202,7 @@ class ToolChoiceBody(RequestBody):
 
 
 class ThinkingBody(RequestBody):
-    """Whether the model thinks before it answers, if its chat template has such a setting."""
+    """The setting that makes the model think before it answers, if its chat template has such a setting."""
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(description="`adaptive` is the same as `enabled`.")
     budget_tokens: int | None = Field(
@@ -240,7 +250,7 @@ class AnthropicConversation(GenerationBody):
         "user_profile_id",
         "workspace_id",
     }
-    neutral: ClassVar = {**GenerationBody.neutral, "thread": ()}
+    neutral: ClassVar = {**GenerationBody.neutral, "mcp_servers": ([],), "thread": ()}
     aliases: ClassVar = {**GenerationBody.aliases, "stop_sequences": "stop"}
 
     messages: Annotated[list[AnthropicMessage], FailFast()] = Field(
@@ -250,7 +260,7 @@ class AnthropicConversation(GenerationBody):
     system: SystemBlocks | None = Field(
         default=None, description="Instructions for the model: a text, or a list of blocks of text."
     )
-    tools: Annotated[list[AnthropicTool], FailFast()] = Field(
+    tools: Annotated[list[AnthropicTool], FailFast(), client_tools(None, "custom")] = Field(
         default=[], description="The tools that the model may call."
     )
     tool_choice: ToolChoiceBody | None = Field(default=None, description="Null: `auto`.")
@@ -284,7 +294,7 @@ class AnthropicConversation(GenerationBody):
             fields["tool_choice"] = self.tool_choice.choice
             fields["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
         if self.thinking is not None:
-            fields["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+            fields["enable_thinking"] = self.thinking.type != "disabled"
             fields["thinking_budget_tokens"] = self.thinking.budget_tokens
         if self.output_config.effort is not None:
             fields["reasoning_effort"] = "xhigh" if self.output_config.effort == "max" else self.output_config.effort
@@ -296,7 +306,7 @@ class AnthropicConversation(GenerationBody):
     def _system(self) -> list[Message]:
         if self.system is None:
             return []
-        text, cache = "".join(self.system.texts), self.system.cache
+        text, cache = "\n".join(self.system.texts), self.system.cache
         return [Message.model_construct(role=Role.SYSTEM, content=text, cache=cache)]
 
     @property
@@ -318,13 +328,15 @@ StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool
 
 
 class AnthropicBlock(TypedDict):
-    """A content block, a part of an answer. A `text` block has `text`. A `thinking` block has the model's thoughts as
-    `thinking`, and an empty `signature`. A `tool_use` block is a call that the client is asked to make. It has `id`,
-    `name` and `input`; `input` is empty if the answer was cut."""
+    """A content block, which is a part of an answer.
+
+    A `text` block has `text`. A `thinking` block has the model's thoughts as `thinking`, and an empty `signature`. A
+    `tool_use` block is a call that the client is asked to make. It has `id`, `name` and `input`; `input` is empty if
+    the answer was cut.
+    """
 
     type: Literal["text", "thinking", "tool_use"]
     text: NotRequired[str]
-    citations: NotRequired[None]
     thinking: NotRequired[str]
     signature: NotRequired[str]
     id: NotRequired[str]
@@ -333,8 +345,9 @@ class AnthropicBlock(TypedDict):
 
 
 class AnthropicUsage(TypedDict):
-    """Numbers of tokens. `cache_read_input_tokens` of the prompt came from the cache and were not run; `input_tokens`
-    counts the others.
+    """The token counts of a request and its answer.
+
+    `cache_read_input_tokens` of the prompt came from the cache and were not run; `input_tokens` counts the others.
     """
 
     input_tokens: int
@@ -344,7 +357,10 @@ class AnthropicUsage(TypedDict):
 
 
 class AnthropicAnswer(TypedDict):
-    """The answer. `stop_sequence` is the one of `stop_sequences` that ended the answer."""
+    """The answer to a conversation: the assistant's next message.
+
+    `stop_sequence` is the one of `stop_sequences` that ended the answer.
+    """
 
     id: str
     type: Literal["message"]
@@ -359,8 +375,9 @@ class AnthropicAnswer(TypedDict):
 
 
 class AnthropicDelta(TypedDict):
-    """The change that an event makes: more of a block (`text_delta`, `thinking_delta` or `input_json_delta`), or the
-    reason why the answer ended.
+    """The change that a stream's event makes to the answer.
+
+    It is more of a block (`text_delta`, `thinking_delta` or `input_json_delta`), or the reason why the answer ended.
     """
 
     type: NotRequired[Literal["text_delta", "thinking_delta", "input_json_delta"]]
@@ -372,8 +389,9 @@ class AnthropicDelta(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """The type and the message of an error. A client that sent `thread` learns from `details` that it has to send whole
-    conversations.
+    """The type and the message of an error.
+
+    A client that sent `thread` learns from `details` that it has to send whole conversations.
     """
 
     type: str
@@ -382,7 +400,10 @@ class AnthropicErrorDetail(TypedDict):
 
 
 class AnthropicEvent(TypedDict):
-    """An event of a stream; the server-sent event's name is its `type`. `index` is the number of the content block."""
+    """One event of an answer's stream. The name of the server-sent event is the field `type`.
+
+    `index` is the number of the content block.
+    """
 
     type: Literal[
         "message_start",
@@ -412,6 +433,6 @@ class AnthropicError(TypedDict):
 
 
 class TokenCount(TypedDict):
-    """The number of tokens of a prompt."""
+    """The answer with the number of tokens of a conversation."""
 
     input_tokens: int

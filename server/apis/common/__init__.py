@@ -1,1 +1,1 @@
-"""What several APIs share: request fields, running the engine requests of an HTTP request, and answering it."""
+"""The parts that several APIs share: request fields, running an HTTP request's engine requests, and answering it."""

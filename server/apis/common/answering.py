@@ -1,4 +1,4 @@
-"""Run the engine requests of one HTTP request for generation, and answer whole or as a stream.
+"""Run the engine requests of one HTTP request that generates text, and answer it at once or as a stream.
 
 The protocols by which an API formats its answer come first, with helpers for its token counts and times.
 """
@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 from aiohttp import web
 
+from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, Numbered, ParallelRequests
 from rnn_engine.requests import (
     Event,
@@ -30,13 +31,13 @@ from server.apis.common.states import EndSaver, ResolvedState
 from server.auth.engine import engine_of
 from server.core.bodies import LEASE, long_json_response, work
 from server.core.errors import describe
+from server.core.routing import SETTINGS
 from server.core.schema import Timings, Usage
-from server.core.settings import SETTINGS
 from server.core.streams import EVENT_STREAM, EventStream
 
 
 class Tally:
-    """Adds up the token counts of an HTTP answer that has `copies` choices for each prompt, as its events arrive.
+    """Adds up the token counts of one HTTP answer, which has `copies` choices for each prompt, as its events arrive.
 
     Choices are numbered prompt by prompt.
     """
@@ -48,7 +49,7 @@ class Tally:
         self._completion_tokens = 0
 
     def add(self, choice: int, event: Event) -> None:
-        """Add the token counts that `event`, of choice number `choice`, reports.
+        """Add the token counts that are in `event`, an event of choice number `choice`.
 
         A prompt counts once, for its first choice.
         """
@@ -59,12 +60,12 @@ class Tally:
             self._cached_tokens += event.cached_tokens
 
     def usage(self) -> Usage:
-        """Return the token counts of all events so far."""
+        """Return the token counts of the answer, from all events so far."""
         return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
-    """Return the token counts for an answer without generated text, added up from the costs of its prompts."""
+    """Return the token counts for an answer without generated text: the sum of the costs of its prompts."""
     return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)
 
 
@@ -78,7 +79,7 @@ def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Us
 
 
 class AnswerClock:
-    """Measures one streamed engine request, and makes the fields of its events that report its progress and times."""
+    """Measures one streamed engine request, and makes the fields that report its progress and times in its events."""
 
     def __init__(self, *, with_each: bool = False) -> None:
         """Report the times only with the last event or, if `with_each` is set, with each event."""
@@ -88,7 +89,7 @@ class AnswerClock:
         self.predicted = 0  # tokens that were sent
 
     def tell(self, event: Event) -> Mapping[str, object]:
-        """Return the fields that report progress or times with `event`: `prompt_progress`, `timings`, or none."""
+        """Return the fields that report progress or times with an event: `prompt_progress`, `timings`, both or none."""
         timings: Timings | None = None
         match event:
             case PromptProgress():
@@ -120,7 +121,7 @@ class AnswerClock:
 
 
 def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
-    """Return the field `timings` of a finished request, or None if the engine has measured no times.
+    """Return the field `timings` of an ended engine request, or None if the engine has measured no times.
 
     `ended` is when the request ended, by `time.monotonic`; None means now.
     """
@@ -190,30 +191,35 @@ class ChoiceOutcome:
 
     @property
     def end(self) -> Finished:
-        """The last event of the request, which must have ended."""
+        """The last event of the engine request, which must have ended."""
         assert self.finished is not None
         return self.finished
 
     @property
     def times(self) -> Mapping[str, object]:
-        """The field `timings` for the answer; empty if the engine has measured no times."""
+        """The field `timings` of the answer, as a dict that is empty if the engine has measured no times."""
         timings = None if self.started is None else timings_of(self.started, self.end, self.ended)
         return {} if timings is None else {"timings": timings}
 
     @property
     def drawn(self) -> list[TokenInfo]:
-        """All sampled tokens, including a stop token at the end."""
+        """All tokens sampled for the answer, including a stop token at the end."""
         return [*self.tokens, *([] if self.end.stop_token is None else [self.end.stop_token])]
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of the sampled tokens; 0 if there are none."""
+        """The mean log-probability of the tokens sampled for the answer; 0 if there are none."""
         drawn = self.drawn
         return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
 
 
+def stop_text(finished: Finished) -> str:
+    """Return the stop string that ended a text; empty if none did."""
+    return finished.stop.decode() if isinstance(finished.stop, bytes) else ""
+
+
 class ChoiceFormatter(Protocol):
-    """The interface of what makes OpenAI's choice objects from an answer's events, whole or as chunks of a stream.
+    """The interface for making OpenAI's choice objects from an answer's events, whole or as chunks of a stream.
 
     For each choice the methods are called in the order of its events.
     """
@@ -228,39 +234,39 @@ class ChoiceFormatter(Protocol):
     def chunk_object(self) -> str: ...
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
-        """Return the first chunk of choice `index`, before its text, or None if there is nothing to send.
+        """Return a stream's first chunk for choice `index`, before its text, or None if there is nothing to send.
 
         `prompt` has the scored tokens of the prompt; it is empty if the prompt was not scored.
         """
         ...
 
     def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
-        """Return a chunk for more text of choice `index`, or None if there is nothing to send yet.
+        """Return a stream's chunk with more text of choice `index`, or None if there is nothing to send yet.
 
         A string stands for the chunk that `text_chunk` makes of it.
         """
         ...
 
     def text_chunk(self, index: int, text: str) -> Choice:
-        """Return a chunk with more text and nothing else."""
+        """Return a stream's chunk that has more text of choice `index` and nothing else."""
         ...
 
     def closing(self, index: int, finished: Finished) -> Choice:
-        """Return the last chunk of choice `index`, with the reason why it ended."""
+        """Return a stream's last chunk for choice `index`, with the reason why its text ended."""
         ...
 
     def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> Choice:
-        """Return a choice of an answer that is not streamed."""
+        """Return choice `index` of an answer that is not streamed."""
         ...
 
 
 class WholeDialect(Protocol):
-    """The interface of what makes an API's answer that is not streamed, from the outcomes of its engine requests."""
+    """The interface for making an API's answer that is not streamed from the outcomes of its engine requests."""
 
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
     ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
-        """Return the body of the answer, with the fields `extra` added.
+        """Return the body of an answer that is not streamed, with the fields `extra` added.
 
         `outcomes` has one entry for each engine request; `kept` are the indices of those to return.
         """
@@ -268,22 +274,26 @@ class WholeDialect(Protocol):
 
 
 class Dialect(WholeDialect, Protocol):
-    """The interface of what makes an API's answers, either whole or as the events of a stream."""
+    """The interface for making an API's answers, either whole or as the events of a stream."""
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
-        """Return the encoded bytes to send for an event of engine request `index`, with the fields `extra` added.
+        """Return the bytes to send in a stream for an event of engine request `index`, with the fields `extra` added.
 
         The bytes may be empty. The method is called for every event, in the order of the events.
         """
         ...
 
     def ending(self, usage: Usage) -> bytes:
-        """Return the bytes that end a stream."""
+        """Return the bytes that end a stream which has not failed."""
         ...
 
     def failure(self, error: Exception) -> bytes:
-        """Return the encoded last event of a stream that ends with `error`."""
+        """Return the encoded last event of a stream that ends because of `error`."""
         ...
+
+
+RunRequests: TypeAlias = Callable[[EngineLike, Sequence[GenerateRequest], int], ParallelRequests]
+"""Makes the `ParallelRequests` that runs some requests, of which at most a number are in the engine at a time."""
 
 
 async def answer_in(
@@ -294,15 +304,17 @@ async def answer_in(
     resolved: ResolvedState,
     *,
     stream_type: str = EVENT_STREAM,
+    run: RunRequests = ParallelRequests,
 ) -> web.StreamResponse:
     """Run the engine requests `calls` and send the answer that `dialect` makes of them, whole or as a stream.
 
     All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
-    stream. Raises InvalidRequestError or OverloadedError before any of them runs.
+    stream, and `run` makes what runs the requests. Raises InvalidRequestError or OverloadedError before any of them
+    runs.
     """
     if not body.stream:
-        return await answer_whole(dialect, request, body, calls, resolved)
-    running, end = await _prepare(request, body, calls, resolved)
+        return await answer_whole(dialect, request, body, calls, resolved, run=run)
+    running, end = await _prepare(request, body, calls, resolved, run)
     async with running:
         return await _Streaming(EventStream(request, stream_type), request, dialect, Tally(body.copies), end).run(
             running
@@ -310,11 +322,15 @@ async def answer_in(
 
 
 async def _prepare(
-    request: web.Request, body: GenerationBody, calls: Sequence[GenerateRequest], resolved: ResolvedState
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    run: RunRequests,
 ) -> tuple[ParallelRequests, _End]:
-    """Return the engine requests for `calls`, which have not started, and the `_End` that saves a state after them.
+    """Return the engine requests for `calls`, which have not started, and the object that saves a state after them.
 
-    The `_End` does nothing unless `body` asks to save the state.
+    That object, an `_End`, does nothing unless `body` asks to save the state.
     """
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
@@ -322,11 +338,14 @@ async def _prepare(
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
-    return ParallelRequests(engine, calls, limit=engine.info.num_slots), _End(saver)
+    return run(engine, calls, engine.info.num_slots), _End(saver)
 
 
 class _End:
-    """Saves the state at the end of a generation if `saver` is given, and makes the answer's fields about that."""
+    """Saves the state at the end of a generation if the client wants that, and makes the answer's fields about it.
+
+    The client wants it if `saver` is given.
+    """
 
     def __init__(self, saver: EndSaver | None) -> None:
         self.is_wanted = saver is not None
@@ -355,9 +374,14 @@ async def answer_whole(
     body: GenerationBody,
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
+    *,
+    run: RunRequests = ParallelRequests,
 ) -> web.Response:
-    """Run the engine requests `calls`, and return one answer when all have ended; see `answer_in` for the arguments."""
-    running, end = await _prepare(request, body, calls, resolved)
+    """Run the engine requests `calls`, and return one answer when all have ended.
+
+    See `answer_in` for the arguments.
+    """
+    running, end = await _prepare(request, body, calls, resolved, run)
     tally = Tally(body.copies)
     outcomes = [ChoiceOutcome() for _ in running.requests]
     saved: Mapping[str, object] = {}
@@ -376,9 +400,9 @@ async def answer_whole(
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
-    """For each prompt, yield the indices of the `wanted` copies with the highest mean log-probability, best first.
+    """Yield, for each prompt, the indices of its `wanted` answers with the highest mean log-probability, best first.
 
-    If all copies are wanted, they keep their order.
+    If all answers are wanted, they keep their order.
     """
     for first in range(0, len(outcomes), copies):
         places = range(first, first + copies)
@@ -398,7 +422,7 @@ class _Streaming:
         self._end = end
 
     async def run(self, running: ParallelRequests) -> web.StreamResponse:
-        """Send the whole stream and return the response.
+        """Send the whole stream to the client and return the response.
 
         An error before the first event is raised, so that it gets its own HTTP status; a later error is sent as an
         event.
@@ -419,7 +443,7 @@ class _Streaming:
         return await self._stream.close()
 
     async def _send(self, events: Sequence[Numbered]) -> None:
-        """Write `events`, a group of events that are ready at the same time.
+        """Send `events` to the client, a group of engine events that are ready at the same time.
 
         At the last event, save the state if wanted. The events before the last one are written first, since saving may
         take long.
@@ -438,7 +462,7 @@ class _Streaming:
         await self._stream.write(b"".join(parts))
 
     async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
-        """Return the result of `encode`, which encodes `event`, an event without text.
+        """Return the bytes that `encode` makes of `event`, an engine event without text.
 
         It runs on another thread if the event may be large.
         """

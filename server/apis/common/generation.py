@@ -10,9 +10,10 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 
+from rnn_engine.bounds import MAX_DRAFT
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import MAX_DRAFT, MAX_PRIORITY, GenerateRequest
+from rnn_engine.requests import MAX_PRIORITY, GenerateRequest
 from server.apis.common.sampling import GrammarBody
 from server.apis.common.states import SaveAs
 from server.auth.admission import PRINCIPAL
@@ -44,7 +45,7 @@ _PROMPT_FORMS = (
 
 
 def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
-    """Parse a field with one prompt or a list of prompts. A list that contains token ids is one prompt."""
+    """Parse a request field that holds a prompt or a list of prompts. A list that contains token ids is one prompt."""
     if isinstance(value, list) and value and not any(type(item) is int for item in value):
         return tuple(_parse_prompt(item, value) for item in value)
     if value == []:
@@ -53,7 +54,10 @@ def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
 
 
 def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
-    """Parse prompts as `parse_prompts` does, but join a list of texts to one text; null is an empty text."""
+    """Parse a request field with prompts; a list of texts is joined to one text, and null is an empty text.
+
+    Other values are parsed as by `parse_prompts`.
+    """
     if value is None:
         return ("",)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -99,9 +103,9 @@ Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchem
 
 
 def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt], most: int | None = None) -> None:
-    """Raise InvalidRequestError if texts or token ids exceed the limits. The tokens of texts are not counted yet.
+    """Raise InvalidRequestError if a request's texts or token ids exceed the limits.
 
-    Of each prompt, only the last `most` tokens are used if that is given.
+    The tokens of texts are not counted yet. Of each prompt, only the last `most` tokens are used if that is given.
     """
     parts = [_parts(prompt) for prompt in prompts]
     limits.check(
@@ -136,7 +140,7 @@ def text_of(engine: EngineLike, prompt: AnyPrompt) -> str:
 
 
 def _parse_stop(value: object) -> tuple[str, ...]:
-    """Return the stop strings of a field: one string, a list of them, or null for none."""
+    """Return the stop strings in a request field, which has one string, a list of them, or null for none."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
         raise RefusedError(value, "null, a string, or a list of strings, none of them empty")
@@ -159,7 +163,7 @@ class StreamOptions(RequestBody):
 
 
 class GenerationBody(GrammarBody):
-    """The request fields that every generation has: sampling, stops, number of answers, and how they are sent."""
+    """The request fields that every generation of text has: for sampling, stops, the number of answers, streaming."""
 
     ignored: ClassVar = frozenset(
         {
@@ -170,12 +174,18 @@ class GenerationBody(GrammarBody):
             "prompt_cache_retention",
             "safety_identifier",
             "service_tier",
-            "store",
             "user",
         }
     )
+    lacking: ClassVar = {"prompt_logprobs": (0,), "store": (False,)}
 
-    aliases: ClassVar = {**GrammarBody.aliases, "n_predict": "max_tokens", "speculative.n_max": "speculate"}
+    aliases: ClassVar = {
+        **GrammarBody.aliases,
+        "max_new_tokens": "max_tokens",
+        "n_predict": "max_tokens",
+        "num_predict": "max_tokens",
+        "speculative.n_max": "speculate",
+    }
 
     max_tokens: int = Field(
         default=256,
@@ -256,9 +266,9 @@ class GenerationBody(GrammarBody):
     def copies_of(
         self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
     ) -> list[GenerateRequest]:
-        """Return the engine requests for all answers: `copies` of each request in `calls`, one for each prompt.
+        """Return the engine requests for all answers: for each of `calls` as many as a prompt has answers.
 
-        All calls must have the same tokens that end a text.
+        `calls` has one request for each prompt. All must have the same tokens that end a text.
         """
         samplings = self.samplings(self.copies, tokenize, calls[0].stop_tokens)
         return [
@@ -277,12 +287,12 @@ class GenerationBody(GrammarBody):
 
     @property
     def reports_progress(self) -> bool:
-        """True if the stream reports how much of the prompt was processed."""
+        """True if the stream of an answer reports how much of the prompt was processed."""
         return False
 
     @property
     def tells_times(self) -> bool:
-        """True if each event of the stream has the times, not only the last one."""
+        """True if each event of a stream has the times, not only the last one."""
         return False
 
     def most_tokens(self, limits: Limits) -> int:
@@ -304,11 +314,11 @@ class GenerationBody(GrammarBody):
     @property
     @abstractmethod
     def alternatives(self) -> int | None:
-        """The number of likeliest tokens to list at each position; None if the client wants no log-probabilities."""
+        """The number of likeliest tokens to list at each position, or None if the client wants no log-probabilities."""
 
     @property
     def copies(self) -> int:
-        """The number of answers that are generated for each prompt. The best `n` of them are returned."""
+        """The number of answers that are generated for each prompt; the best `n` of them are returned."""
         return self.n
 
     @property
@@ -321,7 +331,7 @@ class GenerationBody(GrammarBody):
 
 
 class ProgressBody(GenerationBody):
-    """A generation whose stream may report its progress and its times."""
+    """The request fields of a generation, with those for reports in its stream: the prompt's progress, and times."""
 
     return_progress: bool = Field(
         default=False,
@@ -345,7 +355,7 @@ class ProgressBody(GenerationBody):
 async def note_slot(
     request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
 ) -> None:
-    """Store the prompt of a generation under the slot number that the body names, replacing an earlier prompt.
+    """Store a request's prompt under the slot number that its body names, replacing an earlier prompt.
 
     Does nothing if the body names no slot. A prompt with a `cache_salt` is not stored, since other requests of the same
     API key may not continue from it. Nor is one that starts from another state than the default, since the prompt alone
@@ -371,9 +381,10 @@ def check_slot(engine: EngineLike, field: str, slot: int) -> None:
 
 
 def slot_key(request: web.Request, engine: EngineLike, default: NamedState | None, slot: int | str) -> Hashable:
-    """Return the key under which the prompt of a slot is stored; `slot` is its number, or the digest of a saved state.
+    """Return the key under which the prompt of a slot is stored.
 
-    Prompts start from the default state. If there is another one later, they no longer lead to the same state.
+    `slot` is the slot's number, or the digest of a saved state. Prompts start from the default state. If there is
+    another one later, they no longer lead to the same state.
     """
     return request[PRINCIPAL].name, engine.info.model, _root_of(default), slot
 

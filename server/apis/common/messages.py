@@ -1,16 +1,18 @@
-"""The messages and the tools of a conversation, as clients send them."""
+"""The messages and the tools of a conversation, in the forms in which clients send them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, FailFast, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import from_json
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, Tool, ToolCall, find_role
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import ToolChoice
-from server.core.schema import STRING, RefusedError, RequestBody
+from server.core.schema import STRING, RefusedError, RequestBody, UnknownFields
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
 _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")
@@ -36,8 +38,32 @@ def _parse_part(part: object) -> str:
     raise RefusedError(part, 'text parts such as {"type": "text", "text": "..."}')
 
 
+def call_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call that the model wrote; an empty object if `text` is no JSON object.
+
+    It is none if the answer was cut, or if a number in it is too large for a float.
+    """
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) and _is_finite(value) else {}
+
+
+def _is_finite(value: object) -> bool:
+    """Return True if no number in `value` is infinite, as `1e400` is when read."""
+    match value:
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list():
+            return all(map(_is_finite, value))
+    return True
+
+
 def parse_role(value: object) -> Role:
-    """Return the role that a client's word for it means. Raises RefusedError for an unknown word."""
+    """Return the role that the word `value` in a client's message means. Raises RefusedError for an unknown word."""
     role = find_role(value) if isinstance(value, str) else None
     if role is None:
         raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in upper or lower case")
@@ -87,7 +113,10 @@ class ToolCallBody(RequestBody):
 
 
 class Message(RequestBody):
-    """One message. The fields of this server's own answers are accepted, so that a client may send them back."""
+    """One message of a conversation.
+
+    The fields of this server's own answers are accepted, so that a client may send them back.
+    """
 
     ignored: ClassVar = frozenset({"annotations", "audio", "refusal"})
     aliases: ClassVar = {"cache_control": "cache", "reasoning": "reasoning_content"}
@@ -120,7 +149,7 @@ class Message(RequestBody):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All calls of the message, from `tool_calls` and from the older `function_call`."""
+        """All tool calls of the message, from `tool_calls` and from the older `function_call`."""
         calls = [ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(self.function_call.name, self.function_call.arguments))
@@ -141,7 +170,7 @@ class Message(RequestBody):
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise InvalidRequestError for the first message that lacks a text or has calls that are not allowed.
+    """Raise InvalidRequestError for the first message that lacks a text or has tool calls that are not allowed.
 
     Only messages of the assistant may have calls, and the arguments of a call may not be too large to parse.
     """
@@ -201,8 +230,30 @@ class FunctionBody(RequestBody):
         return Tool(self.name, self.description, self.parameters, self.strict is True)
 
 
+def client_tools(*allowed: str | None) -> BeforeValidator:
+    """Return a pydantic validator of a list of tools that leaves out those of other types than `allowed`.
+
+    Such tools are run by another system's server, or are called with something else than JSON. A server that ignores
+    unknown fields ignores these tools as well, and lists them in the same header. A strict server refuses them.
+    """
+
+    def leave_out(tools: object, info: ValidationInfo[UnknownFields | None]) -> object:
+        if not isinstance(tools, list) or info.context is None or info.context.refuse:
+            return tools
+        kept = []
+        for tool in tools:
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            if isinstance(kind, str) and kind not in allowed:
+                info.context.left_out.add(f"{info.field_name}.{kind}")
+            else:
+                kept.append(tool)
+        return kept
+
+    return BeforeValidator(leave_out)
+
+
 def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str, object]:
-    """Return the fields of a tool unchanged. Raises RefusedError if its `type` is not among those `allowed`.
+    """Return a tool's fields unchanged. Raises RefusedError if the tool's `type` is not among those `allowed`.
 
     The type is checked before the other fields, which tools of other types may have.
     """
@@ -225,7 +276,7 @@ class ToolBody(RequestBody):
 
 
 def _parse_choice(value: object) -> ToolChoice:
-    """Parse a field `tool_choice`, which says if and which tools the model calls.
+    """Parse a request's field `tool_choice`, which says if the model calls tools, and which.
 
     The tools' names are checked later.
     """
@@ -260,11 +311,11 @@ Choice: TypeAlias = Annotated[
 
 
 class ToolFields(RequestBody):
-    """The fields of a conversation that concern tools."""
+    """The fields of a conversation's request that concern tools."""
 
     aliases: ClassVar = {"function_call": "tool_choice"}
 
-    tools: Annotated[list[ToolBody], FailFast()] = Field(
+    tools: Annotated[list[ToolBody], FailFast(), client_tools("function")] = Field(
         default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
     )
     functions: Annotated[list[FunctionBody], FailFast()] = Field(
@@ -280,7 +331,7 @@ class ToolFields(RequestBody):
     parallel_tool_calls: bool = Field(default=True, description="Whether one answer may have several calls.")
 
     def check_tools(self) -> None:
-        """Raise InvalidRequestError for fields that contradict each other."""
+        """Raise InvalidRequestError if the fields about tools contradict each other."""
         if self.tools and self.functions:
             raise InvalidRequestError(
                 "functions", [each.name for each in self.functions], "null, since the request has tools"

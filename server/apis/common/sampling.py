@@ -1,4 +1,4 @@
-"""The request fields that choose tokens: sampling, made from the parameters in `SamplingParams`, and grammars."""
+"""The request fields that control how tokens are chosen: the parameters in `SamplingParams`, and grammars."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field, PlainValidator, WithJsonSchema, create_model
+from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, choice_grammar, json_grammar, written_grammar
@@ -38,7 +39,7 @@ _STRINGS = {"type": "array", "items": STRING}
 
 
 def _parse_bias(value: object) -> dict[int | str, float]:
-    """Return the biases by token id or text. Several biases of the same one are added up."""
+    """Return the biases in the field `logit_bias` by token id or text, with several biases of one token added up."""
     if isinstance(value, dict):
         pairs: Sequence[object] = [(_parse_key(key), bias) for key, bias in value.items()]
     elif isinstance(value, list):
@@ -85,9 +86,18 @@ def _parse_seed(value: object) -> int | None:
 
 
 def _parse_texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = _from_json(value)  # some clients write the list as JSON
     if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
         raise RefusedError(value, "a list of strings, none of them empty")
     return tuple(value)
+
+
+def _from_json(text: str) -> object:
+    try:
+        return from_json(text)
+    except ValueError:
+        return text
 
 
 def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
@@ -99,9 +109,10 @@ def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
-    """Return a pydantic validator that parses a value with `parse`, which raises InvalidRequestError.
+    """Return a pydantic validator that parses a value with `parse` and raises RefusedError if `parse` refuses it.
 
-    The validator raises RefusedError instead, with the place of the value below the field `of`. Null stays None.
+    `parse` raises InvalidRequestError. The RefusedError has the place of the value below the field `of`. Null stays
+    None.
     """
 
     def check(value: object) -> Any:  # noqa: ANN401
@@ -179,11 +190,11 @@ else:
 
 
 class SamplingBody(_SamplingFields):
-    """A body with the sampling fields. `SamplingParams.check` checks their ranges."""
+    """The request fields for sampling. `SamplingParams.check` checks their ranges."""
 
     neutral: ClassVar = {
         "adaptive_decay": (0.9,),
-        "adaptive_target": (-1, 0),
+        "adaptive_target": (-1, 0, -0.01),
         "allowed_token_ids": (),
         "do_sample": (True,),
         "early_stopping": (False,),
@@ -191,10 +202,13 @@ class SamplingBody(_SamplingFields):
         "epsilon_cutoff": (0,),
         "eta_cutoff": (0,),
         "guidance_scale": (1,),
+        "guided_whitespace_pattern": (),
         "include_stop_str_in_output": (False,),
         "length_penalty": (1, 0),
         "logits_processors": ([],),
+        "lora": ([],),
         "min_keep": (0,),
+        "n_indent": (0,),
         "no_repeat_ngram_size": (0,),
         "num_beams": (1,),
         "penalize_nl": (False,),
@@ -202,13 +216,26 @@ class SamplingBody(_SamplingFields):
         "skip_special_tokens": (True,),
         "smoothing_factor": (0,),
         "spaces_between_special_tokens": (True, False),
+        "structural_tag": (),
+        "t_max_predict_ms": (-1, 0),
         "tfs": (1,),
         "tfs_z": (1,),
         "top_a": (0,),
         "truncate_prompt_tokens": (-1,),
         "use_beam_search": (False,),
     }
-    aliases: ClassVar = {"bias": "logit_bias", "repetition_penalty": "repeat_penalty", "sampler_override": "sampler"}
+    aliases: ClassVar = {
+        "bias": "logit_bias",
+        "mirostat_mode": "mirostat",
+        "nsigma": "top_n_sigma",
+        "random_seed": "seed",
+        "rep_pen": "repeat_penalty",
+        "rep_pen_range": "repeat_last_n",
+        "repetition_penalty": "repeat_penalty",
+        "repetition_penalty_range": "repeat_last_n",
+        "sampler_override": "sampler",
+        "typical": "typical_p",
+    }
 
     ignore_eos: bool = Field(
         default=False,
@@ -235,7 +262,7 @@ class SamplingBody(_SamplingFields):
     def samplings(
         self, count: int, tokenize: Callable[[str], Sequence[int]], end_tokens: Sequence[int]
     ) -> list[SamplingParams]:
-        """Return sampling parameters for each of `count` answers to a prompt.
+        """Return the sampling parameters of each of `count` answers to a prompt.
 
         If a seed is given, each answer gets its own. `end_tokens` are the tokens that end a text.
         """
@@ -251,12 +278,12 @@ class SamplingBody(_SamplingFields):
 
     @property
     def bias_characters(self) -> int:
-        """The number of characters in the texts that are keys of `logit_bias`. They are tokenized later."""
+        """The number of characters in the texts that are keys of `logit_bias`, which are tokenized later."""
         return sum(len(key) for key in self._params.logit_bias if isinstance(key, str))
 
     @property
     def penalises_occurrence(self) -> bool:
-        """True if the request has a penalty for tokens that occurred before, those in earlier replies included."""
+        """True if the request sets a penalty for tokens that occurred before, also in earlier replies."""
         return self._params.penalises_occurrence
 
     @property
@@ -265,9 +292,10 @@ class SamplingBody(_SamplingFields):
 
 
 def _derive_seed(seed: int, copy: int) -> int:
-    """Return the seed of answer number `copy`, derived from the request's seed. Answer 0 has the request's seed itself.
+    """Return the seed of answer number `copy`, derived from the request's seed.
 
-    An odd step between the copies keeps their seeds apart, and far from neighbouring seeds.
+    Answer 0 has the request's seed itself. An odd step between the copies keeps their seeds apart, and far from
+    neighbouring seeds.
     """
     return (seed + copy * 0x9E3779B97F4A7C15) % (MAX_SEED + 1)
 
@@ -279,6 +307,8 @@ def _response_format(value: object) -> Grammar | None:
             return None
         case {"type": "json_object", "schema": schema, **rest} if not rest:
             return _json(schema, f"{name}.schema")
+        case {"type": "json_object", "value": schema, **rest} if not rest:
+            return _json(schema, f"{name}.value")
         case {"type": "json_object", **rest} if not rest:
             return Grammar("json_object", field=name)
         case {"type": "json_schema", "json_schema": dict(named), **rest} if not rest:
@@ -289,7 +319,10 @@ def _response_format(value: object) -> Grammar | None:
 
 
 def _named_schema(named: Mapping[str, object], name: str) -> Grammar:
-    """Return the grammar for OpenAI's object that holds a JSON schema with its name. Raises RefusedError."""
+    """Return the grammar for an object in which OpenAI's clients send a JSON schema with its name.
+
+    Raises RefusedError.
+    """
     for key in named:
         if key not in ("name", "description", "schema", "strict"):
             raise RefusedError(named[key], "one of the fields name, description, schema, strict", f"json_schema.{key}")
@@ -302,7 +335,7 @@ def _named_schema(named: Mapping[str, object], name: str) -> Grammar:
 
 
 def _typed(value: object, name: str) -> Grammar:
-    """Return the grammar for TGI's object with `type` and `value`. Raises RefusedError."""
+    """Return the grammar for an object with `type` and `value`, as TGI's clients send it. Raises RefusedError."""
     match value:
         case {"type": "regex", "value": str(pattern), **rest} if not rest:
             return Grammar("regex", pattern, f"{name}.value")
@@ -324,7 +357,7 @@ def _grammar(value: object) -> Grammar:
 
 
 def _structured_outputs(value: object) -> Grammar | None:
-    """Return the grammar that vLLM's object `structured_outputs` describes, or None if it describes none.
+    """Return the grammar in the object `structured_outputs` of vLLM's clients, or None if it has none.
 
     Raises RefusedError.
     """
@@ -433,13 +466,15 @@ GRAMMAR_FIELDS = (
 
 
 class GrammarBody(SamplingBody):
-    """A body with the fields that restrict an answer to a grammar. At most one such field may be set."""
+    """The request fields that restrict an answer to a grammar. At most one such field may be set."""
+
+    aliases: ClassVar = {**SamplingBody.aliases, "ebnf": "guided_grammar", "regex": "guided_regex"}
 
     response_format: ResponseFormat = Field(
         default=None,
         description='The form of the answer: `{"type": "text"}`, `{"type": "json_object"}`, '
         '`{"type": "json_schema", "json_schema": {"name": ..., "schema": ..., "strict": ...}}`, '
-        '`{"type": "json_object", "schema": ...}`, `{"type": "json", "value": a schema}` or '
+        '`{"type": "json_object", "schema": ...}`, the same with `value`, `{"type": "json", "value": a schema}` or '
         '`{"type": "regex", "value": ...}`. A schema is refused if it has a keyword that a grammar can\'t '
         "enforce. With `strict` false, such keywords are ignored.",
     )

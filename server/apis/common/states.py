@@ -1,4 +1,4 @@
-"""The states that requests start from, mix or save: their request fields, and functions that find and save them."""
+"""The states that requests start from, mix or save: the request fields, and functions that find and save the states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
@@ -17,7 +17,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import check_room, settle_end
 from rnn_engine.requests import Finished, GenerateRequest, MixedState, StateMix, TokenInfo
-from rnn_engine.sampling import MixKind
+from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, InitialState
 from server.core.schema import STRING, RefusedError, RequestBody, is_integers
 from server.core.settings import Limits
@@ -40,7 +40,7 @@ _LABELS = {"name", "id"}  # ai00's clients send them; here only the values of a 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InlineState:
-    """A state given as an array of numbers in the request, in the order of ai00's prefab format."""
+    """A state that a request gives as an array of numbers, in the order of ai00's prefab format."""
 
     data: F32  # [L * (N + 2) * D] unless the client is wrong
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class InlineState:
 
 @dataclass(frozen=True, slots=True)
 class StatePath:
-    """The path of a state's file, relative to the folder of states."""
+    """A request's reference to a state's file: its path relative to the folder of states."""
 
     path: str
 
@@ -58,7 +58,7 @@ StateRef: TypeAlias = str | InlineState | StatePath
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedRef:
-    """An entry of a mix of states in a request: a reference to a state, its weight, and perhaps a prompt of its own."""
+    """One entry of a mix of states in a request: a reference to a state, its weight, and maybe a prompt of its own."""
 
     ref: StateRef | None  # None = the default state
     weight: float
@@ -99,11 +99,9 @@ def _parse_weighted(number: int, value: object) -> WeightedRef:
 
 
 def _parse_labelled(number: int, state: dict[str, object]) -> StateRef | None:
-    """Return the reference to a state in entry number `number` of a mix.
+    """Return the reference to a state in one entry of a request's mix; None stands for the default state.
 
-    `state` is the entry without its weight and prompt.
-
-    None stands for the default state. Raises RefusedError.
+    `number` is the entry's number. `state` is the entry without its weight and prompt. Raises RefusedError.
     """
     try:
         if not state.keys() <= _LABELS:
@@ -125,7 +123,7 @@ def _as_float(number: int, weight: float) -> float:
 
 
 def parse_numbers(data: object) -> F32:
-    """Parse numbers given as a flat list or as base64 of f32. Raises RefusedError."""
+    """Return an array of numbers that a request gives as a flat list or as base64 of f32. Raises RefusedError."""
     try:
         if isinstance(data, str):
             return np.frombuffer(base64.b64decode(data, validate=True), "<f4").astype(np.float32)
@@ -165,7 +163,7 @@ _STATE_FORMS = (
 
 
 class CacheBody(RequestBody):
-    """The field for use of the cache, which any request that runs the model has."""
+    """The request field for use of the cache, which every request that runs the model has."""
 
     cache_salt: str | None = Field(
         default=None,
@@ -176,13 +174,13 @@ class CacheBody(RequestBody):
 
 
 class StateRefBody(CacheBody):
-    """The fields of a request that runs the model from one state."""
+    """The request fields for running the model from one state."""
 
     state: State = Field(default=None, description=_STATE_FORMS)
 
 
 class ModelNameBody(RequestBody):
-    """The field that names a model, as in OpenAI's requests."""
+    """The request field that names a model, as in OpenAI's requests."""
 
     model: str | None = Field(
         default=None, description="The name of a model as `/v1/models` lists it; null is the default model."
@@ -190,11 +188,11 @@ class ModelNameBody(RequestBody):
 
 
 class ModelBody(StateRefBody, ModelNameBody):
-    """The fields that name a state to start from and a model."""
+    """The request fields that name a state to start from and a model."""
 
 
 class MixBody(CacheBody, ModelNameBody):
-    """The fields that name a model and one state to start from, or several states to mix."""
+    """The request fields that name a model, and one state to start from or several states to mix."""
 
     state: States = Field(
         default=None,
@@ -219,7 +217,7 @@ class MixBody(CacheBody, ModelNameBody):
 
     @property
     def weighted(self) -> tuple[WeightedRef, ...] | None:
-        """The states to mix; None if the request starts from a single state."""
+        """The states that the request mixes; None if it starts from a single state."""
         return self.state if isinstance(self.state, tuple) else None
 
 
@@ -227,7 +225,9 @@ class MixBody(CacheBody, ModelNameBody):
 
 
 class RetentionBody(RequestBody):
-    """The owner of a new state, and how long the state is kept."""
+    """The request fields for the owner of a new state, and for how long the state is kept."""
+
+    always_strict: ClassVar = True
 
     owner: str | None = Field(
         default=None,
@@ -254,7 +254,7 @@ class RetentionBody(RequestBody):
 
 
 class NewStateBody(RetentionBody):
-    """The name of a new state, its owner, and how long it is kept."""
+    """The request fields for the name of a new state, its owner, and how long it is kept."""
 
     name: str = Field(description="A name that is free.")
 
@@ -267,9 +267,10 @@ SaveAs: TypeAlias = Annotated[NewStateBody, BeforeValidator(_from_name)]
 
 
 class StateEntry(TypedDict):
-    """A named state. `num_tokens` is how many tokens the model has read to reach it, null if that is unknown.
+    """The description of a named state.
 
-    A `read_only` state comes from the operator at every start: requests may start from it and copy it.
+    `num_tokens` is how many tokens the model has read to reach it, null if that is unknown. A `read_only` state comes
+    from the operator at every start: requests may start from it and copy it.
     """
 
     object: Literal["state"]
@@ -290,7 +291,7 @@ class StateEntry(TypedDict):
 
 
 def state_entry(named: NamedState) -> StateEntry:
-    """Return a named state's description for clients."""
+    """Return the description of a named state that clients get."""
     frozen = named.frozen
     return {
         "object": "state",
@@ -313,7 +314,7 @@ def state_entry(named: NamedState) -> StateEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedState:
-    """A state to start from that was found in the engine or in files, as `resolve_state` returns it."""
+    """The state that a request starts from, after it was found in the engine or in files."""
 
     frozen: FrozenState | None  # None = the fill values
     named: NamedState | None = None  # if the request says its name or id
@@ -325,7 +326,7 @@ class ResolvedState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedState:
-    """One of the states that a request starts from, with its weight in the mix."""
+    """One of the states that a request starts from, with its weight in the request's mix."""
 
     resolved: ResolvedState
     weight: float = 1.0
@@ -337,13 +338,16 @@ class WeightedState:
 
 
 async def resolve_starts(engine: EngineLike, body: MixBody) -> list[WeightedState]:
-    """Find all states that a request starts from: one, or those that it mixes. See `resolve_state` for the errors."""
+    """Find all states that a request starts from: one, or those that it mixes.
+
+    See `resolve_state` for the errors.
+    """
     refs = [WeightedRef(body.state, 1.0)] if not isinstance(body.state, tuple) else body.state
     return [WeightedState(await resolve_state(engine, one.ref), one.weight, one.prompt) for one in refs]
 
 
 async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> InitialState | None:
-    """Find the state that `ref` names, as the initial state of a `GenerateRequest`.
+    """Find the state that a request's `ref` names, as the initial state of an engine request.
 
     See `resolve_state` for the errors.
     """
@@ -351,7 +355,7 @@ async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> Ini
 
 
 async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedState:
-    """Find the state that `ref` names. None and ai00's id of zeros stand for the default state.
+    """Find the state that a request's `ref` names. None and ai00's id of zeros stand for the default state.
 
     Raises NotFoundError if there is no such name, id or file, InvalidRequestError for a path that leaves the folder,
     and StateError for a state that does not fit the model.
@@ -377,7 +381,7 @@ def _load(files: StateFiles, ref: InlineState | StatePath) -> FrozenState:
 
 
 def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[GenerateRequest]) -> GenerateRequest:
-    """Combine `calls`, one for each of the states `starts`, into the one engine request for an answer.
+    """Combine `calls`, one for each state that a request starts from, into the one engine request for an answer.
 
     It is `calls[0]`, with a mix of the states of all `calls` if `body` asks for one. The calls differ only in their
     states and prompts.
@@ -392,7 +396,7 @@ def mix_calls(body: MixBody, starts: Sequence[WeightedState], calls: Sequence[Ge
 
 
 class EndSaver:
-    """Saves the state at the end of a request's only generation, as a named state with the name that the request gives.
+    """Saves the state at the end of a request's only answer, as a named state with the name that the request gives.
 
     That may be the name of the state that the request starts from; the name then stands for the new state.
     """
@@ -409,7 +413,7 @@ class EndSaver:
     async def create(
         cls, engine: EngineLike, wanted: NewStateBody, resolved: ResolvedState, calls: Sequence[GenerateRequest]
     ) -> Self:
-        """Return an `EndSaver` for the only one of `calls`.
+        """Return an `EndSaver` for a request whose only answer is the engine request in `calls`.
 
         Raises InvalidRequestError if there are several calls, and the errors of saving the state that can be foreseen.
         """
@@ -436,7 +440,7 @@ class EndSaver:
         return saver
 
     async def save(self, tokens: Sequence[TokenInfo], finished: Finished) -> StateEntry:
-        """Save the state after the generated tokens `tokens`, and return the description of the named state."""
+        """Save the state after the generated `tokens` as a named state, and return its description."""
         assert finished.end is not None  # it was asked for
         states, old = self._engine.states, self._continued
         text = _text_of(tokens, finished)
@@ -448,12 +452,12 @@ class EndSaver:
 
     @property
     def _continued(self) -> NamedState | None:
-        """The named state that the request starts from, if the new state is to replace it under its name, else None."""
+        """The named state that the request starts from, if the request saves the answer's state under the same name."""
         named = self._resolved.named
         return named if named is not None and named.name == self._wanted.name else None
 
 
 def _text_of(tokens: Sequence[TokenInfo], finished: Finished) -> bytes:
-    """Return the bytes of the generated tokens, cut before the stop string."""
+    """Return the bytes of the generated tokens, cut before the stop string that ended the text."""
     text = b"".join(info.data for info in tokens)
     return text.partition(finished.stop)[0] if isinstance(finished.stop, bytes) else text

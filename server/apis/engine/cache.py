@@ -23,7 +23,7 @@ MissName = Literal[
 
 
 class CacheTotals(TypedDict):
-    """Counts of the cache since the start. Each prompt is looked up once; after an exact hit none of it was run.
+    """Counts of the cache since its start. Each prompt is looked up once; after an exact hit none of it was run.
 
     `misses` are counted by reason. `index_bytes` is the host memory that the index takes, at most `index_capacity`:
     tokens, records, and the logits of states on the device (`device_logits_bytes`), but not the states themselves.
@@ -90,8 +90,9 @@ class CacheNode(TypedDict):
 
 
 class Cache(TypedDict):
-    """The contents of the cache of prompts and answers. `enabled` is false, and `totals` null, if the server has no
-    cache.
+    """The contents of the cache of prompts and answers, with its counts.
+
+    `enabled` is false, and `totals` null, if the server has no cache.
     """
 
     object: Literal["cache"]
@@ -132,9 +133,11 @@ class CacheTreeNode(TypedDict):
 
 
 class CacheTreeList(TypedDict):
-    """Positions of the cache's tree. `nodes` are listed from the roots down, the last used first among siblings.
-    `total` is the number of positions in the tree, those without a state included. `truncated` is true if the list
-    lacks some of the requested positions, because there are too many or they lie too deep.
+    """A part of the tree of cached prompts and answers, as a list of its positions.
+
+    `nodes` are listed from the roots down, the last used first among siblings. `total` is the number of positions in
+    the tree, those without a state included. `truncated` is true if the list lacks some of the requested positions,
+    because there are too many or they lie too deep.
     """
 
     object: Literal["cache.tree"]
@@ -144,8 +147,9 @@ class CacheTreeList(TypedDict):
 
 
 class CachePosition(TypedDict):
-    """The tokens before a cached position, and their text. A prompt that begins with these tokens continues from the
-    position.
+    """The tokens before a position in the cache, and their text.
+
+    A prompt that begins with these tokens continues from the position.
     """
 
     object: Literal["cache.position"]
@@ -169,7 +173,7 @@ class CacheDropped(TypedDict):
 
 
 def cache_totals(stats: CacheStats) -> CacheTotals:
-    """Return the cache's counts since the start, in the form for clients."""
+    """Return the cache's counts since its start, in the form in which clients get them."""
     return {
         "look_ups": stats.look_ups,
         "hits": stats.hits,
@@ -190,7 +194,7 @@ def cache_totals(stats: CacheStats) -> CacheTotals:
 
 
 def cache_tier(stats: TierStats) -> CacheTier:
-    """Return one tier's contents and counts, in the form for clients."""
+    """Return the contents and counts of one tier of the cache, in the form in which clients get them."""
     return {
         "tier": stats.tier,
         "capacity": stats.capacity,

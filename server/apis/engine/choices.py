@@ -20,9 +20,9 @@ from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.dialect import token_text
 from server.auth.engine import engine_of
 from server.core.bodies import long_json_response, read_body, work
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
-from server.core.settings import SETTINGS, Limits
+from server.core.settings import Limits
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]
 
@@ -85,7 +85,10 @@ class ChoicesRequest(ChoosesRequest):
 
 
 class RankedChoice(TypedDict):
-    """A choice with its rank. `index` is its place in the request, `rank` its place in the answer, both from 0."""
+    """A choice (a continuation to rank) with its rank.
+
+    `index` is its place in the request, `rank` its place in the answer, both from 0.
+    """
 
     object: Literal["choice"]
     index: int
@@ -94,15 +97,16 @@ class RankedChoice(TypedDict):
 
 
 class ChoosesEntry(RankedChoice):
-    """A ranked choice. `perplexity` has ai00's meaning: the mean of -ln p over the choice's tokens. Elsewhere, as in
-    `/v1/choices`, perplexity is the exponential of this number.
+    """A ranked choice with its perplexity, as ai00 defines that: the mean of -ln p over the choice's tokens.
+
+    Elsewhere, as in `/v1/choices`, perplexity is the exponential of this number.
     """
 
     perplexity: float
 
 
 class Chooses(TypedDict):
-    """The ranked choices: one entry for each, the least perplexity first."""
+    """The answer with the ranked choices: one entry for each, the least perplexity first."""
 
     object: Literal["list"]
     model: str
@@ -110,8 +114,10 @@ class Chooses(TypedDict):
 
 
 class ChoiceToken(TypedDict):
-    """A token of a choice. `logprob` is not calibrated. If the choices are calibrated, `alone` is the log-probability
-    of the token after token 0 alone, without the context.
+    """One token of a choice, with its log-probability.
+
+    `logprob` is not calibrated. If the choices are calibrated, `alone` is the log-probability of the token after token
+    0 alone, without the context.
     """
 
     id: int
@@ -121,9 +127,11 @@ class ChoiceToken(TypedDict):
 
 
 class ChoiceEntry(RankedChoice):
-    """A ranked choice with its log-probabilities: the `total` of its tokens, their `mean`, and `per_byte`, which is
-    null if the tokens stand for no text. `perplexity` is exp(-`mean`), null if that is too large for a number. `tokens`
-    is null unless the request sets `logprobs`.
+    """One of the texts that a client offered, with its rank and the log-probabilities of its tokens.
+
+    `total` is that of the whole choice. `mean` is `total` divided by the number of tokens, and `per_byte` is `total`
+    divided by the number of bytes, null if the tokens stand for no text. `perplexity` is exp(-`mean`), null if that is
+    too large for a number. `tokens` is null unless the request sets `logprobs`.
     """
 
     perplexity: float | None
@@ -135,7 +143,10 @@ class ChoiceEntry(RankedChoice):
 
 
 class Choices(TypedDict):
-    """The ranked choices: one entry for each, the least perplexity first. The usage counts the context once."""
+    """The answer with the scored choices: one entry for each, the least perplexity first.
+
+    The usage counts the context once.
+    """
 
     object: Literal["list"]
     model: str
@@ -186,7 +197,7 @@ async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest)
 def _context_and_options(
     engine: EngineLike, limits: Limits, body: ChoosesRequest
 ) -> tuple[Sequence[int], list[Sequence[int]]]:
-    """Return the token ids of the context, and a list with the token ids of each choice.
+    """Return the token ids of the text before the choices, and a list with the token ids of each choice.
 
     Raises InvalidRequestError, also for more tokens than `limits` allow.
     """
@@ -209,7 +220,7 @@ def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
 
 
 def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore]) -> list[RankedChoice]:
-    """Return the choices ordered by perplexity, least first; equal ones stay in the request's order."""
+    """Return the choices ordered by perplexity, least first; choices with equal ones stay in the request's order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index].mean)
     return [
         {

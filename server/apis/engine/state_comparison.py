@@ -30,8 +30,9 @@ class CompareStatesRequest(ModelNameBody):
 
 
 class ComparedState(TypedDict):
-    """One of the compared states. `name` and `id` are null unless the request names the state; `digest` is equal for
-    equal states.
+    """One of the two states that were compared.
+
+    `name` and `id` are null unless the request names the state; `digest` is equal for equal states.
     """
 
     name: str | None
@@ -40,10 +41,11 @@ class ComparedState(TypedDict):
 
 
 class ComparedField(TypedDict):
-    """One tensor of the states: for each layer, a list with a number for each head of a `matrix`, or else one number.
+    """The comparison of one tensor of two states.
 
-    `norms` and `other_norms` are Euclidean. `differences` are the norms of the difference over the mean of both norms:
-    0 if the states are equal, 2 if they are opposite or one state is zero.
+    For each layer there is a list: of a number for each head if the tensor is a `matrix`, else of one number. `norms`
+    and `other_norms` are Euclidean. `differences` are the norms of the difference over the mean of both norms: 0 if the
+    states are equal, 2 if they are opposite or one state is zero.
     """
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
@@ -30,9 +30,9 @@ from server.apis.openai.dialect import LEAST_LOGPROB, token_text
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import LEASE, json_response, long_json_response, read_body, work
-from server.core.routing import MODEL_QUERY, Route
+from server.core.routing import MODEL_QUERY, SETTINGS, Route
 from server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
-from server.core.settings import SETTINGS, Limits
+from server.core.settings import Limits
 from states.named.entry import NamedState
 from states.named.table import StateListing
 
@@ -48,7 +48,7 @@ Priority: TypeAlias = Annotated[
 
 
 class CreateStateRequest(NewStateBody, StateRefBody):
-    """A request to run a prompt and name the state after it."""
+    """A request to run a prompt, and to store the state after it as a named state."""
 
     prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
     priority: Priority = 0
@@ -59,13 +59,13 @@ class CreateStateRequest(NewStateBody, StateRefBody):
 
 
 class ForkStateRequest(RetentionBody):
-    """A request to copy a state to other names. Either all copies are made or none."""
+    """A request to copy a named state to other names. Either all copies are made or none."""
 
     names: Annotated[list[str], FailFast()] = Field(min_length=1, max_length=1024, description="Names that are free.")
 
 
 class TakeStateRequest(RetentionBody):
-    """A request to move a state to another owner, another name, or both."""
+    """A request to move a named state to another owner, another name, or both."""
 
     name: str | None = Field(default=None, description="The new name. Null: the present one.")
 
@@ -92,7 +92,9 @@ GivenEmbeddings: TypeAlias = Annotated[
 
 
 class AdvanceStateRequest(RequestBody):
-    """A request to run tokens from a state, and what to report about them."""
+    """A request to run more tokens from a named state, which then changes. It says what to report about them."""
+
+    always_strict: ClassVar = True
 
     input: Input = Field(default="", description="A text or token ids to run. Without any, the state stays as it is.")
     logprobs: int | None = Field(
@@ -130,7 +132,10 @@ class AdvanceStateRequest(RequestBody):
 
 
 class LeaseEntry(TypedDict):
-    """An owner's lease on its states. The lease ends when none of them was used for `ttl` seconds."""
+    """The description of an owner's lease, which keeps the owner's states.
+
+    The lease ends when none of them was used for `ttl` seconds.
+    """
 
     object: Literal["lease"]
     owner: str
@@ -141,14 +146,14 @@ class LeaseEntry(TypedDict):
 
 
 class LeaseEntries(TypedDict):
-    """Leases, the newest first. If an older lease needs memory, they are ended in this order."""
+    """The list of leases, the newest first. If an older lease needs memory, they are ended in this order."""
 
     object: Literal["list"]
     data: list[LeaseEntry]
 
 
 class LeaseEnded(TypedDict):
-    """A lease that was ended. `states` are the names that were removed with it."""
+    """The answer to a request to end a lease. `states` are the names that were removed with it."""
 
     object: Literal["lease.ended"]
     owner: str
@@ -156,8 +161,9 @@ class LeaseEnded(TypedDict):
 
 
 class StateEntries(TypedDict):
-    """Named states. `bytes` is the memory that they take, of at most `capacity`; copies share theirs. `default` names
-    the default state.
+    """The list of named states.
+
+    `bytes` is the memory that they take, of at most `capacity`; copies share theirs. `default` names the default state.
     """
 
     object: Literal["list"]
@@ -181,7 +187,7 @@ class CreatedState(TypedDict):
 
 
 class StateToken(TypedDict):
-    """A token. `logprob` is null for the first token after a state without logits."""
+    """A token with its log-probability. `logprob` is null for the first token after a state without logits."""
 
     id: int
     token: str
@@ -193,15 +199,17 @@ class ScoredStateToken(StateToken):
 
 
 class StateOutput(TypedDict):
-    """The likeliest next tokens at one position. `next` lists those after the token at `position`."""
+    """The likeliest next tokens at one position of the input. `next` lists those after the token at `position`."""
 
     position: int
     next: list[StateToken]
 
 
 class AdvancedState(TypedDict):
-    """A state after the model has read more tokens. `scored` is null unless the request sets `logprobs`. `next` has
-    `top_k` tokens, the likeliest first. `outputs` has an entry for each of `output_positions`.
+    """The answer to a request to run more tokens from a named state: the state after them.
+
+    `scored` is null unless the request sets `logprobs`. `next` has `top_k` tokens, the likeliest first. `outputs` has
+    an entry for each of `output_positions`.
     """
 
     object: Literal["state.advanced"]
@@ -337,7 +345,10 @@ def _name(request: web.Request) -> str:
 
 
 def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
-    """Return the answer that lists `entries`, with the default state's name and the memory use of all states."""
+    """Return the answer that lists the named states `entries`, with the default state's name and the memory use.
+
+    The memory use is that of all states.
+    """
     return {
         "object": "list",
         "data": [state_entry(entry) for entry in entries],

@@ -23,8 +23,7 @@ from server.auth.engine import engine_of, open_engines_of
 from server.connections.connection import CONNECTIONS
 from server.core.bodies import BUDGET, json_response, query_seconds
 from server.core.errors import retry_headers
-from server.core.routing import EVENTS, LIFECYCLE, Route
-from server.core.settings import SETTINGS
+from server.core.routing import EVENTS, LIFECYCLE, SETTINGS, Route
 from server.core.streams import send_repeatedly
 from server.models.registry import MODELS, ModelStatus, ServedModel
 from server.telemetry.metrics import METRICS
@@ -35,7 +34,7 @@ SlotPhase: TypeAlias = Literal["prompt", "decode", "paused"]
 
 
 class SlotStatus(TypedDict):
-    """A slot that a request holds. A request that mixes states holds several.
+    """The status of one slot that a request holds. A request that mixes states holds several slots.
 
     `request` is a number that no other request of the model has. `owner` is the name of the API key that sent the
     request, null if it is unknown or this key may not see it. The state has taken in `run_tokens` of the prompt and the
@@ -55,8 +54,10 @@ class SlotStatus(TypedDict):
 
 
 class TokenCounts(TypedDict):
-    """Numbers of tokens. `prompt` counts those of prompts; `cached` of them came from the cache and were not run. The
-    device has run `prefill` tokens of prompts and `decode` tokens of answers. `generated` counts the sampled tokens.
+    """A model's token counts since it was loaded.
+
+    `prompt` counts those of prompts; `cached` of them came from the cache and were not run. The device has run
+    `prefill` tokens of prompts and `decode` tokens of answers. `generated` counts the sampled tokens.
     """
 
     prompt: int
@@ -67,8 +68,9 @@ class TokenCounts(TypedDict):
 
 
 class StepCounts(TypedDict):
-    """Numbers of steps and of their tokens, and the time that they took. During `host_seconds` the host worked and the
-    device waited; `device_seconds` passed on the device.
+    """A model's counts of steps and of the tokens in them since it was loaded, and the time that the steps took.
+
+    During `host_seconds` the host worked and the device waited; `device_seconds` passed on the device.
     """
 
     steps: int
@@ -92,7 +94,10 @@ class MemoryPart(TypedDict):
 
 
 class EngineStatus(TypedDict):
-    """A model that is loaded. Counts are since it was loaded; `requests` counts the ended ones by how they ended."""
+    """The status of a loaded model.
+
+    Counts are since it was loaded; `requests` counts the ended ones by how they ended.
+    """
 
     model: str
     health: Readiness
@@ -110,7 +115,7 @@ class EngineStatus(TypedDict):
 
 
 class LoadingStatus(TypedDict):
-    """The progress of loading a model: `what` it is doing now, and how many parts of that are `done`, of `total`."""
+    """The progress of loading a model: `done` of `total` parts of the running step `what` are done."""
 
     what: str
     done: int
@@ -118,12 +123,12 @@ class LoadingStatus(TypedDict):
 
 
 class ServerStatus(TypedDict):
-    """The status of a server at `time`, Unix seconds. `default` is the model of requests that name none. `loading` has
-    the progress of models that are being loaded, null before the first report. `model_folder` is true if there is a
-    folder from which admins may load.
+    """The status of the server and its models at `time`, in Unix seconds.
 
-    `cpu_seconds` and `resident_bytes` are those of the process, null if the system does not report them. `body_bytes`
-    is the memory that the bodies of running requests take, at most `body_capacity`.
+    `default` is the model of requests that name none. `loading` has the progress of models that are being loaded, null
+    before the first report. `model_folder` is true if there is a folder from which admins may load. `cpu_seconds` and
+    `resident_bytes` are those of the process, null if the system does not report them. `body_bytes` is the memory that
+    the bodies of running requests take, at most `body_capacity`.
     """
 
     object: Literal["engine.status"]
@@ -143,10 +148,12 @@ class ServerStatus(TypedDict):
 
 
 class Props(TypedDict):
-    """What the server runs and how much it allows. `chat_template` is the text of a Jinja template, or the texts around
-    the messages (`record`, `prefix`, `sep`). `default_generation_settings` has the defaults of requests' fields. Its
-    `n_ctx` is the most tokens of a prompt, since a state has no context of a fixed length. `limits` and `connections`
-    are options of `rnn-engine serve`."""
+    """The properties of the server: its default model, the defaults of requests, and its limits.
+
+    `chat_template` is the text of a Jinja template, or the texts around the messages (`record`, `prefix`, `sep`).
+    `default_generation_settings` has the defaults of requests' fields. Its `n_ctx` is the most tokens of a prompt,
+    since a state has no context of a fixed length. `limits` and `connections` are options of `rnn-engine serve`.
+    """
 
     model_path: str
     model_alias: str
@@ -163,7 +170,7 @@ class Props(TypedDict):
 
 
 def engine_status(name: str, engine: EngineLike) -> EngineStatus:
-    """Return the status of `engine` at this moment."""
+    """Return the status of the model `name` and its engine at this moment."""
     info, counters, cache = engine.info, engine.counters(), engine.cache_stats()
     return {
         "model": name,
@@ -183,7 +190,7 @@ def engine_status(name: str, engine: EngineLike) -> EngineStatus:
 
 
 def readiness(health: Health) -> Readiness:
-    """Return an engine's health in the form for clients."""
+    """Return an engine's health in the form in which clients get it."""
     return {"status": health.status, "reason": health.reason, "seconds": round(health.seconds, 1)}
 
 

@@ -16,8 +16,8 @@ from server.apis.common.generation import check_prompts
 from server.apis.common.states import ModelNameBody
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, long_json_response, read_body
-from server.core.routing import Route
-from server.core.settings import SETTINGS, Limits
+from server.core.routing import SETTINGS, Route
+from server.core.settings import Limits
 
 
 class TokenizeRequest(ModelNameBody):
@@ -34,14 +34,14 @@ class TokenizeRequest(ModelNameBody):
 
 
 class TokenPiece(TypedDict):
-    """A token. `piece` is its text, or its bytes if they are no UTF-8."""
+    """One token of a text. `piece` is its text, or a list of its bytes if they are no UTF-8."""
 
     id: int
     piece: str | list[int]
 
 
 class Tokens(TypedDict):
-    """The tokens of a text. `token_strs` have U+FFFD for bytes of a token that are no UTF-8."""
+    """The answer with the tokens of a text. `token_strs` have U+FFFD for bytes of a token that are no UTF-8."""
 
     tokens: list[int] | list[TokenPiece]
     count: int
@@ -57,8 +57,10 @@ class DetokenizeRequest(ModelNameBody):
 
 
 class Text(TypedDict):
-    """The text of tokens. `content`, and `prompt` as vLLM calls it, have U+FFFD for bytes that are no UTF-8. `bytes`
-    are the bytes themselves."""
+    """The answer with the text of tokens.
+
+    `content`, and `prompt` as vLLM calls it, have U+FFFD for bytes that are no UTF-8. `bytes` are the bytes themselves.
+    """
 
     content: str
     prompt: str
@@ -66,8 +68,10 @@ class Text(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """What vLLM reports of a tokenizer, for lm-eval. `chat_template` is a Jinja template. `eos_token` is null if no
-    text stands for the token that ends a text."""
+    """The properties of the tokenizer in the form of vLLM, for the evaluation tool lm-eval.
+
+    `chat_template` is a Jinja template. `eos_token` is null if no text stands for the token that ends a text.
+    """
 
     tokenizer_class: str
     vocab_size: int
@@ -136,7 +140,10 @@ async def tokenizer_info(request: web.Request) -> web.Response:
 
 
 def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> bytes:
-    """Return the bytes of `tokens`. Raises InvalidRequestError for an unknown token, or once a text gets too long."""
+    """Return the bytes that `tokens` stand for.
+
+    Raises InvalidRequestError for an unknown token, or once a text gets too long.
+    """
     check_token_ids("token", tokens, engine.info.shape.vocab_size)
     text = bytearray()
     for start in range(0, len(tokens), _PIECE_TOKENS):

@@ -29,8 +29,9 @@ from server.core.streams import encode_event
 
 
 class LlamaCompletionRequest(CompletionRequest):
-    """A request to continue a text or tokens, with llama-server's field names. Fields that OpenAI has as well mean the
-    same.
+    """A request to continue a text or tokens, with llama-server's field names.
+
+    Fields that OpenAI has as well mean the same.
     """
 
     ignored: ClassVar = CompletionRequest.ignored | {
@@ -77,7 +78,7 @@ class LlamaCompletionRequest(CompletionRequest):
 
 
 class TokenProbability(TypedDict):
-    """A token with its log-probability. `bytes` are those of its text."""
+    """A token with its log-probability. `bytes` are those of the token's text."""
 
     id: int
     token: str
@@ -90,7 +91,7 @@ class DrawnProbability(TokenProbability):
 
 
 class PromptProbability(TypedDict):
-    """A token of the prompt. `logprob` is null if nothing precedes the token."""
+    """A token of the prompt with its log-probability. `logprob` is null if nothing precedes the token."""
 
     id: int
     token: str
@@ -100,10 +101,12 @@ class PromptProbability(TypedDict):
 
 
 class LlamaCompletion(TypedDict):
-    """The answer to one prompt. For several prompts or answers there is a list of these. `tokens_evaluated` counts the
-    prompt's tokens; `tokens_cached` of them were known and not run. `stop_type` is `word` for a stop string, `limit`
-    for `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent if no times are taken.
-    `prompt_probabilities` has the prompt's tokens, if `echo` and `n_probs` ask for them."""
+    """The answer to a completion: the text for one prompt. For several prompts or answers there is a list of these.
+
+    `tokens_evaluated` counts the prompt's tokens; `tokens_cached` of them were known and not run. `stop_type` is `word`
+    for a stop string, `limit` for `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent
+    if no times are taken. `prompt_probabilities` has the prompt's tokens, if `echo` and `n_probs` ask for them.
+    """
 
     index: int
     content: str
@@ -127,8 +130,10 @@ class LlamaCompletion(TypedDict):
 
 
 class LlamaCompletionChunk(TypedDict):
-    """An event of a stream before the last one; the last is a LlamaCompletion without text. `prompt_probabilities` come
-    in an event of their own, before the text."""
+    """An event of a completion's stream before the last one, which is a LlamaCompletion without text.
+
+    `prompt_probabilities` come in an event of their own, before the text.
+    """
 
     prompt_progress: NotRequired[PromptProgressBody]
     timings: NotRequired[Timings]
@@ -155,13 +160,13 @@ class _Progress:
 
     @property
     def started(self) -> Started:
-        """The event that reported the request's start, which must have come."""
+        """The event that reported the start of the engine request, which must have come."""
         assert self.clock.started is not None
         return self.clock.started
 
 
 class LlamaDialect:
-    """The `Dialect` that formats answers of llama-server's `/completion`."""
+    """Formats the answers of llama-server's `/completion`, whole or as streams: a `Dialect`."""
 
     def __init__(self, engine: EngineLike, body: LlamaCompletionRequest) -> None:
         self._engine = engine
@@ -221,7 +226,7 @@ class LlamaDialect:
     def _last(
         self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool
     ) -> LlamaCompletion:
-        """Return the fields of an answer's last event, without the text and the times.
+        """Return the fields of the last event for an answer, without the text and the times.
 
         `index` is the index to report, `place` the number of the answer's engine request.
         """
@@ -267,7 +272,7 @@ class LlamaDialect:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The settings that the server uses for this request, by field name."""
+        """The generation settings that the server uses for this request, by field name."""
         body = self._body
         values = {
             parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
@@ -290,7 +295,10 @@ class LlamaDialect:
         }
 
     def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
-        """Return `answer` with only the fields that `response_fields` lists by path, or with all if it lists none."""
+        """Return `answer` with only the fields that the request's `response_fields` lists, or with all if it is empty.
+
+        A field within another is listed by its path.
+        """
         wanted = self._body.response_fields
         if not wanted:
             return answer
@@ -317,7 +325,7 @@ class LlamaDialect:
 
 
 def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
-    """Return a stream event without text, sent while the prompt is being processed."""
+    """Return the fields of a stream event without text, sent while the prompt is being processed."""
     return {
         "index": index,
         "content": "",

@@ -18,15 +18,17 @@ from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import json_response, read_body
 from server.core.kept import SLOT_PROMPTS
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import ErrorBody
-from server.core.settings import SETTINGS
 from states.named.entry import NamedState, Retention
 
 
 class SlotEntry(TypedDict):
-    """A slot of the device. `n_ctx` is the most tokens of a prompt, since a state has no context of a fixed length.
-    `speculative` is true if the server drafts."""
+    """The status of one slot of the device.
+
+    `n_ctx` is the most tokens of a prompt, since a state has no context of a fixed length. `speculative` is true if the
+    server drafts tokens ahead.
+    """
 
     id: int
     n_ctx: int
@@ -35,7 +37,10 @@ class SlotEntry(TypedDict):
 
 
 class LoraAdapter(TypedDict):
-    """A LoRA that was merged into the weights when the model was loaded. `alpha` is null if its own value counts."""
+    """A LoRA that was merged into the weights when the model was loaded.
+
+    `alpha` is its strength, null for the one that its file gives.
+    """
 
     id: int
     path: str
@@ -44,7 +49,7 @@ class LoraAdapter(TypedDict):
 
 
 class SlotActionRequest(ModelNameBody):
-    """The name under which a state is saved, or of the state to restore."""
+    """A request to save, restore or erase a slot. `filename` is the name of the state."""
 
     filename: str | None = Field(
         default=None, min_length=1, description="The name of the state; only `erase` does without one."
@@ -57,8 +62,9 @@ class SlotTimings(TypedDict):
 
 
 class SlotAction(TypedDict):
-    """What was saved, restored or erased: `n_saved`, `n_restored` and `n_erased` count tokens, `n_written` and `n_read`
-    bytes of the state.
+    """The result of saving, restoring or erasing a slot.
+
+    `n_saved`, `n_restored` and `n_erased` count tokens, `n_written` and `n_read` bytes of the state.
     """
 
     id_slot: int
@@ -119,7 +125,7 @@ async def _save(
 async def _restore(
     request: web.Request, engine: EngineLike, default: NamedState | None, slot: int, name: str
 ) -> SlotAction:
-    """Restore the prompt that was saved under `name` to a slot number, and run it if the cache lacks its state.
+    """Restore the prompt that was saved under `name` to a slot's number, and run it if the cache lacks its state.
 
     So later prompts that begin alike continue from that state.
     """

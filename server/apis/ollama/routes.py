@@ -17,6 +17,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
 from server.apis.common.answering import ChoiceOutcome, answer_in
+from server.apis.common.messages import call_arguments
 from server.apis.ollama.schemas import (
     Embedded,
     EmbedRequest,
@@ -42,9 +43,8 @@ from server.apis.openai.schemas import CompletionRequest
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, long_json_response, read_body, to_json
 from server.core.errors import Failure, describe
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import Usage
-from server.core.settings import SETTINGS
 from server.models.registry import MODELS, ServedModel
 
 LINES = "application/x-ndjson"
@@ -54,7 +54,7 @@ AnswerKind: TypeAlias = Literal["message", "response"]
 
 
 class OllamaDialect:
-    """The `Dialect` that formats answers of Ollama's chats and generations.
+    """Formats the answers of Ollama's chats and generations, whole or as streams of lines: a `Dialect`.
 
     Chats have the field `message`, generations `response`. `form` says which parts, such as thoughts and calls, to look
     for in the answer; None means that it is only text.
@@ -102,11 +102,11 @@ class OllamaDialect:
         return encode_line({"error": describe(error).message})
 
     def empty(self) -> Mapping[str, object]:
-        """Return the answer to a request that only loads the model."""
+        """Return the answer to a request that has no prompt and only asks to load the model."""
         return {**self._line({}), "done": True, "done_reason": "load"}
 
     def _said(self, pieces: Sequence[Piece], *, last: bool) -> dict[str, Any]:
-        """Return the message fields for the next pieces of the answer: its text, thoughts and completed calls.
+        """Return the message fields made of the next pieces of the answer: text, thoughts and completed calls.
 
         `last` means that no pieces follow.
         """
@@ -141,15 +141,14 @@ class OllamaDialect:
 
 
 def _whole_call(name: str, arguments: str) -> OllamaAnsweredCall:
-    try:
-        value = json.loads(arguments)
-    except ValueError:  # the answer was cut
-        value = {}
-    return {"id": f"call_{uuid.uuid4().hex[:8]}", "function": {"name": name, "arguments": value}}
+    return {
+        "id": f"call_{uuid.uuid4().hex[:8]}",
+        "function": {"name": name, "arguments": call_arguments(arguments)},
+    }
 
 
 def _end(started: Started | None, finished: Finished, ended: float) -> Mapping[str, object]:
-    """Return the fields of a stream's last line: why the request ended, token counts, and times if they were measured.
+    """Return the fields of an answer's last line: why it ended, token counts, and times if they were measured.
 
     `ended` is when the request ended, by `time.monotonic`.
     """
@@ -180,7 +179,7 @@ def _now() -> str:
 
 
 def timestamp(seconds: float) -> str:
-    """Return a time since 1970 as Ollama writes it."""
+    """Return a time, given in seconds since 1970, as text in the form that Ollama has."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -198,7 +197,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
-    """Return the entry for a model in the list of all models.
+    """Return a model's entry in the list of all models.
 
     Its digest is computed from the model's properties, not from its file.
     """
@@ -214,9 +213,9 @@ def ollama_model(model: ServedModel, info: EngineInfo) -> OllamaModel:
 
 
 def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: float | None) -> OllamaModel:
-    """Return the entry for a loaded model in the list of loaded models.
+    """Return a model's entry in the list of loaded models.
 
-    It has the time when an unused model is freed.
+    It has the time when the model is freed if it stays unused.
     """
     expires = _NEVER
     if idle_unload_seconds is not None:
@@ -225,7 +224,7 @@ def running_model(model: ServedModel, info: EngineInfo, idle_unload_seconds: flo
 
 
 def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
-    """Return the details of one model.
+    """Return the details of one model, in Ollama's form.
 
     `context_length` is the most tokens of a prompt, since a state has no fixed context.
     """
@@ -320,10 +319,7 @@ async def older_embed(request: web.Request) -> web.Response:
 
 
 def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
-    """Return the answer to a request without a prompt, which only asks to load the model.
-
-    The model is loaded by now.
-    """
+    """Return the answer to a request that has no prompt and only asks to load the model, which is loaded by now."""
     answer = dialect.empty()
     return web.Response(body=encode_line(answer), content_type=LINES) if stream else json_response(answer)
 
@@ -432,7 +428,7 @@ ROUTES = (
 )
 
 _REASON = (
-    "rnn-engine takes no models through Ollama's API; its operator names them, by file or by their name on the Hub, "
+    "rnn-engine makes and moves no models through Ollama's API; /api/pull fetches one, and its operator names others "
     "where the server is started, or with POST /admin/models/load"
 )
 
@@ -452,7 +448,6 @@ LIBRARY_ROUTES = tuple(
         error_form=ollama_error,
     )
     for method, name, done in (
-        ("POST", "pull", "fetched"),
         ("POST", "push", "sent elsewhere"),
         ("POST", "create", "made"),
         ("POST", "copy", "copied"),

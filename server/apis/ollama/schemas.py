@@ -1,4 +1,4 @@
-"""The schemas of the bodies of Ollama's API."""
+"""The schemas of the bodies of Ollama's API: requests, answers and errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import AfterValidator, FailFast, Field, PlainValidator, WithJsonSc
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role
-from rnn_engine.chat_template.messages import to_json
+from rnn_engine.chat_template.tools import to_json
 from rnn_engine.grammar import Grammar, json_grammar
 from server.apis.common.generation import GenerationBody
-from server.apis.common.messages import CalledFunction, Message, RoleWord, ToolBody, ToolCallBody
+from server.apis.common.messages import CalledFunction, Message, RoleWord, ToolBody, ToolCallBody, client_tools
 from server.apis.common.states import StateEntry
 from server.apis.openai.embeddings import EmbeddingsRequest
 from server.apis.openai.schemas import CompletionRequest, TranslatedChat, shared_fields
@@ -47,7 +47,6 @@ class OllamaOptions(GenerationBody):
         "use_mmap",
         "vocab_only",
     }
-    aliases: ClassVar = {**GenerationBody.aliases, "num_predict": "max_tokens"}
 
     max_tokens: Annotated[int, AfterValidator(lambda count: max(count, -1))] = Field(
         default=-1, description="The most tokens to generate; -1 and -2: as many as the limits allow."
@@ -112,20 +111,20 @@ class OllamaGeneration(RequestBody):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The values of the request's fields that every kind of generation has, by the names of the base class."""
+        """The values of those request fields that all APIs' generations share, by the names in `GenerationBody`."""
         found = {**shared_fields(self.options or OllamaOptions()), "model": self.model, "stream": self.stream}
         return found if self.format is None else {**found, "json_schema": self.format}
 
     @cached_property
     @abstractmethod
     def translated(self) -> TranslatedChat | CompletionRequest | None:
-        """The request in OpenAI's form, as a chat or a completion; None if it has nothing to answer."""
+        """The request as OpenAI's chat or completion request; None if it has nothing to answer."""
 
     def chat_of(self, messages: list[Message], tools: list[ToolBody]) -> TranslatedChat:
-        """Return an OpenAI chat request with `messages` and `tools`, and with the other fields of this request."""
+        """Return OpenAI's chat request with these `messages` and `tools`, and with the other fields of this request."""
         fields = self.fields
         if self.think is not None:
-            fields["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
+            fields["enable_thinking"] = self.think is not False
         if isinstance(self.think, str):
             fields["reasoning_effort"] = self.think
         return TranslatedChat.model_construct(messages=messages, tools=tools, **fields)
@@ -139,7 +138,7 @@ class OllamaFunction(RequestBody):
 
 
 class OllamaCall(RequestBody):
-    """A call that the assistant made."""
+    """A tool call that the assistant made in an earlier message."""
 
     ignored: ClassVar = frozenset({"type"})
 
@@ -148,7 +147,10 @@ class OllamaCall(RequestBody):
 
 
 class OllamaMessage(RequestBody):
-    """One message. The fields of this server's own answers are accepted, so that a client may send them back."""
+    """One message of a conversation.
+
+    The fields of this server's own answers are accepted, so that a client may send them back.
+    """
 
     role: RoleWord = Field(description="system, user, assistant or tool.")
     content: str = Field(default="", description="A text.")
@@ -162,7 +164,7 @@ class OllamaMessage(RequestBody):
 
     @property
     def message(self) -> Message:
-        """The message in OpenAI's form."""
+        """The message in the form of OpenAI's requests."""
         return Message.model_construct(
             role=self.role,
             content=self.content,
@@ -184,7 +186,9 @@ class OllamaChatRequest(OllamaGeneration):
     messages: Annotated[list[OllamaMessage], FailFast()] = Field(
         default=[], description="The conversation so far. Without messages, the model is only loaded."
     )
-    tools: Annotated[list[ToolBody], FailFast()] = Field(default=[], description="The tools that the model may call.")
+    tools: Annotated[list[ToolBody], FailFast(), client_tools("function")] = Field(
+        default=[], description="The tools that the model may call."
+    )
 
     @cached_property
     def translated(self) -> TranslatedChat | None:
@@ -228,6 +232,36 @@ class ShowRequest(RequestBody):
     model: ModelName = Field(description="The model's name.")
 
 
+_OF_THE_HUB = ("hf.co/", "huggingface.co/")
+
+
+def _without_host(name: str) -> str:
+    return next((name.removeprefix(host) for host in _OF_THE_HUB if name.startswith(host)), name)
+
+
+class PullRequest(RequestBody):
+    """A request to fetch a model."""
+
+    ignored: ClassVar = frozenset({"insecure"})
+    aliases: ClassVar = {"name": "model"}
+
+    model: Annotated[ModelName, AfterValidator(_without_host)] = Field(
+        min_length=1,
+        description="The name of a served model, or a name that `rnn-engine pull` takes: a short name such as "
+        "`rwkv7-1.5b`, or `OWNER/REPOSITORY[:FILE]` of the Hugging Face Hub.",
+    )
+    stream: bool = Field(default=True, description="Report the progress, line by line.")
+
+
+class PullStatus(TypedDict):
+    """The progress of fetching a model; the last `status` is `success`. `total` and `completed` are bytes of a file."""
+
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
+
+
 class EmbedRequest(EmbeddingsRequest):
     """A request for vectors of texts. No text is cut, so `truncate` has no effect, nor have `options`."""
 
@@ -238,13 +272,16 @@ class EmbedRequest(EmbeddingsRequest):
 
 
 class OlderEmbedRequest(EmbedRequest):
-    """A request for the vector of one text."""
+    """A request for the vector of one text, to Ollama's older route for embeddings."""
 
     aliases: ClassVar = {**EmbedRequest.aliases, "prompt": "input"}
 
 
 class Embedded(TypedDict):
-    """A vector for each text, in their order. Durations are in nanoseconds; `prompt_eval_count` counts all tokens."""
+    """The answer with a vector for each text, in their order.
+
+    Durations are in nanoseconds; `prompt_eval_count` counts the tokens of all texts.
+    """
 
     model: str
     embeddings: list[list[float]]
@@ -263,7 +300,7 @@ class OllamaCalledFunction(TypedDict):
 
 
 class OllamaAnsweredCall(TypedDict):
-    """A call that the client is asked to make. `arguments` are empty if the answer was cut."""
+    """A tool call in an answer, which the client is asked to make. `arguments` are empty if the answer was cut."""
 
     id: str
     function: OllamaCalledFunction
@@ -277,8 +314,10 @@ class OllamaAssistantMessage(TypedDict):
 
 
 class OllamaEnd(TypedDict):
-    """The fields of every line of an answer. Only the last line has counts of tokens, and durations in nanoseconds if
-    times are taken."""
+    """The fields that every line of an answer has.
+
+    Only the last line has counts of tokens, and durations in nanoseconds if times are taken.
+    """
 
     model: str
     created_at: str
@@ -323,7 +362,7 @@ class OllamaDetails(TypedDict):
 
 
 class OllamaModel(TypedDict):
-    """A model. `size` is how many bytes it takes on the device, 0 if that is unknown."""
+    """The description of a model. `size` is how many bytes it takes on the device, 0 if that is unknown."""
 
     name: str
     model: str

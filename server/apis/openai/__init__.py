@@ -1,1 +1,1 @@
-"""OpenAI's API."""
+"""OpenAI's API: chats, completions, responses, conversations, embeddings and the list of models."""

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions: generate the next message of a conversation."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from server.apis.openai.schemas import (
 )
 from server.auth.engine import engine_of
 from server.core.bodies import CALL_WORK, LEASE, SHORT_WORK, json_response, long_json_response, read_body, work
-from server.core.routing import Route
-from server.core.settings import SETTINGS, Limits, ServerSettings
+from server.core.routing import SETTINGS, Route
+from server.core.settings import Limits, ServerSettings
 
 
 class ChatFormatter:
-    """The `ChoiceFormatter` of chat completions. Choice number i answers `calls[i]`.
+    """Makes OpenAI's choices of chat completions from an answer's events. Choice number i answers `calls[i]`.
 
     `form` says which parts, such as thoughts and calls, to look for in an answer. The white space with which the model
     begins after the prompt's `Assistant:` is no part of an answer.
@@ -65,7 +65,7 @@ class ChatFormatter:
         self._wants_tokens = body.logprobs or body.return_token_ids
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
-        choice = _chunk(index, {"role": "assistant", "content": None, "refusal": None})
+        choice = chat_chunk(index, {"role": "assistant", "content": None, "refusal": None})
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = list(self._calls[index].prompt)
         return choice
@@ -77,19 +77,19 @@ class ChatFormatter:
         pieces = reader.feed(delta.text)
         if not self._wants_tokens:
             return self._without_tokens(index, pieces)
-        choice = _chunk(index, self._delta_of(index, pieces) or {"content": ""})
+        choice = chat_chunk(index, self._delta_of(index, pieces) or {"content": ""})
         choice["logprobs"] = self._logprobs(self._tokens[index].divide(delta.tokens, pieces))
         if self._body.return_token_ids:
             choice["token_ids"] = [info.token for info in delta.tokens]
         return choice
 
     def text_chunk(self, index: int, text: str) -> ChatChunkChoice:
-        return _chunk(index, {"content": text})
+        return chat_chunk(index, {"content": text})
 
     def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
         reader = self._readers[index]
         pieces = reader.finish()
-        choice = _chunk(index, self._delta_of(index, pieces))
+        choice = chat_chunk(index, self._delta_of(index, pieces))
         if self._body.logprobs and pieces:
             choice["logprobs"] = self._logprobs(self._tokens[index].divide((), pieces))
         return {**choice, "finish_reason": self._finish_word(reader, finished), "seed": finished.seed}
@@ -114,10 +114,10 @@ class ChatFormatter:
         delta = self._delta_of(index, pieces)
         if delta.keys() == {"content"}:
             return delta["content"]
-        return _chunk(index, delta) if delta else None
+        return chat_chunk(index, delta) if delta else None
 
     def _delta_of(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
-        """Return the next pieces of answer `index` as a stream's delta.
+        """Return the next pieces of answer number `index` in the form of a stream's delta.
 
         Calls are numbered, and each new call has an id.
         """
@@ -180,7 +180,8 @@ class ChatFormatter:
         return chat_logprobs(self._engine, tokens) if self._body.logprobs else None
 
 
-def _chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
+def chat_chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
+    """Return choice `index` of a stream's event, with more of its message."""
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
@@ -200,7 +201,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
-    """Generate the next message of the conversation in `body`, and answer with it."""
+    """Generate the next message of the conversation in `body`, and send it as the answer."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
     await note_slot(request, engine, body, calls)
@@ -213,7 +214,7 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
 async def prepare_chat(
     request: web.Request, engine: EngineLike, body: ChatRequest
 ) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
-    """Return the engine requests for all answers, the form that divides answers into parts, and the start state.
+    """Return the engine requests for a chat's answers, the form that divides answers into parts, and the start state.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -230,13 +231,13 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
 
 async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
-    """Answer with the number of tokens that the prompt of a chat has, without running the model."""
+    """Answer with the number of tokens in the prompt of a chat, without running the model."""
     [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
 
 
 class AppliedTemplate(TypedDict):
-    """A conversation as the text that the model reads, in `prompt`."""
+    """The answer with a conversation as the text that the model reads, in `prompt`."""
 
     prompt: str
 
@@ -254,7 +255,7 @@ async def apply_template(request: web.Request) -> web.Response:
 
 
 def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
-    """Return an estimate of the work to render the chat template, as the argument `size` of `work`.
+    """Return an estimate of the work of rendering a conversation, for the argument `size` of `work`.
 
     A template that is a program may take long even for short texts.
     """
@@ -271,7 +272,7 @@ def _prepare(
     template: ChatTemplate,
     starts: Sequence[WeightedState],
 ) -> tuple[list[GenerateRequest], AnswerForm]:
-    """Return the engine requests for all answers, and the form that divides answers into parts.
+    """Return the engine requests for all answers of a chat, and the form that divides answers into parts.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -312,9 +313,9 @@ def render_chat(
 def _call(
     engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: WeightedState, earlier: Sequence[int]
 ) -> GenerateRequest:
-    """Return the engine request that starts from the state `start`.
+    """Return the engine request that runs a chat's prompt from `start`, one of the states that the request names.
 
-    Its prompt is that of the entry `start` in a mix of states, if it has one, else `prompt`, the conversation's.
+    The prompt is that of the entry `start` in a mix of states, if it has one, else `prompt`, the conversation's.
     """
     call = GenerateRequest(
         prompt=prompt.tokens,
@@ -335,7 +336,7 @@ def _call(
 
 
 def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
-    """Return the grammar for an answer that may call `tools` or, unless it must call one, be a text."""
+    """Return the grammar for an answer that calls some of `tools` or, unless a call is required, is a text."""
     required, schema = body.choice.mode == "required", body.answer_schema
     return tool_grammar(
         template.tool_format,
@@ -349,7 +350,7 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
 
 
 def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar: Grammar | None) -> Thinking | None:
-    """Return how the answer's thoughts must be treated: how they end, and how many tokens they may take.
+    """Return how an answer's thoughts must be treated: how they end, and how many tokens they may take.
 
     Return None if the answer begins without thoughts, or if neither a grammar nor a budget depends on their end.
     """
@@ -359,7 +360,7 @@ def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
-    """Return the positions at which to save states: those that the client marks, and the end of a long system text.
+    """Return the prompt positions at which to save states: those marked by the client, and a long system text's end.
 
     Other conversations may begin with the same system text.
     """
@@ -369,7 +370,10 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
-    """Return the tokens of the assistant's earlier messages, which penalties also count; none if no penalty is set."""
+    """Return the tokens of the assistant's earlier messages, which penalties also count.
+
+    Returns none if no penalty is set.
+    """
     if not body.penalises_occurrence:
         return []
     replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]

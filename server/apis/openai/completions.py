@@ -1,4 +1,4 @@
-"""OpenAI's text completions."""
+"""OpenAI's text completions: continue texts or tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from server.apis.openai.dialect import CompletionTokens, answer
 from server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.auth.engine import engine_of
 from server.core.bodies import CALL_WORK, read_body, work
-from server.core.routing import Route
-from server.core.settings import SETTINGS, Limits
+from server.core.routing import SETTINGS, Route
+from server.core.settings import Limits
 
 
 class CompletionFormatter:
-    """The `ChoiceFormatter` of text completions.
+    """Makes OpenAI's choices of text completions from an answer's events.
 
-    Choice i answers `calls[i]`; choices of prompt p begin with `echoes[p]`.
+    A `ChoiceFormatter`. Choice i answers `calls[i]`; choices of prompt p begin with `echoes[p]`.
     """
 
     id_prefix = "cmpl"
@@ -89,7 +89,7 @@ class CompletionFormatter:
 
 
 def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
-    """Return the stop token, if one ended the answer.
+    """Return a tuple with the stop token that ended the answer, or an empty tuple if none did.
 
     It is listed with a log-probability, but is no part of the text.
     """
@@ -103,7 +103,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def complete(
     request: web.Request, body: CompletionRequest, formatter: type[CompletionFormatter]
 ) -> web.StreamResponse:
-    """Generate continuations of the prompts in `body`, and answer with them."""
+    """Generate continuations of the prompts in `body`, and send them as the answer."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
     echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
@@ -113,7 +113,7 @@ async def complete(
 async def prepare_completions(
     request: web.Request, engine: EngineLike, body: CompletionRequest
 ) -> tuple[list[GenerateRequest], ResolvedState]:
-    """Return the engine requests for all answers, and the state from which they start.
+    """Return the engine requests for all answers to a completion request, and the state from which they start.
 
     Raises InvalidRequestError, also for more tokens or answers than the limits allow.
     """
@@ -131,7 +131,7 @@ def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:
 def _calls(
     engine: EngineLike, limits: Limits, body: CompletionRequest, starts: Sequence[WeightedState]
 ) -> list[GenerateRequest]:
-    """Return the engine requests for all answers.
+    """Return the engine requests for all answers to a completion request.
 
     Raises InvalidRequestError, also for more tokens or answers than `limits` allow.
     """
@@ -148,9 +148,10 @@ def _calls(
 
 
 def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: WeightedState) -> GenerateRequest:
-    """Return the engine request that starts from the state `start`, with the prompt of `start` or else `prompt`.
+    """Return the engine request that runs a prompt from `start`, one of the states that the request names.
 
-    Of the prompt only the last `body.most_prompt_tokens` are run; the marks count the tokens before them, too.
+    The prompt is that of `start` if it has one, else `prompt`. Only its last `body.most_prompt_tokens` are run; the
+    marks count the tokens before them, too.
     """
     tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
     marks = body.marks if start.prompt is None else []
@@ -174,7 +175,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
 
 
 def _tokens(engine: EngineLike, prompt: AnyPrompt, start: WeightedState) -> Sequence[int]:
-    """Return the tokens of a prompt. For an empty text these are the tokens that `empty_prompt` returns.
+    """Return the tokens of a prompt. An empty text gets the tokens that `empty_prompt` returns.
 
     An empty list of tokens stays empty and is rejected later.
     """

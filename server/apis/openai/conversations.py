@@ -1,4 +1,4 @@
-"""OpenAI's conversations, which the server stores with their items, and to which responses add theirs."""
+"""OpenAI's conversations, which the server stores. Requests add items to them, and so do responses."""
 
 from __future__ import annotations
 

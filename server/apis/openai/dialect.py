@@ -1,4 +1,4 @@
-"""Format generations as OpenAI does: choices and log-probabilities in one object, or in the chunks of a stream."""
+"""Format answers as OpenAI does: choices and log-probabilities in one object, or in the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def token_text(token: int, data: bytes) -> str:
 
 
 class CompletionTokens:
-    """Makes the log-probability fields of completions for the tokens of one text, call by call.
+    """Makes the log-probability fields of completions for the tokens of one text, in one or more calls.
 
     Text offsets continue from call to call.
     """
@@ -70,7 +70,7 @@ class CompletionTokens:
         return described
 
     def _alternatives(self, info: TokenInfo) -> dict[str, float] | None:
-        """Return the log-probabilities, by token text, of the likeliest tokens and of the token `info` itself.
+        """Return the log-probabilities of the likeliest tokens and of the token `info`, by token text.
 
         Return None if the log-probability of the token itself is not known.
         """
@@ -91,10 +91,10 @@ class ContentTokens:
         self._waiting: deque[tuple[TokenInfo, str]] = deque()  # tokens with the text that each one completes
 
     def divide(self, tokens: Iterable[TokenInfo], pieces: Iterable[Piece]) -> list[TokenInfo]:
-        """Return those of `tokens` that make up the content in `pieces`. Both continue the arguments of earlier calls.
+        """Return those of an answer's next `tokens` that make up the content in its next `pieces`.
 
-        A token that belongs to the content in part is cut to that part. A token that ends inside a character belongs to
-        the piece that has the character.
+        Both continue the arguments of earlier calls. A token that belongs to the content in part is cut to that part. A
+        token that ends inside a character belongs to the piece that has the character.
         """
         self._waiting.extend((info, self._decoder.decode(info.data)) for info in tokens)
         found: list[TokenInfo] = []
@@ -105,7 +105,7 @@ class ContentTokens:
         return found
 
     def _take(self, length: int) -> Iterator[TokenInfo]:
-        """Remove and yield the waiting tokens of the next `length` characters.
+        """Remove and yield the tokens of the next `length` characters of the answer.
 
         A token that extends beyond them is divided.
         """
@@ -124,8 +124,13 @@ def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogpro
 
 
 def _chat_entry(engine: EngineLike, info: TokenInfo) -> ChatTokenLogprob:
+    """Return a token's entry. If the token lost the white space that began the answer, so do its alternatives."""
     own = _entry(info.token, info.data, LEAST_LOGPROB if info.logprob is None else info.logprob)
-    tops = [_entry(token, engine.detokenize([token]), logprob) for token, logprob in info.top]
+    cut = engine.detokenize([info.token]).removesuffix(info.data)
+    tops = []
+    for token, logprob in info.top:
+        data = info.data if token == info.token else engine.detokenize([token]).removeprefix(cut)
+        tops.append(_entry(token, data, logprob))
     return {**own, "top_logprobs": tops}
 
 
@@ -138,7 +143,7 @@ _NOTHING: Mapping[str, object] = {}
 
 
 class ResponseEnvelope:
-    """Builds the response objects around choices; all objects of one answer have the same id, time and model."""
+    """Builds OpenAI's response objects around choices. All objects of one answer have the same id, time and model."""
 
     def __init__(self, info: EngineInfo, formatter: ChoiceFormatter) -> None:
         self._formatter = formatter
@@ -154,7 +159,7 @@ class ResponseEnvelope:
         return {"object": self._formatter.object, **self._common, "choices": choices, "usage": usage, **extra}
 
     def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the body of one event of a stream, with the given choices."""
+        """Return the body of one event of a stream, with the given choices and the fields `extra`."""
         return {"object": self._formatter.chunk_object, **self._common, "choices": choices, **extra}
 
 
@@ -165,7 +170,7 @@ def _fingerprint(info: EngineInfo) -> str:
 
 
 class ChunkEncoder:
-    """Encodes the events of `calls` as server-sent events with OpenAI's chunks. Choice i answers `calls[i]`.
+    """Encodes the events of engine requests as server-sent events with OpenAI's chunks. Choice i answers `calls[i]`.
 
     Most events hold a few characters of text and are otherwise equal, so the parts around the text are encoded once for
     each choice.
@@ -186,9 +191,9 @@ class ChunkEncoder:
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
 
     def encode(self, index: int, event: Event, extra: Mapping[str, object] = _NOTHING) -> bytes:
-        """Return the encoded server-sent event for an engine event of choice `index`, with the fields `extra` added.
+        """Return the server-sent event, in bytes, for an engine event of choice `index`.
 
-        The bytes are empty if there is nothing to send for the event.
+        The fields `extra` are added to it. The bytes are empty if there is nothing to send for the event.
         """
         if isinstance(event, PromptProgress):
             return encode_event(self._envelope.chunk([], extra))
@@ -205,7 +210,7 @@ class ChunkEncoder:
         return encode_event(self._envelope.chunk([choice], {**self._extra, **extra}))
 
     def encode_usage(self, usage: Usage, extra: Mapping[str, object]) -> bytes:
-        """Return the event with the usage, which has no choices."""
+        """Return the encoded event that has the token counts of an answer and no choices."""
         return encode_event(self._envelope.chunk([], {"usage": usage, **extra}))
 
     def _encode_text(self, index: int, text: str) -> bytes:
@@ -234,7 +239,7 @@ class ChunkEncoder:
 
 
 class OpenAIDialect:
-    """The `Dialect` that formats answers of completions and chats."""
+    """Formats the answers of OpenAI's completions and chats, whole or as streams: a `Dialect`."""
 
     def __init__(
         self,
@@ -246,7 +251,7 @@ class OpenAIDialect:
         times_each: bool,
         extra: Mapping[str, object],
     ) -> None:
-        """Format the answers to `calls`.
+        """Format the answers to the engine requests `calls`.
 
         With `times_each`, each stream event has the times, not only a choice's last one. `extra` has further fields of
         an answer that is not streamed.
@@ -292,9 +297,9 @@ async def answer(
     resolved: ResolvedState,
     extra: Mapping[str, object] | None = None,
 ) -> web.StreamResponse:
-    """Run `calls`, one for each choice, and answer as OpenAI does; see `answer_in`.
+    """Run the engine requests `calls`, one for each choice, and answer in OpenAI's form.
 
-    `extra` has further fields of an answer that is not streamed.
+    See `answer_in`. `extra` has further fields of an answer that is not streamed.
     """
     info = engine_of(request, body.cache_salt).info
     dialect = OpenAIDialect(

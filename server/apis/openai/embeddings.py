@@ -1,9 +1,10 @@
-"""Embeddings of texts, made from the states after them."""
+"""OpenAI's embeddings: vectors of texts, made from the states after them."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
@@ -23,9 +24,9 @@ from server.apis.common.messages import TEXT_PART, parse_content
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.auth.engine import engine_of
 from server.core.bodies import read_body, to_json, work
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import INTEGERS, RefusedError, Usage, is_integers
-from server.core.settings import SETTINGS, Limits
+from server.core.settings import Limits
 
 Encoding: TypeAlias = Literal["float", "base64"]
 
@@ -45,7 +46,10 @@ def parse_layer(value: object) -> Layers:
 
 
 def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
-    """Parse inputs as `parse_prompts` does, after replacing each object with text parts, as in chats, by its text."""
+    """Parse the inputs of an embeddings request: prompts, or objects with text parts as in chats.
+
+    Such an object is replaced by its text, then `parse_prompts` parses the result.
+    """
     if isinstance(value, list):
         return parse_prompts([_plain_input(item) for item in value])
     return parse_prompts(_plain_input(value))
@@ -68,7 +72,7 @@ LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"
 
 
 class EmbeddingsRequest(ModelBody):
-    """A request for vectors of texts."""
+    """A request for vectors of texts, made from the model's states after them."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -123,8 +127,9 @@ class EmbeddingEntry(TypedDict):
 
 
 class EmbeddingList(TypedDict):
-    """The embeddings: one entry for each input, in the order of the inputs."""
+    """The answer with the embeddings: one entry for each input, in the order of the inputs."""
 
+    id: str
     object: Literal["list"]
     model: str
     data: list[EmbeddingEntry]
@@ -136,7 +141,7 @@ _NUMBERS_A_PIECE = 1 << 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorEntry:
-    """One entry of a JSON list to send: its plain `fields`, and a field called `name` with the numbers of `vector`."""
+    """One entry of the JSON list to send: plain `fields`, and a field called `name` with the numbers of `vector`."""
 
     fields: Mapping[str, object]
     name: str
@@ -146,7 +151,7 @@ class VectorEntry:
 async def send_vectors(
     request: web.Request, model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage
 ) -> web.StreamResponse:
-    """Send a JSON list object with `entries` as the response, piece by piece."""
+    """Send a JSON object with the list `entries` as the response, piece by piece."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
     for piece in _pieces(model, entries, encoding, usage):
@@ -157,7 +162,9 @@ async def send_vectors(
 
 
 def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[bytes]:
-    yield to_json({"object": "list", "model": model}).removesuffix(b"}") + b',"data":['
+    yield (
+        to_json({"id": f"embd-{uuid.uuid4().hex}", "object": "list", "model": model}).removesuffix(b"}") + b',"data":['
+    )
     for number, entry in enumerate(entries):
         fields, name = to_json(entry.fields).removesuffix(b"}"), to_json(entry.name)
         yield b"%b%b,%b:" % (b"," if number else b"", fields, name)
@@ -171,7 +178,7 @@ def _base64(vector: F32) -> Iterator[bytes]:
 
 
 def _numbers(vector: F32) -> Iterator[bytes]:
-    """Yield the text of a JSON list with the numbers of `vector`, in pieces.
+    """Yield a JSON list of the numbers of `vector`, as text in pieces.
 
     Nine digits are enough to distinguish any two f32.
     """
@@ -188,7 +195,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 @dataclass(frozen=True, slots=True)
 class FoundVectors:
-    """The vectors for one request, in the order of its inputs, with the token counts of all that was run."""
+    """The vectors for one embeddings request, in the order of its inputs, with the token counts of all that was run."""
 
     model: str
     embeddings: Sequence[Embedding]
@@ -197,7 +204,7 @@ class FoundVectors:
 
 
 async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
-    """Run the inputs of `body` and answer with their vectors."""
+    """Run the inputs of the embeddings request `body` and answer with their vectors."""
     found = await find_vectors(request, body)
     entries = [
         VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
@@ -207,7 +214,7 @@ async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.S
 
 
 async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
-    """Run the inputs of `body` and return the vectors made from the state after the last token of each.
+    """Run the inputs of an embeddings request; return vectors made from the state after the last token of each.
 
     With `each` there is a vector for the state after every token. Raises InvalidRequestError, also for more inputs,
     tokens or numbers than the limits allow.
@@ -247,7 +254,7 @@ def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: i
 async def tokens_of_inputs(
     request: web.Request, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
 ) -> list[Sequence[int]]:
-    """Return the tokens of each of `prompts`. Raises InvalidRequestError for `field` if the limits are exceeded.
+    """Return the token ids of each of `prompts`. Raises InvalidRequestError for `field` if the limits are exceeded.
 
     `numbers_each` is the length of one vector; all vectors of one answer together have a limit, too.
     """

@@ -43,7 +43,7 @@ class StoredConversation:
         return _CONVERSATION_BYTES + metadata + sum(item.num_bytes for item in self.items)
 
     def item(self, item_id: str) -> KeptItem:
-        """Return one item. Raises NotFoundError."""
+        """Return the conversation's item with this id. Raises NotFoundError if there is none."""
         for item in self.items:
             if item.id == item_id:
                 return item
@@ -67,19 +67,22 @@ class ConversationStore:
         return BoundedStore(self._limits.max_conversations, self._limits.max_conversation_bytes)
 
     def create(self, owner: str, items: Sequence[KeptItem], metadata: Mapping[str, str]) -> StoredConversation:
-        """Store a new conversation. Raises InvalidRequestError if it exceeds the limits."""
+        """Store a new conversation, and return it. Raises InvalidRequestError if it exceeds the limits."""
         made = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
         made = replace(made, items=tuple(_with_own_ids(made, items)))
         with self._lock:
             return self._keep(owner, made)
 
     def get(self, owner: str, conversation_id: str) -> StoredConversation:
-        """Return a conversation. Raises NotFoundError if it is not kept or has another owner."""
+        """Return the conversation with this id. Raises NotFoundError if it is not stored or has another owner."""
         with self._lock:
             return self._find(owner, conversation_id)
 
     def describe(self, owner: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
-        """Replace the metadata of a conversation. Raises NotFoundError or InvalidRequestError."""
+        """Replace the metadata of a conversation, and return it.
+
+        Raises NotFoundError if it is not stored, and InvalidRequestError if it becomes too large.
+        """
         with self._lock:
             described = replace(self._find(owner, conversation_id), metadata=metadata)
             self._check_bytes(described)
@@ -87,9 +90,9 @@ class ConversationStore:
             return described
 
     def add(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> Sequence[KeptItem]:
-        """Append items to a conversation and return them with their ids.
+        """Append items to a conversation, and return them with their ids.
 
-        Raises NotFoundError or InvalidRequestError.
+        Raises NotFoundError if it is not stored, and InvalidRequestError if it becomes too large.
         """
         with self._lock:
             found = self._find(owner, conversation_id)
@@ -109,7 +112,10 @@ class ConversationStore:
                 self._put(owner, replace(found, items=(*found.items, *added)))
 
     def remove_item(self, owner: str, conversation_id: str, item_id: str) -> StoredConversation:
-        """Remove one item and return the conversation without it. Raises NotFoundError."""
+        """Remove one item from a conversation, and return the conversation.
+
+        Raises NotFoundError if the conversation or the item does not exist.
+        """
         with self._lock:
             found = self._find(owner, conversation_id)
             removed = found.item(item_id)
@@ -118,7 +124,7 @@ class ConversationStore:
             return left
 
     def delete(self, owner: str, conversation_id: str) -> None:
-        """Delete a conversation. Raises NotFoundError."""
+        """Delete the conversation with this id. Raises NotFoundError if it is not stored or has another owner."""
         with self._lock:
             self._find(owner, conversation_id)
             self._kept[owner].pop(conversation_id)
@@ -153,7 +159,7 @@ class ConversationStore:
 
 
 def _with_own_ids(conversation: StoredConversation, items: Sequence[KeptItem]) -> Iterator[KeptItem]:
-    """Yield `items`, with a new id for each whose id the conversation or an earlier item already has."""
+    """Yield `items` for a conversation, with new ids for those whose ids are in use by it or by an earlier item."""
     taken = {item.id for item in conversation.items}
     for item in items:
         yield replace(item, id=new_item_id(item.type)) if item.id in taken else item
@@ -203,7 +209,7 @@ class ResponseStore:
         return BoundedStore(self._limits.max_responses, self._limits.max_response_bytes)
 
     def put(self, owner: str, body: Mapping[str, Any], given: Sequence[KeptItem], before: Sequence[KeptItem]) -> None:
-        """Store the response `body`.
+        """Store the response `body` for the API key `owner`.
 
         `given` are the new items of its request, `before` the conversation's items before these.
         """
@@ -220,7 +226,7 @@ class ResponseStore:
             self._make_room()
 
     def get(self, owner: str, response_id: str) -> KeptResponse:
-        """Return a response. Raises NotFoundError if it is not kept or has another owner."""
+        """Return the response with this id. Raises NotFoundError if it is not stored or has another owner."""
         with self._lock:
             self._drop_expired()
             kept = self._kept[owner].get(response_id)
@@ -232,13 +238,19 @@ class ResponseStore:
         return kept
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Delete a response, but not the responses that continue it. Raises NotFoundError."""
+        """Delete the response with this id, but not the responses that continue it.
+
+        Raises NotFoundError if it is not stored or has another owner.
+        """
         with self._lock:
             self._forget_items(self.get(owner, response_id))
             self._kept[owner].pop(response_id)
 
     def resolve(self, owner: str, items: Sequence[Item]) -> list[KeptItem]:
-        """Return items in the form for storing; a reference is replaced by the stored item. Raises NotFoundError."""
+        """Return a request's items in the form for storing, with the stored item in place of each reference.
+
+        Raises NotFoundError if a reference's item is not stored.
+        """
         return [
             self._find(owner, item["id"]) if item["type"] == "item_reference" else KeptItem.of(item) for item in items
         ]
@@ -262,7 +274,7 @@ class ResponseStore:
                 store.pop(oldest.id)
 
     def _make_room(self) -> None:
-        """Remove the oldest responses of the API key with the most, until all keys together are within limits."""
+        """Remove responses until all API keys together are within limits: the oldest of the key with the most."""
         stores = self._kept.values()
         while sum(map(len, stores)) > self._limits.max_responses:
             self._forget_items(max(stores, key=len).evict())
@@ -308,7 +320,7 @@ def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
 
 
 def item_list(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
-    """Return items as JSON of a list object in OpenAI's form."""
+    """Return a conversation's items as JSON, in the form of OpenAI's list object."""
     ends = {"first_id": items[0].id if items else None, "last_id": items[-1].id if items else None}
     data = b",".join(item.json for item in items)
     return b'{"object":"list","data":[' + data + b"]," + to_json({**ends, "has_more": has_more})[1:]

@@ -1,4 +1,4 @@
-"""Routes that list the served models and report the server's health."""
+"""OpenAI's list of models, with the facts of each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from server.models.registry import MODELS, ModelStatus, ServedModel
 
 
 class LoraEntry(TypedDict):
-    """A LoRA that is merged into the model. `alpha` is null if its own value counts."""
+    """A LoRA that is merged into the model.
+
+    `alpha` is its strength, null for the one that its file gives.
+    """
 
     name: str
     alpha: float | None
 
 
 class ModelMeta(TypedDict):
-    """A model's sizes, which depend on its version, and the device that it runs on.
+    """Properties of a model: its sizes, which depend on its version, its tokenizer, and the device that it runs on.
 
     `state_bytes` are those of one sequence. An `unloaded` model is loaded at the next request for it, unless an admin
     has unloaded it.
@@ -47,11 +50,23 @@ class ModelMeta(TypedDict):
     status: ModelStatus
 
 
+class Capabilities(TypedDict):
+    """What a model can do, in Mistral's form."""
+
+    completion_chat: bool
+    function_calling: bool
+    completion_fim: Literal[False]
+
+
 class ModelEntry(TypedDict):
+    """A model. `type` and `capabilities` are those of Mistral's API; its package needs them."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["rnn-engine"]
+    type: Literal["base"]
+    capabilities: Capabilities
     meta: ModelMeta
 
 
@@ -61,9 +76,11 @@ class ModelList(TypedDict):
 
 
 class HealthBody(TypedDict):
-    """Whether the server takes requests, and how busy it is. Every `status` except `ok` comes with HTTP status 503; see
-    Readiness. `model` is the default one. `requests` counts HTTP requests, `active` and `queued` the engines' requests
-    that hold a slot or wait for one."""
+    """The health of the server: if it takes requests, and how busy it is.
+
+    Every `status` except `ok` comes with HTTP status 503; see Readiness. `model` is the default one. `requests` counts
+    HTTP requests, `active` and `queued` the engines' requests that hold a slot or wait for one.
+    """
 
     status: HealthStatus
     model: str
@@ -76,9 +93,12 @@ class HealthBody(TypedDict):
 
 
 class Readiness(TypedDict):
-    """The health of the server or of an engine. `checking`: something failed, and a token is run to see whether the
-    device answers. `recovering`: the device was lost and the model is loaded again. `stalled`: the device has not
-    answered for `seconds`. `closing`: the server stops. `failed`: the engine has stopped for good, by itself."""
+    """The health of the server or of an engine, as a word with a reason.
+
+    `checking`: something failed, and a token is run to see whether the device answers. `recovering`: the device was
+    lost and the model is loaded again. `stalled`: the device has not answered for `seconds`. `closing`: the server
+    stops. `failed`: the engine has stopped for good, by itself.
+    """
 
     status: HealthStatus
     reason: str | None
@@ -86,7 +106,10 @@ class Readiness(TypedDict):
 
 
 def model_entry(model: ServedModel) -> ModelEntry:
-    """Return a model's description for clients. Raises ModelNotFoundError while it is loaded for the first time."""
+    """Return the description of a served model that clients get.
+
+    Raises ModelNotFoundError while it is loaded for the first time.
+    """
     info = model.info
     if info is None:
         raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")
@@ -109,6 +132,8 @@ def model_entry(model: ServedModel) -> ModelEntry:
         "object": "model",
         "created": info.created,
         "owned_by": "rnn-engine",
+        "type": "base",
+        "capabilities": {"completion_chat": True, "function_calling": True, "completion_fim": False},
         "meta": cast(ModelMeta, meta),  # TypedDict can't be checked where keys depend on the version
     }
 

@@ -25,7 +25,7 @@ _KINDS = "message, function_call, function_call_output, reasoning or item_refere
 
 
 def _parse_item(value: object) -> Item:
-    """Parse an item: keep only its known fields, and give it an id if it has none. Raises RefusedError."""
+    """Parse an item of a conversation: keep its known fields, and give it an id if it has none. Raises RefusedError."""
     if not isinstance(value, dict):
         raise RefusedError(value, f"an item with the type {_KINDS}")
     match value:
@@ -62,7 +62,7 @@ def _text(content: object) -> str:
 
 
 def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
-    """Return the text parts of a reasoning item's content, or of its summary if it has no content.
+    """Return the text parts of a reasoning item: those of its content, or of its summary if it has no content.
 
     Raises RefusedError if these are no lists.
     """
@@ -81,7 +81,7 @@ def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:
 
 
 def new_item_id(kind: str) -> str:
-    """Return a new id for an item of the type `kind`."""
+    """Return a new random id for an item of the type `kind`."""
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex[:28]}"
 
 
@@ -101,7 +101,7 @@ class KeptItem:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of memory that the stored item takes."""
+        """How many bytes of memory the stored item takes."""
         return _KEPT_BYTES + getsizeof(self.id) + getsizeof(self.fields)
 
     @property
@@ -109,7 +109,7 @@ class KeptItem:
         return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
 
     def load(self) -> Item:
-        """Parse the stored JSON and return the item."""
+        """Parse the item's stored JSON, and return the item."""
         return {"id": self.id, **from_json(self.fields)}
 
 
@@ -127,7 +127,7 @@ Items: TypeAlias = Annotated[
 
 @dataclass(slots=True)
 class _Turn:
-    """The assistant's thoughts, text and calls in one turn."""
+    """One turn of the assistant in a conversation: its thoughts, text and tool calls."""
 
     thoughts: list[str] = field(default_factory=list)
     content: str | None = None
@@ -135,7 +135,7 @@ class _Turn:
 
     @property
     def is_empty(self) -> bool:
-        """True if the turn has neither text nor calls; it may have thoughts."""
+        """True if the assistant's turn has neither text nor calls; it may have thoughts."""
         return self.content is None and not self.calls
 
     @property
@@ -149,7 +149,10 @@ class _Turn:
 
 
 def messages_of(items: Sequence[Item]) -> list[Message]:
-    """Convert items to messages; the assistant's thoughts, text and calls of one turn become one message."""
+    """Convert a conversation's items to chat messages.
+
+    The assistant's thoughts, text and calls of one turn become one message.
+    """
     messages: list[Message] = []
     turn: _Turn | None = None
     for item in items:
@@ -237,7 +240,7 @@ METADATA_BOUNDS = f"At most {_MOST_PAIRS} pairs, names of {_MOST_NAME} character
 
 
 class CreateConversationRequest(RequestBody):
-    """A conversation to store on the server."""
+    """A request to store a new conversation on the server."""
 
     items: Items = Field(default=[], description=f"The first items. {_ITEMS}")
     metadata: Metadata = Field(default={}, description=f"Returned with the conversation unchanged. {METADATA_BOUNDS}")
@@ -252,7 +255,7 @@ class AddItemsRequest(RequestBody):
 
 
 class KeptConversation(TypedDict):
-    """A conversation without its items."""
+    """The description of a stored conversation, without its items."""
 
     id: str
     object: Literal["conversation"]
@@ -261,7 +264,7 @@ class KeptConversation(TypedDict):
 
 
 class DeletedConversation(TypedDict):
-    """A conversation that was deleted."""
+    """The answer to a request to delete a conversation."""
 
     id: str
     object: Literal["conversation.deleted"]

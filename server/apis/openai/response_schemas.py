@@ -1,4 +1,4 @@
-"""The schemas of the bodies of OpenAI's /v1/responses."""
+"""The schemas of the bodies of OpenAI's /v1/responses: requests, answers and events."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from server.apis.common.messages import (
     ToolBody,
     ToolName,
     check_tool_type,
+    client_tools,
 )
 from server.apis.common.states import StateEntry
 from server.apis.openai.response_items import METADATA_BOUNDS, ConversationRef, Item, Items, Metadata, messages_of
@@ -55,7 +56,7 @@ class ResponseTool(RequestBody):
 
     @property
     def body(self) -> ToolBody:
-        """The tool in the form of chat completions."""
+        """The tool in the form that chat completions have for tools."""
         function = FunctionBody.model_construct(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
@@ -63,7 +64,7 @@ class ResponseTool(RequestBody):
 
 
 def _grammar_of(value: dict[str, Any]) -> Grammar | None:
-    """Return the grammar for a request's `text.format`, or None for plain text. Raises RefusedError."""
+    """Return the grammar in a request's field `text.format`, or None for plain text. Raises RefusedError."""
     match value:
         case {"type": "text"}:
             return None
@@ -83,7 +84,7 @@ TextFormat: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_format)]
 
 
 class TextBody(RequestBody):
-    """The format of an answer's text."""
+    """The setting for the form of an answer's text."""
 
     ignored: ClassVar = frozenset({"verbosity"})
 
@@ -95,7 +96,7 @@ class TextBody(RequestBody):
 
 
 class ReasoningBody(RequestBody):
-    """How the model thinks. Its thoughts are returned unchanged, so a summary makes no difference."""
+    """The setting for how much the model thinks. Thoughts are returned whole, so a summary makes no difference."""
 
     ignored: ClassVar = frozenset({"generate_summary", "summary"})
 
@@ -107,8 +108,8 @@ class ReasoningBody(RequestBody):
 class ResponsesRequest(ProgressBody):
     """A request to continue a conversation. It has OpenAI's own fields and those of this server."""
 
-    ignored: ClassVar = (ProgressBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
-    neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "moderation": (), "prompt": ()}
+    ignored: ClassVar = (ProgressBody.ignored - {"metadata"}) | {"max_tool_calls", "truncation"}
+    neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "image": (), "moderation": (), "prompt": ()}
     aliases: ClassVar = {**ProgressBody.aliases, "max_output_tokens": "max_tokens"}
 
     input: Items = Field(
@@ -135,7 +136,7 @@ class ResponsesRequest(ProgressBody):
         "API key that asked, and as long as the limits allow.",
     )
     metadata: Metadata = Field(default={}, description=f"Returned in the response unchanged. {METADATA_BOUNDS}")
-    tools: Annotated[list[ResponseTool], FailFast()] = Field(
+    tools: Annotated[list[ResponseTool], FailFast(), client_tools("function")] = Field(
         default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
     )
     tool_choice: Choice | None = Field(
@@ -186,7 +187,7 @@ class ResponsesRequest(ProgressBody):
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
     def chat(self, conversation: Sequence[Item]) -> TranslatedChat:
-        """Return the chat request that continues `conversation`, whose last items are those of `input`.
+        """Return the chat request that continues `conversation`, whose last items are those of this request's `input`.
 
         Raises InvalidRequestError for fields that contradict each other.
         """
@@ -214,7 +215,10 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponsePart(TypedDict):
-    """A part of a message or of thoughts. `logprobs` has the tokens of an answer's text, if `include` asks for them."""
+    """One part of a message or of the model's thoughts.
+
+    `logprobs` has the tokens of an answer's text, if `include` asks for them.
+    """
 
     type: Literal["input_text", "output_text", "reasoning_text"]
     text: str
@@ -223,9 +227,12 @@ class ResponsePart(TypedDict):
 
 
 class ResponseItem(TypedDict):
-    """An item of a conversation. A `message` has `role` and `content`. A `function_call`, which the client is asked to
-    make, has `call_id`, `name` and `arguments` as JSON; its result has `call_id` and `output`. A `reasoning` item has
-    the model's thoughts as `content`. An item that was cut is `incomplete`."""
+    """One item of a conversation: a message, a call, a call's result, or the model's thoughts.
+
+    A `message` has `role` and `content`. A `function_call`, which the client is asked to make, has `call_id`, `name`
+    and `arguments` as JSON; its result has `call_id` and `output`. A `reasoning` item has the model's thoughts as
+    `content`. An item that was cut is `incomplete`.
+    """
 
     id: str
     type: Literal["message", "function_call", "function_call_output", "reasoning"]
@@ -248,7 +255,10 @@ class OutputTokensDetails(TypedDict):
 
 
 class ResponseUsage(TypedDict):
-    """Numbers of tokens. `input_tokens` counts the conversation before, too; `cached_tokens` of these were not run."""
+    """The token counts of a response.
+
+    `input_tokens` counts the conversation before, too; `cached_tokens` of these were not run.
+    """
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -267,13 +277,16 @@ class IncompleteDetails(TypedDict):
 
 
 class ConversationId(TypedDict):
-    """The id of the conversation to which the items of a response are added."""
+    """The id of the conversation to which the server adds the items of a response."""
 
     id: str
 
 
 class Response(TypedDict):
-    """The answer, `incomplete` if it was cut. Fields of the request have the values that the server understood."""
+    """A response object, which is the answer to a request for a response.
+
+    Its status is `incomplete` if the answer was cut. Fields of the request have the values that the server understood.
+    """
 
     id: str
     object: Literal["response"]
@@ -306,12 +319,14 @@ class Response(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """An event of a stream, which is also named by its `type`. First come `response.created` and
-    `response.in_progress`; with `return_progress` there are more of the latter. For each item follow
-    `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and `.done`,
-    `response.content_part.done` and `response.output_item.done`. Thoughts have `response.reasoning_text` in place of
-    `response.output_text`. Calls have `response.function_call_arguments` in its place, and no content part. The last
-    event is `response.completed`, `response.incomplete` or `response.failed`."""
+    """One event of a response's stream. The name of the server-sent event is the field `type`.
+
+    First come `response.created` and `response.in_progress`; with `return_progress` there are more of the latter. For
+    each item follow `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and
+    `.done`, `response.content_part.done` and `response.output_item.done`. Thoughts have `response.reasoning_text` in
+    place of `response.output_text`. Calls have `response.function_call_arguments` in its place, and no content part.
+    The last event is `response.completed`, `response.incomplete` or `response.failed`.
+    """
 
     type: str
     sequence_number: int
@@ -331,7 +346,7 @@ class ResponseEvent(TypedDict):
 
 
 class ResponseItemList(TypedDict):
-    """Items of a conversation, or of the input of a response."""
+    """A page of the items of a conversation, or of those in a response's input."""
 
     object: Literal["list"]
     data: list[ResponseItem]
@@ -341,7 +356,7 @@ class ResponseItemList(TypedDict):
 
 
 class DeletedResponse(TypedDict):
-    """A response that was deleted."""
+    """The answer to a request to delete a response."""
 
     id: str
     object: Literal["response"]

@@ -35,9 +35,8 @@ from server.auth.admission import PRINCIPAL
 from server.auth.engine import engine_of
 from server.core.bodies import LEASE, encoded_response, hold_more, json_response, read_body, work
 from server.core.errors import describe
-from server.core.routing import Route
+from server.core.routing import SETTINGS, Route
 from server.core.schema import ErrorBody, Usage
-from server.core.settings import SETTINGS
 from server.core.streams import encode_event
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
@@ -64,7 +63,10 @@ class ItemWriter:
         self.items: list[dict[str, Any]] = []
 
     def tell(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Mapping[str, Any]]:
-        """Add pieces to the items and yield the events to send for them. `logprobs` are of the pieces' text."""
+        """Add an answer's next pieces to its items, and yield the stream events for them.
+
+        `logprobs` are of the pieces' text.
+        """
         waiting = list(logprobs)
         for piece in pieces:
             kind = _TYPE_OF.get(piece.part)
@@ -83,7 +85,7 @@ class ItemWriter:
                 yield self._event("response.function_call_arguments.delta", delta=piece.text)
 
     def finish(self, *, is_cut: bool) -> Iterator[Mapping[str, Any]]:
-        """Complete the last item and yield the events to send for it.
+        """Complete the last item of the answer, and yield the stream events for it.
 
         An answer without text or calls gets an empty message, unless it was cut.
         """
@@ -153,7 +155,7 @@ def _empty_part(kind: ItemType) -> dict[str, Any]:
 
 
 def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a copy of an item with empty content, for the event that announces the item."""
+    """Return a copy of an answer's item with empty content, for the stream event that announces the item."""
     return {**item, "content": []} if "content" in item else item
 
 
@@ -161,7 +163,7 @@ Keep: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
 class ResponsesDialect:
-    """The `Dialect` that formats answers of /v1/responses.
+    """Formats the answers of /v1/responses, whole or as streams: a `Dialect`.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
     parameters. `keep` is called with the complete response.
@@ -226,7 +228,7 @@ class ResponsesDialect:
         return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
 
     def _open(self) -> bytes:
-        """Return the encoded events that begin a stream."""
+        """Return the encoded events that begin a response's stream."""
         response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._encode({"type": kind, "response": response}) for kind in kinds)
@@ -245,7 +247,7 @@ class ResponsesDialect:
         return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
 
     def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
-        """Make the complete response, store it by calling `keep`, and return it."""
+        """Make the complete response object, store it by calling `keep`, and return it."""
         is_cut = finished.reason == "length"
         response = {
             **self._response("incomplete" if is_cut else "completed"),
@@ -259,7 +261,7 @@ class ResponsesDialect:
         return response
 
     def _response(self, status: str) -> Mapping[str, Any]:
-        """Return all fields of a response with the given `status` except its output and usage."""
+        """Return the fields of a response object with this `status`, still without output and usage."""
         body = self._body
         return {
             "id": f"resp_{self._key}",
@@ -307,7 +309,7 @@ class ResponsesDialect:
 
 
 class _ThoughtTokens:
-    """Counts an answer's tokens up to the end of its last thought, the number that `reasoning_tokens` reports."""
+    """Counts an answer's tokens up to the end of its last thought, for the field `reasoning_tokens`."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # of all tokens in bytes
@@ -328,7 +330,7 @@ class _ThoughtTokens:
 
 
 def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
-    """Return `choice`, a choice of tools, in the form of OpenAI's field `tool_choice`: a word or an object."""
+    """Return a choice of tools in the form of OpenAI's field `tool_choice`: a word or an object."""
     if choice.names is None:
         return choice.mode
     tools = [{"type": "function", "name": name} for name in choice.names]
@@ -363,7 +365,8 @@ async def _conversation_of(
 ) -> tuple[Sequence[KeptItem], Sequence[KeptItem]]:
     """Return the items of the conversation before the request, and the request's own items.
 
-    Raises NotFoundError or InvalidRequestError.
+    Raises NotFoundError if something that the request refers to is not stored, and InvalidRequestError if there are no
+    items.
     """
     before = _conversation_before(request, body)
     resolve = partial(request.app[RESPONSES].resolve, request[PRINCIPAL].name, body.input)
@@ -374,7 +377,10 @@ async def _conversation_of(
 
 
 async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[KeptItem]) -> ChatRequest:
-    """Return the chat request that continues a conversation. Raises InvalidRequestError if it exceeds the limits."""
+    """Return the chat request that continues the conversation of a request for a response.
+
+    Raises InvalidRequestError if it exceeds the limits.
+    """
     hold_more(request, "the conversation", sum(item.num_loaded for item in conversation))
     limits = request.app[SETTINGS].limits
 

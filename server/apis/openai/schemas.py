@@ -30,7 +30,7 @@ from server.core.settings import Limits
 
 
 class CompletionRequest(ProgressBody):
-    """A request to continue a text, or tokens."""
+    """A request to continue texts or tokens."""
 
     ignored: ClassVar = ProgressBody.ignored | {"add_special_tokens", "request_id"}
 
@@ -87,7 +87,7 @@ class CompletionRequest(ProgressBody):
 
     @property
     def most_prompt_tokens(self) -> int | None:
-        """How many of each prompt's last tokens are used; None for all."""
+        """How many of each prompt's last tokens the model reads; None for all."""
         return None
 
     @property
@@ -127,7 +127,10 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The answer, and with `stream` each event. In a stream, `usage` is sent only if `stream_options` asks for it."""
+    """The answer to a completion, and with `stream` each event.
+
+    In a stream, `usage` is sent only if `stream_options` asks for it.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -160,6 +163,8 @@ Names: TypeAlias = Annotated[
 
 
 class TemplateBody(RequestBody):
+    always_strict: ClassVar = True
+
     record: str = Field(default=_TEMPLATE.record, description="A message: {role} and {content} stand for its parts.")
     prefix: str = Field(
         default=_TEMPLATE.prefix, description="The end of the prompt: {assistant} stands for that role's name."
@@ -171,8 +176,11 @@ def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, dict) else value
 
 
+_REASONING = {"enabled": "enable_thinking", "effort": "reasoning_effort", "max_tokens": "thinking_budget_tokens"}
+
+
 class ChatRequest(ProgressBody, ToolFields):
-    """A request to continue a conversation."""
+    """A request for the next message of a conversation."""
 
     ignored: ClassVar = ProgressBody.ignored | {
         "cache_prompt",
@@ -185,7 +193,9 @@ class ChatRequest(ProgressBody, ToolFields):
         **ProgressBody.neutral,
         "add_special_tokens": (False,),
         "best_of": (1,),
+        "chat_template": (),
         "detokenize": (True,),
+        "documents": ([],),
         "echo": (False,),
         "include_reasoning": (True,),
         "moderation": (),
@@ -199,6 +209,18 @@ class ChatRequest(ProgressBody, ToolFields):
         "thinking_token_budget": "thinking_budget_tokens",
     }
     keeps_null: ClassVar = frozenset({"stop"})
+    unfolded: ClassVar = {
+        "thinking": {
+            "type": ["object", "null"],
+            "description": 'DeepSeek\'s form of `enable_thinking`: `{"type": "enabled"}`, `adaptive` or `disabled`. '
+            "`budget_tokens` is `thinking_budget_tokens`.",
+        },
+        "reasoning": {
+            "type": ["object", "null"],
+            "description": "OpenRouter's form: `enabled` is `enable_thinking`, `effort` is `reasoning_effort`, and "
+            "`max_tokens` is `thinking_budget_tokens`.",
+        },
+    }
 
     messages: Annotated[list[Message], FailFast(), BeforeValidator(_one_or_more)] = Field(
         min_length=1, description="The conversation so far: one message or a list."
@@ -211,6 +233,11 @@ class ChatRequest(ProgressBody, ToolFields):
         default={},
         description="Variables of the chat template, such as `enable_thinking`, which RWKV World's has, too: it begins "
         "the answer with `<think`, as RWKV-7 G1 was trained.",
+    )
+    enable_thinking: bool | None = Field(
+        default=None,
+        description="Think before the answer, or do not, if the chat template has thoughts; else without effect. Null: "
+        "as the template does. In `chat_template_kwargs`, `enable_thinking` is passed to any template.",
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None, description="How much to think before the answer, if the chat template supports it."
@@ -254,6 +281,29 @@ class ChatRequest(ProgressBody, ToolFields):
     )
     audio: Annotated[None, only(None, because=_TEXT_ONLY)] = Field(default=None, description="Only null.")
 
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        """Replace the objects `thinking` and `reasoning` by the fields that they stand for."""
+        others = {name: value for name, value in fields.items() if name not in cls.unfolded}
+        match fields.get("thinking"):
+            case None:
+                pass
+            case {"type": "enabled" | "adaptive" | "auto" | "disabled" as kind, **rest}:
+                others.setdefault("enable_thinking", kind != "disabled")
+                others.setdefault("thinking_budget_tokens", rest.get("budget_tokens"))
+            case value:
+                raise RefusedError(value, '{"type": "enabled"} or {"type": "disabled"}', below="thinking")
+        match fields.get("reasoning"):
+            case None:
+                pass
+            case dict(reasoning):
+                for name, field in _REASONING.items():
+                    if reasoning.get(name) is not None:
+                        others.setdefault(field, reasoning[name])
+            case value:
+                raise RefusedError(value, 'an object such as {"effort": "low"}', below="reasoning")
+        return others
+
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
         super().model_post_init(context)
         check_messages(self.messages)
@@ -274,13 +324,13 @@ class ChatRequest(ProgressBody, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def stops(self, of_template: Sequence[str]) -> Sequence[str]:
-        """Return the texts that end the answer: the request's own stop strings, or else `of_template`."""
+        """Return the texts that end the answer: the request's own stop strings, or else those `of_template`."""
         says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
         return self.stop if says_end else of_template
 
     @property
     def answer_schema(self) -> Mapping[str, object] | bool | None:
-        """The JSON schema of an answer that calls no tools; None if there is none.
+        """The JSON schema that an answer without tool calls must follow; None if there is none.
 
         Raises InvalidRequestError for a grammar of another kind: its texts can't be distinguished from calls.
         """
@@ -306,6 +356,7 @@ class ChatRequest(ProgressBody, ToolFields):
             continues=self.continues,
             answers=self.add_generation_prompt is not False,
             variables={**effort, **self.chat_template_kwargs},
+            thinking=self.enable_thinking,
         )
 
     @property
@@ -320,7 +371,10 @@ class ChatRequest(ProgressBody, ToolFields):
         return self.messages[-1].role is Role.ASSISTANT and not self.messages[-1].calls
 
     def template_of(self, of_model: ChatTemplate) -> ChatTemplate:
-        """Return the chat template for the conversation: `of_model`, unless the request gives texts or names."""
+        """Return the chat template for the conversation: the model's, `of_model`, unless the request changes it.
+
+        The request may give texts or names.
+        """
         if self.template is None and not self.names:
             return of_model
         base = of_model if isinstance(of_model, WorldTemplate) else _TEMPLATE
@@ -341,8 +395,9 @@ class ChatTokenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a message's tokens. `content` lists those of the message's content; its first and last
-    token may be cut to fit the content.
+    """The log-probabilities of a message's tokens.
+
+    `content` lists those of the message's content; its first and last token may be cut to fit the content.
     """
 
     content: list[ChatTokenLogprob]
@@ -355,8 +410,10 @@ class AnsweredFunction(TypedDict):
 
 
 class AnsweredCall(TypedDict):
-    """A call that the client is asked to make. `arguments` are JSON that follows the tool's schema, unless the answer
-    is cut."""
+    """A tool call in an answer, which the client is asked to make.
+
+    `arguments` are JSON that follows the tool's schema, unless the answer is cut.
+    """
 
     id: str
     type: Literal["function"]
@@ -364,8 +421,10 @@ class AnsweredCall(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """The message of the answer. `content` is null if there are only calls. `reasoning_content` is what the model
-    thought before the content."""
+    """The assistant's message in an answer.
+
+    `content` is null if there are only calls. `reasoning_content` is what the model thought before the content.
+    """
 
     role: Literal["assistant"]
     content: str | None
@@ -386,7 +445,7 @@ class ChatChoice(TypedDict):
 
 
 class Verbose(TypedDict):
-    """What `verbose` adds to an answer: `prompt` is the text that the model read."""
+    """The field that `verbose` adds to an answer: `prompt`, the text that the model read."""
 
     prompt: str
 
@@ -395,7 +454,7 @@ _VerboseField = TypedDict("_VerboseField", {"__verbose": NotRequired[Verbose]}) 
 
 
 class ChatCompletion(_VerboseField):
-    """The answer to a conversation."""
+    """The answer to a conversation: one or more choices of the next message."""
 
     id: str
     object: Literal["chat.completion"]
@@ -410,7 +469,7 @@ class ChatCompletion(_VerboseField):
 
 
 class InputTokens(TypedDict):
-    """The number of tokens in the prompt of a conversation."""
+    """The answer with the number of tokens in the prompt of a conversation."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -422,7 +481,10 @@ class FunctionDelta(TypedDict):
 
 
 class CallDelta(TypedDict):
-    """More of the call number `index`. The first piece has the call's id and the tool's name."""
+    """The next piece of tool call number `index`, in an event of a stream.
+
+    The first piece has the call's id and the tool's name.
+    """
 
     index: int
     id: NotRequired[str]
@@ -431,7 +493,10 @@ class CallDelta(TypedDict):
 
 
 class ChatDelta(TypedDict):
-    """More of the message. The first event has the role, and null as `content`."""
+    """The next piece of the assistant's message, in an event of a stream.
+
+    The first event has the role, and null as `content`.
+    """
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
@@ -452,7 +517,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatCompletionChunk(TypedDict):
-    """One event of a chat's stream."""
+    """One event of a chat completion's stream."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -468,7 +533,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 def shared_fields(body: GenerationBody) -> dict[str, Any]:
-    """Return the values, by name, of the fields of `body` that every kind of generation has.
+    """Return, by name, the values of those fields of `body` that all kinds of generation share.
 
     They serve to build another kind of body.
     """
@@ -476,11 +541,14 @@ def shared_fields(body: GenerationBody) -> dict[str, Any]:
 
 
 class TranslatedChat(ChatRequest):
-    """A chat request made from a request of another API. Its `stop` adds to the template's texts that end a turn."""
+    """A chat request made from a request of another API.
+
+    Its `stop` adds to the template's texts that end a turn.
+    """
 
     @classmethod
     def of(cls, body: GenerationBody, **fields: Any) -> Self:  # noqa: ANN401
-        """Build a chat from the fields of `body` that every kind of generation has, and from the chat's own `fields`.
+        """Make a chat request from another API's `body`: from the fields that both share, and from the chat's `fields`.
 
         The fields are not checked one by one. Raises InvalidRequestError for fields that contradict each other.
         """

@@ -40,20 +40,26 @@ class Keeper:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no checkpoint waits to be written."""
+        """Whether no checkpoint waits to be written to the slow tier."""
         return self._behind.is_idle
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Schedule a checkpoint to be written to the tier once it is old enough, if the tier lacks it."""
+        """Schedule a checkpoint to be written to the slow tier once it is old enough, if the tier has no copy of it."""
         if self._lacks(checkpoint):
             self._behind.note(checkpoint)
 
     def run(self) -> None:
-        """Write the checkpoints that are old enough, as far as they fit. Does not wait."""
+        """Write to the slow tier the checkpoints that have reached the configured age, as far as they fit.
+
+        Does not wait.
+        """
         self._behind.run(self._read, self._write)
 
     def flush(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Write those of `checkpoints` that no slow tier has, as many as fit. Wait until the tier accepts them."""
+        """Write to the slow tier those of `checkpoints` that no slow tier has, as many as fit.
+
+        Waits until the tier accepts them.
+        """
         tier, budget = self._tier, self._tier.queue.capacity
 
         def make_room(size: int) -> bool:
@@ -100,7 +106,7 @@ class Keeper:
             self._behind.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
-        """Evict checkpoints of less value than `checkpoint` from the tier, until `size` bytes are free there.
+        """Evict checkpoints of less value than `checkpoint` from the slow tier, until it has `size` free bytes.
 
         Return False if that fails. In a shared tier, any checkpoints may be evicted.
         """
@@ -123,10 +129,10 @@ def value_of(checkpoint: Checkpoint) -> int:
 
 
 class Copies:
-    """Adds, moves and drops the copies of checkpoints in the tiers. For the thread that owns the device."""
+    """Adds, moves and drops the copies of checkpoints' states in the tiers. For the thread that owns the device."""
 
     def __init__(self, tiers: Sequence[Tier], stats: CacheStats, on_lost: Callable[[Checkpoint], None]) -> None:
-        """Use these tiers, ordered from the quickest to the slowest, and count in `stats`.
+        """Manage the copies of states in `tiers`, ordered from the quickest to the slowest, and count moves in `stats`.
 
         `on_lost` is called with each checkpoint that has just lost its last copy, except by `drop`.
         """
@@ -136,7 +142,7 @@ class Copies:
         self._moves: dict[Checkpoint, Move] = {}
 
     def move_of(self, checkpoint: Checkpoint) -> Move | None:
-        """Return the transfer of a checkpoint to a tier, or None if none is in progress."""
+        """Return the running transfer of a checkpoint's copy to a tier, or None if there is none."""
         return self._moves.get(checkpoint)
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
@@ -144,7 +150,7 @@ class Copies:
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Update the worth of a checkpoint in the queue of every tier that has a copy."""
+        """Update the worth of a checkpoint in the eviction queue of every tier that has a copy of it."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
                 tier.queue.touch(checkpoint)
@@ -181,7 +187,7 @@ class Copies:
                 return
 
     def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
-        """Make room for `size` bytes in a tier, by evicting copies. Return False if that fails.
+        """Make room for `size` bytes in a tier, by evicting copies of checkpoints. Return False if that fails.
 
         `for_waypoint` is True if the room is for a waypoint.
         """
@@ -196,9 +202,9 @@ class Copies:
         return True
 
     def evict(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Remove a checkpoint's copy from a tier.
+        """Remove a checkpoint's copy from a tier, after copying it to a slower tier.
 
-        Copy it to a slower tier first, unless one of this machine's has a copy.
+        It is not copied if a slower tier of this machine has a copy already.
         """
         self.stats_of[tier.name].evictions += 1
         move = self._moves.get(checkpoint)
@@ -227,7 +233,7 @@ class Copies:
         tier.queue.remove(checkpoint)
 
     def finish_moves(self, *, wait: bool) -> None:
-        """Add the copies whose transfers have ended to their target tiers.
+        """Add the checkpoints' copies whose transfers have ended to the tiers that they were transferred to.
 
         With `wait`, wait for all transfers first.
         """
@@ -236,7 +242,7 @@ class Copies:
                 self.arrive(checkpoint)
 
     def arrive(self, checkpoint: Checkpoint) -> Payload | None:
-        """Wait for a checkpoint's transfer, put the copy into its target tier, and return the copy.
+        """Wait for the transfer of a checkpoint's copy, put the copy into its target tier, and return it.
 
         Returns None if the read failed or no transfer is in progress.
         """
@@ -259,7 +265,7 @@ class Copies:
         return payload
 
     def lose_device(self) -> None:
-        """Drop the copies on the device and those being read from it, without any operation on the device."""
+        """Drop all copies of states on a failed device and those being read from it, without using the device."""
         for checkpoint, move in list(self._moves.items()):
             if not move.source.slow:
                 self.drop(move.tier, checkpoint)
@@ -270,7 +276,7 @@ class Copies:
                 self.tell_if_lost(checkpoint)
 
     def tell_if_lost(self, checkpoint: Checkpoint) -> None:
-        """Call `on_lost` with `checkpoint` if no tier has a copy of it any more."""
+        """Call the callback `on_lost` with a checkpoint if no tier has a copy of its state any more."""
         if not checkpoint.resumable:
             self._on_lost(checkpoint)
 

@@ -1,4 +1,4 @@
-"""The two quick tiers: slabs of a pool on the device, and host memory.
+"""The two quick tiers of the state cache: slabs of a pool on the device, and host memory.
 
 The logits of the copies on the device are in host memory.
 """
@@ -21,9 +21,9 @@ class _Slab:
 
 
 class DeviceTier(Tier):
-    """The tier of copies in slabs on the device.
+    """The cache's tier on the device. It stores each copy of a state in a slab, a preallocated place for one state.
 
-    The queue counts their bytes; their logits in host memory are bounded too.
+    The queue counts the bytes of the copies; their logits in host memory are bounded too.
     """
 
     name = "device"
@@ -73,13 +73,13 @@ class DeviceTier(Tier):
         self.logits_bytes -= 0 if slab.logits is None else slab.logits.nbytes
 
     def close(self) -> None:
-        """Return all slabs to the pool."""
+        """Give all slabs of the tier back to the pool."""
         for checkpoint in list(self._slabs):
             self.drop(checkpoint)
 
 
 class HostTier(Tier):
-    """The tier of copies in host memory, as numpy arrays in f32 or f16."""
+    """The cache's tier in host memory. It stores copies of states as numpy arrays in f32 or f16."""
 
     name = "host"
 

@@ -1,7 +1,8 @@
-"""The tier on disk, which survives a restart: one full-state file for each checkpoint, written on a separate thread.
+"""The state cache's tier on disk, which survives a restart: a file for each checkpoint, written on a separate thread.
 
-A file that is damaged, of another model or not readable is skipped with a log line and never loaded. A `Writer` writes
-the files; until a file is written, its checkpoint is served from the arrays that wait for the writer.
+Files are full-state files. One that is damaged, of another model or not readable is skipped with a log line and never
+loaded. A `Writer` writes the files; until a file is written, its checkpoint is served from the arrays that wait for the
+writer.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class StateFileForm:
 
 
 def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
-    """Return a payload with the shapes of a full state with logits, whose arrays take no memory.
+    """Return stand-ins for a state's arrays and logits: they have the right shapes and take no memory.
 
-    Serves to compute sizes.
+    Serves to compute the sizes of files.
     """
     dtype = np.float16 if precision == "f16" else np.float32
     state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
@@ -96,9 +97,9 @@ class WriteBehind:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """Start with an empty queue.
+        """Make an empty queue. A checkpoint is written when `seconds` have passed since it was passed to `note`.
 
-        A checkpoint is old enough when `seconds` have passed by `clock` since it was passed to `note`.
+        Time is by `clock`.
         """
         self._seconds = seconds
         self._clock = clock
@@ -107,11 +108,11 @@ class WriteBehind:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no checkpoint waits to be written."""
+        """Whether no checkpoint waits to be written to the slow tier."""
         return not self._since and not self._reads
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Schedule a checkpoint to be written once it is old enough, unless the tier has it by then."""
+        """Schedule a checkpoint to be written to a slow tier once it is old enough, unless the tier has it by then."""
         self._since.setdefault(checkpoint, self._clock())
 
     def run(
@@ -119,7 +120,7 @@ class WriteBehind:
         start_read: Callable[[Checkpoint], PendingPayload | None],
         write: Callable[[Checkpoint, Payload], None],
     ) -> None:
-        """Start to read the checkpoints that are old enough, and write the copies whose reads have ended.
+        """Start to read the checkpoints that are old enough to be written, and write the copies whose reads have ended.
 
         Does not wait. `start_read` returns a copy of a checkpoint, or None if it need not be written any more. `write`
         writes the copy that was read. Both may call `note`.
@@ -151,17 +152,17 @@ Job: TypeAlias = Callable[[], None]
 
 
 class Writer(Protocol):
-    """Runs jobs that write files, in the order in which they are submitted."""
+    """The interface for running jobs that write files, one after the other in the order of their submission."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
-        """Run `job` now or later; its data takes `num_bytes` of memory until then. Return True if the job was accepted.
+        """Submit a job that writes a file from `num_bytes` of data in memory. Return True if the job was accepted.
 
-        If too many bytes wait already, wait if `wait` is true, else return False.
+        The job runs now or later. If too many bytes wait already, wait if `wait` is true, else return False.
         """
         ...
 
     def close(self) -> None:
-        """Wait until every job has run. Idempotent. No job may be submitted afterwards."""
+        """Wait until every submitted job has run. Idempotent. No job may be submitted afterwards."""
         ...
 
 
@@ -173,13 +174,13 @@ class InlineWriter:
         return True
 
     def close(self) -> None:
-        """Do nothing, since every job has already run."""
+        """Do nothing, since every job ran when it was submitted."""
 
 
 class BackgroundWriter:
     """A `Writer` that runs jobs on its own thread, with at most `max_bytes` of data waiting.
 
-    One job is always accepted, even if it has more.
+    One job is always accepted, even if it has more data.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -233,7 +234,7 @@ _LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPOR
 
 
 class DiskTier(Tier):
-    """The tier of copies in files. Reads and writes files on two other threads.
+    """The cache's tier on disk. It stores copies of states in files, which two other threads read and write.
 
     `_write` runs on the writer's thread, `_read` and `_end_read` on the reader's thread.
     """
@@ -244,7 +245,7 @@ class DiskTier(Tier):
     def __init__(
         self, config: DiskConfig, model: str, shape: ModelShape, writer: Writer, reader: ThreadPoolExecutor
     ) -> None:
-        """Store copies as files in the folder of `config`. `reader` must have a single thread.
+        """Store copies of states as files in the folder of `config`. `reader` must have a single thread.
 
         `close` closes `writer` and `reader`.
         """
@@ -305,10 +306,7 @@ class DiskTier(Tier):
         return True
 
     def get(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy of `checkpoint` if its file is still waiting to be written.
-
-        Return None if it must be read.
-        """
+        """Return a checkpoint's copy if its file is still waiting to be written, or None if the file must be read."""
         with self._lock:
             waiting = self._waiting.get(self._names[checkpoint])
         return None if waiting is None else waiting.payload
@@ -318,7 +316,7 @@ class DiskTier(Tier):
         return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read the checkpoint's file on the reader's thread.
+        """Start to read a checkpoint's file on the reader's thread.
 
         The future raises StateError if the file can't be used.
         """
@@ -369,14 +367,14 @@ class DiskTier(Tier):
                 self._delete(name)
 
     def _delete(self, name: str) -> None:
-        """Delete a file, now or after the last read of it has ended. The caller must hold the lock."""
+        """Delete a state file, now or after the last read of it has ended. The caller must hold the lock."""
         if name in self._reads:
             self._doomed.add(name)
         else:
             self._unlink(name)
 
     def _unlink(self, name: str) -> None:
-        """Delete a file. If that fails, leave it: the next start finds the file and checks it again."""
+        """Delete a state file. If that fails, leave it: the next start finds the file and checks it again."""
         try:
             (self._folder / name).unlink(missing_ok=True)
         except OSError as error:

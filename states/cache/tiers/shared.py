@@ -1,4 +1,4 @@
-"""The tier in a store that several servers share: full-state files under the hashes of their tokens.
+"""The state cache's tier in a store that several servers share: full-state files under the hashes of their tokens.
 
 A state that one server stores there can be used by all others. So before a prompt is looked up, an inquiry asks the
 store for the longest prefix that it has. The cache then treats that copy like a file on disk. The store bounds its
@@ -25,8 +25,7 @@ from states.cache.tiers.disk import StateFileForm
 from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
 from states.files.full import SavedState, full_state_parts, parse_full_state
 from states.frozen import Payload
-from states.shared.client import StoreCounters
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreCounters
 from states.shared.entries import PathKeys
 from states.tokens import TOKEN_BYTES
 
@@ -43,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """The store's answer to a query about a prompt: its longest checkpoint, and the prefix shared with other paths."""
+    """The shared store's answer about a prompt: its longest checkpoint, and the prefix shared with other paths."""
 
     root: str
     known: bytes  # packed; the prefix of the prompt, in whole blocks, that another server's path shares
@@ -51,7 +50,7 @@ class StoreAnswer:
 
 
 class Inquiry:
-    """A running or finished query to the store for checkpoints of a prompt.
+    """A running or finished query to the shared store for checkpoints of a prompt.
 
     For the cache's thread; `done` may be read on any thread.
     """
@@ -62,11 +61,11 @@ class Inquiry:
 
     @property
     def done(self) -> bool:
-        """Whether the query has ended, with or without an answer."""
+        """Whether the query to the shared store has ended, with or without an answer."""
         return self._future.done()
 
     def take(self) -> StoreAnswer | None:
-        """Return the answer to the query at the first call.
+        """Return the shared store's answer to the query, at the first call after it has arrived.
 
         Return None later, or if the query failed or has not ended.
         """
@@ -79,20 +78,20 @@ class Inquiry:
         return None if error is not None else self._future.result()
 
     def cancel(self) -> None:
-        """Cancel the query. Does nothing if it has ended."""
+        """Cancel the query to the shared store. Does nothing if it has ended."""
         self._future.cancel()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Write:
-    """A copy that is being written to the store, and the future of that write."""
+    """A copy of a state that is being written to the shared store, and the future of that write."""
 
     payload: Payload
     future: Future[None]
 
 
 class SharedTier(Tier):
-    """The tier of copies in a shared store.
+    """The cache's tier in a shared store. It stores copies of states that other servers use, too.
 
     Store operations run on the client's thread, all else on the cache's thread.
     """
@@ -111,10 +110,10 @@ class SharedTier(Tier):
         shape: ModelShape,
         max_record_bytes: int,
     ) -> None:
-        """Store copies in `store`, which uses `client`. `capacity` is the store's size limit in bytes, if it is known.
+        """Store copies of states in `store`, which uses `client`.
 
-        When this tier's records in host memory take `max_record_bytes`, a new copy is recorded only after others have
-        been evicted.
+        `capacity` is the store's size limit in bytes, if it is known. When this tier's records in host memory take
+        `max_record_bytes`, a new copy is recorded only after others have been evicted.
         """
         self.queue = EvictionQueue(self.name, capacity or _UNBOUNDED)
         self.write_after = config.write_after
@@ -132,13 +131,13 @@ class SharedTier(Tier):
         self._held: dict[Future[None], int] = {}  # bytes that wait to be written, including those of forgotten copies
 
     def counters(self) -> StoreCounters:
-        """Return the counters of the store's client."""
+        """Return the counters of the client by which the tier uses the shared store."""
         return self._client.counters()
 
     def inquire(
         self, root: str, tokens: bytes, shortest: int, longest: int, on_done: Callable[[], None]
     ) -> Inquiry | None:
-        """Start a query for the longest checkpoint along packed `tokens` that has from `shortest` to `longest` tokens.
+        """Ask the shared store for the longest checkpoint along packed `tokens` with `shortest` to `longest` tokens.
 
         See `StateCache.inquire`. Returns None while the store is not used because it has failed.
         """
@@ -192,15 +191,15 @@ class SharedTier(Tier):
         return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read the copy from the store.
+        """Start to read a checkpoint's copy from the shared store.
 
-        The future raises StateError or UnavailableError if it can't be used.
+        The future raises StateError or UnavailableError if the copy can't be used.
         """
         tokens = checkpoint.known_place().tokens()
         return self._client.submit(self._read(checkpoint.root, tokens, checkpoint.has_logits))
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Remove the tier's record of a copy. The copy stays in the store for other servers until it expires."""
+        """Remove the tier's record of a copy. The copy stays in the shared store for other servers until it expires."""
         self.queue.remove(checkpoint)
         self._record_bytes -= _record_bytes(checkpoint)
         self._writes.pop(checkpoint, None)

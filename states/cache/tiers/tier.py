@@ -27,7 +27,7 @@ class LiveStates(Protocol):
         ...
 
     def write_state(self, slot: int, state: State | None) -> None:
-        """Write `state` into `slot`. None stands for the state before the first token."""
+        """Write `state` into `slot`. None stands for the state of a sequence before its first token."""
         ...
 
 
@@ -52,11 +52,11 @@ class DevicePool(Protocol):
         ...
 
     def start_read(self, handle: int) -> PendingState:
-        """Start to copy the slab `handle` to the host. The slab may be freed right after the call."""
+        """Start to copy the state in the slab `handle` to the host. The slab may be freed right after the call."""
         ...
 
     def free(self, handle: int) -> None:
-        """Return the slab `handle` to the pool. A later `save` may return the same handle."""
+        """Give the slab `handle` back to the pool. A later `save` may use the same slab."""
         ...
 
 
@@ -104,7 +104,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The source of a new copy of a checkpoint: a live slot, or another copy, which is read only if needed."""
+    """The source of a new copy of a state: a live slot, or another copy, which is read only if needed."""
 
     start_read: Callable[[], PendingPayload]
     logits: F32 | None = None  # [V] if they are known before the copy has arrived
@@ -114,7 +114,7 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A transfer of a copy to a tier that is in progress. The tier's queue already counts the copy's bytes."""
+    """A running transfer of a checkpoint's copy to a tier, whose eviction queue already counts the copy's bytes."""
 
     tier: Tier
     source: CopySource
@@ -129,17 +129,17 @@ class PendingPayload(Protocol):
     """The interface of a copy of a state that is being read to the host, in the manner of a `Future`."""
 
     def done(self) -> bool:
-        """Return True if `result` returns or raises without waiting."""
+        """Return True if the read has ended or failed, so that `result` does not wait."""
         ...
 
     def result(self) -> Payload:
-        """Wait for the copy and return it, or raise the exception that ended the read. Called once."""
+        """Wait for the copy of the state and return it, or raise the exception that ended the read. Called once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyPayload:
-    """A `PendingPayload` that is already on the host."""
+    """A `PendingPayload` for a copy of a state that is already on the host."""
 
     payload: Payload
 
@@ -166,7 +166,7 @@ class DevicePayload:
 
 @dataclass(frozen=True, slots=True)
 class FoundCopy:
-    """The description of a copy in a tier that this process did not write: of an earlier process, or another server."""
+    """The description of a copy in a tier that another process has written: an earlier process, or another server."""
 
     key: str  # the tier's own name for it
     root: str
@@ -177,7 +177,7 @@ class FoundCopy:
 
 
 class Tier(ABC):
-    """Base class of the tiers. A tier stores copies of states, and its eviction queue bounds their bytes.
+    """Base class of the state cache's tiers. A tier stores copies of states; its eviction queue bounds their bytes.
 
     All methods are called on the cache's thread and return at once; slow operations run on the tier's own threads. A
     tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and `get`. The
@@ -197,17 +197,17 @@ class Tier(ABC):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a copy must be evicted before a new one is added, even if the queue has room."""
+        """Whether the tier must evict a copy before a new one is added, even if the queue has room."""
         return False
 
     @property
     def is_ready(self) -> bool:
-        """Whether `put` can be expected to succeed now."""
+        """Whether the tier can be expected to accept a copy now."""
         return True
 
     @property
     def is_busy(self) -> bool:
-        """Whether copies accepted by `put` are still being written. May be read on any thread."""
+        """Whether the tier is still writing copies that `put` has accepted. May be read on any thread."""
         return False
 
     def wants(self, checkpoint: Checkpoint) -> bool:
@@ -219,22 +219,22 @@ class Tier(ABC):
         """Return how many bytes a copy of `checkpoint` is expected to take."""
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> None:
-        """Store a copy of the live state of `slot`, for a tier on the device.
+        """Store the live state of `slot` as the copy of `checkpoint`. Only for a tier on the device.
 
         The queue must have room for `copy_bytes`.
         """
         raise NotImplementedError
 
     def load(self, checkpoint: Checkpoint, slot: int) -> None:
-        """Load the copy of `checkpoint` into `slot` as its live state, for a tier on the device."""
+        """Load the copy of `checkpoint` into `slot` as its live state. Only for a tier on the device."""
         raise NotImplementedError
 
     def use_pool(self, pool: DevicePool) -> None:
-        """Store copies in the slabs of `pool` from now on. For a tier on the device, which must be empty."""
+        """Store copies of states in the slabs of `pool` from now on. For a tier on the device, which must be empty."""
         raise NotImplementedError
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
-        """Store `payload` as the copy of `checkpoint`. Return False if there is no room or the tier is too busy.
+        """Store `payload` as the tier's copy of `checkpoint`. Return False if there is no room or the tier is too busy.
 
         Calls `make_room` with the exact size of the copy. With `wait`, waits while the tier is too busy. The copy can
         be read and dropped from now on, even before it is written.
@@ -252,12 +252,12 @@ class Tier(ABC):
 
     @abstractmethod
     def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
-        """Start to read the copy of `checkpoint`. The copy may be dropped right after the call."""
+        """Start to read the tier's copy of `checkpoint`. The copy may be dropped right after the call."""
 
     def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Start to read a copy that is not in memory. The future raises an exception if the copy is damaged.
+        """Start to read a copy of a state from a slow tier. The future raises an exception if the copy is damaged.
 
-        Only for slow tiers. The copy stays until the future is done or cancelled.
+        Only for a copy that is not in memory. The copy stays until the future is done or cancelled.
         """
         raise NotImplementedError
 
@@ -273,20 +273,26 @@ class Tier(ABC):
         return ()
 
     def find_copies(self) -> Sequence[FoundCopy]:
-        """Return the copies that earlier processes left, least recently used first. Called once, before any `put`."""
+        """Return the copies that earlier processes left in the tier, least recently used first.
+
+        Called once, before any `put`.
+        """
         return ()
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Register `found`, a copy that this process did not write, as the copy of `checkpoint`.
+        """Register `found`, a copy in the tier that another process has written, as the copy of `checkpoint`.
 
         The queue must have room for it.
         """
         raise NotImplementedError
 
     def discard(self, found: FoundCopy) -> None:
-        """Delete a copy that an earlier process left."""
+        """Delete a copy of a state that an earlier process left in the tier."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for the copies that are being written, and free all resources. No method may be called afterwards."""
+        """Wait for the copies that are being written, and free the tier's resources.
+
+        No method may be called afterwards.
+        """

@@ -1,4 +1,4 @@
-"""`TieredStore`: all tiers as one store of states, with reads ahead from slow tiers and writes behind to them.
+"""`TieredStore`: the tiers of the state cache as one store, with reads ahead from slow tiers and writes behind to them.
 
 `copies.py` moves copies between the tiers.
 """
@@ -44,19 +44,19 @@ class Fetch:
 
     @property
     def done(self) -> bool:
-        """Whether the read has ended, with or without an error. May be read on any thread."""
+        """Whether the read of the checkpoint has ended, with or without an error. May be read on any thread."""
         return self._read.future is not None and self._read.future.done()
 
     @property
     def failed(self) -> bool:
-        """Whether the read has ended without a copy, because the copy is missing or damaged.
+        """Whether the read of the checkpoint has ended without a copy, because the copy is missing or damaged.
 
         The caller should then prefetch again, for the next best checkpoint.
         """
         return self.done and self.payload_of(self._read.checkpoint) is None
 
     def payload_of(self, checkpoint: Checkpoint) -> Payload | None:
-        """Return the copy of `checkpoint` that was read, or None.
+        """Return the copy of `checkpoint` if this fetch has read it, else None.
 
         It is None if the read has not ended or failed, if this was released, or if the read is of another checkpoint.
         """
@@ -95,10 +95,10 @@ class _Read:
 
 
 class Fetches:
-    """The queued and running reads of checkpoints from slow tiers, started in the order of `begin`."""
+    """The queued and running reads of checkpoints from slow tiers, started in the order of their requests."""
 
     def __init__(self, max_bytes: int, on_unlock: Callable[[Checkpoint], None]) -> None:
-        """Read at most `max_bytes` ahead, but always allow one read.
+        """Bound the copies that are read ahead to `max_bytes` in all. One read is always allowed, even if it has more.
 
         `on_unlock` is called when the last fetch of a checkpoint has been released.
         """
@@ -112,7 +112,7 @@ class Fetches:
     def begin(
         self, checkpoint: Checkpoint, size: int, start: Callable[[], Future[Payload]], on_done: Callable[[], None]
     ) -> Fetch:
-        """Lock `checkpoint`, and queue the read of its copy of `size` bytes unless it is queued or running.
+        """Lock `checkpoint`, and queue the read of its copy of `size` bytes, unless that is queued or running already.
 
         Return a fetch of it. `start` starts the read. `on_done` is called at the end of the read, mostly on the thread
         that reads, unless the read has ended already.
@@ -131,7 +131,10 @@ class Fetches:
         return Fetch(self, read)
 
     def leave(self, read: _Read) -> None:
-        """Remove one fetch from a read; the last one ends the read. Only for `Fetch.release`."""
+        """Remove one fetch from a read of a checkpoint, and end the read if it was the last.
+
+        Only for `Fetch.release`.
+        """
         read.checkpoint.locks -= 1
         read.num_fetches -= 1
         if read.num_fetches > 0:
@@ -186,7 +189,7 @@ class TieredStore:
         config: CacheConfig,
         clock: Callable[[], float],
     ) -> None:
-        """Use these tiers, ordered from the quickest to the slowest, and count in `stats`.
+        """Store copies of states in `tiers`, ordered from the quickest to the slowest, and count operations in `stats`.
 
         `live` are the device's slots. `on_lost` is called with each checkpoint that has just lost its last copy.
         `clock` returns seconds.
@@ -221,7 +224,7 @@ class TieredStore:
         self._note_unwritten(checkpoint)
 
     def access(self, checkpoint: Checkpoint) -> Access:
-        """Return the `Access` to a checkpoint that has a copy: how its state can be reached."""
+        """Return how soon a sequence can start from a checkpoint, which must have a copy in some tier."""
         move = self._copies.move_of(checkpoint)
         if move is not None:
             return Access.MOVING if move.source.slow else Access.AT_HAND
@@ -283,11 +286,11 @@ class TieredStore:
             self._copies.promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Update the worth of a checkpoint in the queue of every tier that has a copy."""
+        """Update the worth of a checkpoint in the eviction queue of every tier that has a copy of it."""
         self._copies.touch(checkpoint)
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Remove all copies of a checkpoint. Does not call `on_lost`."""
+        """Remove all copies of a checkpoint from the tiers, without reporting it as lost."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
                 self._copies.drop(tier, checkpoint)
@@ -313,11 +316,11 @@ class TieredStore:
         return True
 
     def evict(self, *, waypoints: bool) -> Checkpoint | None:
-        """Remove the checkpoint of least worth from the slowest tier that has one, and return it.
+        """Remove the checkpoint of least worth from the slowest tier that has an unlocked one, and return it.
 
-        None if all are locked. Considers only waypoints, or only other checkpoints. Drops all its copies without
-        demotion or `on_lost`. If that tier is shared, drops only its copy there: asking the store again is cheaper than
-        a forward pass.
+        Returns None if all are locked. Considers only waypoints, or only other checkpoints. Drops all its copies
+        without demotion or `on_lost`. If that tier is shared, drops only its copy there: asking the store again is
+        cheaper than a forward pass.
         """
         for tier in reversed(self.tiers):
             weakest = tier.queue.weakest(waypoints_only=True) if waypoints else tier.queue.weakest_other()
@@ -347,11 +350,14 @@ class TieredStore:
         self._copies.finish_moves(wait=False)
 
     def lose_device(self) -> None:
-        """Drop the copies on the device and those being read from it, without any operation on the device."""
+        """Drop all copies of states on a failed device and those being read from it, without using the device."""
         self._copies.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
-        """Use the slots `live` and the slabs `pool` of another device. The tier on the device must be empty."""
+        """Continue with another device, which has the slots `live` and the slabs `pool`.
+
+        The tier on the device must be empty.
+        """
         self._live = live
         for tier in self.tiers:
             if tier.on_device:
@@ -366,7 +372,7 @@ class TieredStore:
         self._copies.finish_moves(wait=True)
 
     def write_behind(self) -> None:
-        """Write the checkpoints that are old enough to the slow tiers, as many as fit."""
+        """Write to the slow tiers the checkpoints that have reached the configured age, as many as fit."""
         self.settle()
         for keeper in self._keepers:
             keeper.run()
@@ -377,7 +383,7 @@ class TieredStore:
         return any(not keeper.is_idle for keeper in self._keepers) or any(tier.is_busy for tier in self.tiers)
 
     def close(self) -> None:
-        """Close every tier. Waits for the copies that are being written."""
+        """Close every tier of the store. Waits for the copies that are being written."""
         for tier in self.tiers:
             tier.close()
 
