@@ -1,4 +1,4 @@
-"""The engine, which is the project's Python API: runs requests on a model that `rnn_engine.loading` has loaded.
+"""`Engine`, the project's Python API: it loads an RWKV model and generates text for many requests at once.
 
 Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from that
 thread into the request's own inbox. A request whose reader falls far behind is paused, and delays no other.
@@ -53,12 +53,12 @@ from states.tokens import unpack
 
 
 class RequestMasks:
-    """Compiles the grammars of requests to token masks, on its own threads. For one event loop."""
+    """Compiles requests' grammars to token masks (the tokens that may come next) on threads. For one event loop."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, seconds: float, note_seconds: Callable[[float], None]
     ) -> None:
-        """Prepare to compile grammars for `tokenizer`. Compiling one may take `seconds` of processor time.
+        """Prepare to compile grammars for `tokenizer`, each within `seconds` of processor time.
 
         `note_seconds` is called with the time that each one took.
         """
@@ -68,7 +68,7 @@ class RequestMasks:
         self._grammars = GrammarCompiler(vocabulary, seconds, note_seconds=note_seconds)
 
     async def make(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with a token mask in place of its grammar and its settings for thoughts.
+        """Return a copy of `request` with a token mask in place of its grammar and its settings for thoughts.
 
         Raises InvalidRequestError if the grammar is wrong, UnavailableError if it could not be compiled for another
         reason, EngineClosedError if this was closed.
@@ -76,7 +76,7 @@ class RequestMasks:
         return self._with_thinking(await self._with_mask(request))
 
     def close(self) -> None:
-        """Stop compiling. Blocks until the grammar that is being compiled is done."""
+        """Stop compiling grammars. Blocks until the one that is being compiled is done."""
         self._grammars.close()
 
     async def _with_mask(self, request: GenerateRequest) -> GenerateRequest:
@@ -102,7 +102,7 @@ class RequestMasks:
         return replace(request, grammar=None, token_mask=begun.copy)
 
     def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with a mask that lets the model think first, and then applies the request's own mask."""
+        """Return a copy of `request` with a token mask that allows thoughts first and then applies its own mask."""
         if request.thinking is None:
             return request
         thoughts, answer, ends = request.thinking, request.token_mask, request.stop_tokens
@@ -137,7 +137,7 @@ class Engine:
         policy: BatchingPolicy = EAGER,
         grammar_seconds: float = 2.0,
     ) -> None:
-        """Start an engine on `parts`, which it owns and closes. For the other arguments see `load`."""
+        """Start an engine on a loaded model's `parts`, which `close` will close. For the other arguments see `load`."""
         self._tokenizer = parts.tokenizer
         self._info = parts.info
         self._loop = asyncio.get_running_loop()
@@ -194,7 +194,7 @@ class Engine:
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
     ) -> Self:
-        """Load a model to a device and return its engine. The event loop goes on meanwhile.
+        """Load a model onto a device and return an engine that runs it. The event loop is not blocked meanwhile.
 
         `model_path` is a file, a Hugging Face folder, or the name of a model that was pulled. `name` is what clients
         call the model, else the file's name without its ending. `max_queued` requests may wait for a slot, each for
@@ -253,7 +253,8 @@ class Engine:
         if self._closing:
             return Health("closing", "the engine is stopping")
         health = self._worker.health
-        return Health("failed", "the worker has ended") if self._ended.is_set() and health.reason is None else health
+        has_ended = self._ended.is_set() and health.status != "failed"
+        return Health("failed", "the worker has ended") if has_ended else health
 
     def counters(self) -> EngineCounters:
         return self._scheduler.counters
@@ -287,11 +288,11 @@ class Engine:
         return 0 if self._cache is None else await self._ask(self._cache.drop_all)
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return how the summary of the state cache has changed since version `since`; None if there is none yet."""
+        """Return the changes since version `since` of the cache's summary, hashes of cached prompts, if it has one."""
         return None if self._upkeep is None else self._upkeep.changes(since)
 
     def forget_root(self, root: str) -> None:
-        """Drop the cached states of sequences that started from the state with this root. For any thread."""
+        """Drop the cached states that were computed from the initial state with the digest `root`. For any thread."""
         if self._upkeep is not None:
             self._upkeep.forget_root(root)
 
@@ -311,7 +312,7 @@ class Engine:
             raise
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """Run `request` and return its events; see `EngineLike.generate`. It is queued when the iteration begins."""
+        """Return an iterator that queues and runs `request` and yields its events; see `EngineLike.generate`."""
         request.check(self._info.shape, self._info.max_logprobs, self._scheduler.capacity)
         return self._generate(request, wait_for_room)
 
@@ -395,7 +396,7 @@ class Engine:
         self._worker.call(lambda: self._inboxes.post(end(key, error)))
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        """Run `question` on the worker's thread, between two steps, and return its result."""
+        """Call `question` on the thread that runs the model, between two of its steps, and return the result."""
         self._refuse_if_unable()
         return await self._questions.ask(question)
 
@@ -405,14 +406,14 @@ class Engine:
         self._worker.health.check()
 
     def _wake_worker(self) -> None:
-        """Make the worker check if there is work. May be called on any thread."""
+        """Wake the thread that runs the model, so that it looks for work. May be called on any thread."""
         self._worker.call(lambda: None)
 
     def _pause(self, key: int, paused: bool) -> None:
         self._worker.call(partial(self._scheduler.pause, key, paused))
 
     def _note_end(self) -> None:
-        """End all requests and questions that wait for the worker, because the worker has ended."""
+        """End all requests and questions to the cache with EngineClosedError: the thread of the model has ended."""
         self._ended.set()
         self._stop_upkeep()
         self._admission.close()
@@ -423,7 +424,7 @@ class Engine:
             self._upkeep.stop()
 
     def _note_stall(self) -> None:
-        """End all requests and questions that wait for the worker, because the device does not answer."""
+        """End all requests and questions to the cache with UnavailableError if the device still does not answer."""
         health = self._worker.health
         if health.status == "stalled":  # else it has just gone on
             self._end_waiting(partial(UnavailableError, str(health.reason), health.retry_after))
@@ -436,7 +437,7 @@ class Engine:
 def _end(
     scheduler: Scheduler, parts: EngineParts, loop: asyncio.AbstractEventLoop, note_end: Callable[[], None]
 ) -> None:
-    """Close the scheduler and the engine's parts. Called on the worker's thread, as the last thing that it does."""
+    """Close the scheduler and the engine's parts, then have `loop` call `note_end`: the last act of the thread."""
     try:
         scheduler.close()
         parts.close()

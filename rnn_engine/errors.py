@@ -1,4 +1,4 @@
-"""The project's exceptions, and checks of single values that several layers make.
+"""The project's exceptions, and functions that check single values, such as token ids, and raise these exceptions.
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
@@ -28,34 +28,40 @@ A message names what is wrong, shows the bad value and says what is allowed.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from numbers import Integral
 from pathlib import PurePosixPath, PureWindowsPath
 from reprlib import Repr
-
-import numpy as np
+from typing import Any
 
 
 class RnnEngineError(Exception):
-    """Base class of the project's exceptions. They can be pickled, whatever their constructors take."""
+    """Base class of the project's exceptions. All can be pickled, whatever arguments their constructors take."""
 
     def __reduce__(self) -> tuple[Callable[..., RnnEngineError], tuple[object, ...]]:
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequestError(RnnEngineError):
-    """A request field holds a value that is not allowed."""
+    """A request field holds a value that is not allowed.
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
+    `message` replaces the usual words if others are plainer, such as for a file that is missing.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str, message: str | None = None) -> None:
         self.field = field
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{field}: {_shorten(value)} is not allowed; expected {allowed}")
+        self.message = message
+        super().__init__(message or f"{field}: {_shorten(value)} is not allowed; expected {allowed}")
 
 
 class PromptTooLongError(InvalidRequestError):
-    """A request's prompts have more tokens than are allowed."""
+    """Raised if the prompts of a request have more tokens than are allowed."""
 
     def __init__(self, field: str, num_tokens: int, most: int, allowed: str) -> None:
         self.num_tokens = num_tokens
@@ -64,7 +70,7 @@ class PromptTooLongError(InvalidRequestError):
 
 
 class InvalidGrammarError(InvalidRequestError):
-    """A grammar can't be used. `position` is the line and column of the fault in its text, from 1, if known."""
+    """Raised if a request's grammar can't be used. `position` is the line and column of its fault, from 1, if known."""
 
     def __init__(self, field: str, value: object, allowed: str, position: tuple[int, int] | None) -> None:
         self.position = position
@@ -72,43 +78,43 @@ class InvalidGrammarError(InvalidRequestError):
 
 
 class ForbiddenError(RnnEngineError):
-    """The client may not do what it asks."""
+    """Raised if a client lacks the permission for what it asks."""
 
 
 class NotFoundError(RnnEngineError):
-    """A named thing does not exist."""
+    """Raised if there is nothing with a name or id that a request contains, such as that of a stored state."""
 
 
 class ModelNotFoundError(NotFoundError):
-    """No model has that name."""
+    """Raised if there is no model with the name that a request contains."""
 
 
 class ModelError(RnnEngineError):
-    """A model file can't be read, or its tensors are not those of a supported model."""
+    """Raised if a model file can't be read, or if its tensors are not those of a supported model."""
 
 
 class TokenizerError(RnnEngineError):
-    """A tokenizer can't be read, or does not fit the model."""
+    """Raised if a tokenizer can't be read, or does not fit the model."""
 
 
 class DeviceError(RnnEngineError):
-    """There is no such device, or it can't do what is needed."""
+    """Raised if a compute device, such as a GPU, does not exist or can't do what a model needs."""
 
 
 class DeviceMemoryError(DeviceError):
-    """The device has too little memory left."""
+    """Raised if a compute device, such as a GPU, has too little memory left."""
 
 
 class StateError(RnnEngineError):
-    """A state does not fit the model, or its file is damaged."""
+    """Raised if a saved state of a model does not fit the model, or if its file is damaged."""
 
 
 class StorageError(RnnEngineError):
-    """A folder of the server can't be written to: the disk is full, read-only or broken."""
+    """Raised if a folder of the server can't be written to: the disk is full, read-only or broken."""
 
 
 class OverloadedError(RnnEngineError):
-    """The queue, or another limited resource, is full.
+    """Raised if the queue of requests, or another limited resource, is full.
 
     The request was not accepted and may be sent again after `retry_after` seconds.
     """
@@ -119,7 +125,7 @@ class OverloadedError(RnnEngineError):
 
 
 class RateLimitError(OverloadedError):
-    """A client has used up its limit for a minute. `what` is what the limit counts: `requests` or `tokens`."""
+    """Raised if a client has used up its limit for a minute of `what`, which is `requests` or `tokens`."""
 
     def __init__(self, message: str, retry_after: float, what: str) -> None:
         self.what = what
@@ -127,7 +133,7 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """The device does not answer, is being opened again, or there is another temporary obstacle.
+    """Raised if the device does not answer, is being opened again, or there is another temporary obstacle.
 
     A request may be sent again after `retry_after` seconds.
     """
@@ -138,31 +144,28 @@ class UnavailableError(RnnEngineError):
 
 
 class TimeLimitError(RnnEngineError):
-    """A request's time is up before its first token, so there is no text to answer with."""
+    """Raised if a request's time is up before its first token, so that there is no text to answer with."""
 
 
 class EngineClosedError(RnnEngineError):
-    """The engine is stopping or has stopped."""
+    """Raised if the engine is stopping or has stopped."""
 
 
 class StepError(RnnEngineError):
-    """The forward pass failed for one step. Only the requests of that step are lost."""
+    """Raised if the model's forward pass fails in one step. Only the requests of that step are lost."""
 
 
 class MaskError(StepError):
-    """A request's grammar, or another mask of its tokens, can't be followed further. Only that request is lost."""
+    """Raised if a request's grammar or token mask can't be followed further. Only that request is lost."""
 
 
 class ServerError(RnnEngineError):
-    """Another server refuses a request, can't be reached, or broke off its answer."""
+    """Raised if another server refuses a request, can't be reached, or breaks off its answer."""
 
 
 @contextmanager
 def needs_extra(extra: str, what: str, error: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise `error` in place of ModuleNotFoundError, with a message that `what` needs the packages of `extra`.
-
-    For blocks that only import modules.
-    """
+    """Around imports: turn ModuleNotFoundError into `error`, which says that `what` needs the pip extra `extra`."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -184,37 +187,80 @@ def _shorten(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def without_credentials(url: str) -> str:
+    """Return an address without user and password, for logs and errors. It need not be a valid one."""
+    scheme, colon, rest = url.partition("://")
+    return scheme + colon + rest.rpartition("@")[2] if colon else url.rpartition("@")[2]
+
+
+def hide_credentials(text: str) -> str:
+    """Return a text in which valid URLs have only scheme, host and path, since their other parts may be secret."""
+    return _URL.sub(r"\1\2", text)
+
+
+_URL = re.compile(r"(\w+://)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
+
+
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError unless `low` <= `value` <= `high`. NaN is refused."""
+    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`. NaN is refused."""
     if not low <= value <= high:
-        raise InvalidRequestError(name, value, f"a number from {low} to {high}")
+        raise InvalidRequestError(name, value, f"a number from {_plain(low)} to {_plain(high)}")
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)  # 0 for 0.0
 
 
 def check_finite(name: str, value: float | None) -> None:
-    """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
+    """Raise InvalidRequestError for the field `name` unless `value` is None or a finite number of at least 0."""
     if value is not None and not 0 <= value < math.inf:
         raise InvalidRequestError(name, value, "a finite number of at least 0")
 
 
+def check_numbers(settings: Any) -> None:  # noqa: ANN401 - any dataclass
+    """Raise InvalidRequestError for the first field of the dataclass `settings` with a negative or no finite number."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_finite(field.name, value)
+
+
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
-    """Return True if all `tokens` are of Python's own type int and ids of a vocabulary of `vocab_size`."""
+    """Return True if all `tokens` are Python's ints, not numpy's, and ids in a vocabulary of `vocab_size` tokens."""
     return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
 
 
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first of `tokens` that is not an id of a vocabulary of `vocab_size`.
+    """Raise InvalidRequestError for the first of `tokens` that is not an id in a vocabulary of `vocab_size` tokens.
 
     The error names the token by `name` and its position: "prompt token 3".
     """
     if are_token_ids(tokens, vocab_size):
         return  # takes a fifth of the time of the loop below
     for position, token in enumerate(tokens):
-        if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
+        if not _is_token_id(token, vocab_size):
             raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")
 
 
+def _is_token_id(token: object, vocab_size: int) -> bool:
+    return isinstance(token, Integral) and 0 <= int(token) < vocab_size  # numpy's integers are Integral, too
+
+
+def check_text(text: str) -> None:
+    """Raise InvalidRequestError if a text can't be encoded in UTF-8 because it has an unpaired surrogate.
+
+    Such texts can come from clients, since JSON allows unpaired surrogates.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            "text", text[error.start : error.end], "Unicode text without unpaired surrogates"
+        ) from error
+
+
 def is_inner_path(text: str) -> bool:
-    """Return True if `text` is a relative path that stays in the folder it is applied to, on every system.
+    """Return True if `text` is a relative path that can't lead out of the folder to which it is joined, on any system.
 
     Return False for an absolute path, a Windows drive, `..`, control characters and text that is not valid Unicode.
     Links in the folder are not followed.

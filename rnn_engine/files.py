@@ -1,7 +1,7 @@
-"""Write files and folders so that readers find the old content or the new one; keep small records in the user's cache.
+"""Write files and folders atomically, and small JSON records with a digest: readers find the old or the new content.
 
-A folder that is written so has a list of its contents, `.rnn-engine.json`. A folder with any content that differs from
-its list is the user's, and is never replaced.
+A folder that was written here has a list of its contents, `.rnn-engine.json`. A folder with any content that differs
+from its list is the user's, and is never replaced.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import IO, Any, Final, TypeAlias
 from rnn_engine.errors import InvalidRequestError
 
 TEMPORARY_SUFFIX = ".partial"
-"""The ending of the names of unfinished files. A crash may leave such files; they may be deleted when nobody writes."""
+"""The ending of the names of unfinished files. A crash may leave some; delete them only if nobody is writing."""
 
 _LIST = ".rnn-engine.json"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux's
 
 _Contents: TypeAlias = dict[str, list[int]]
-"""Relative path in a folder -> size and time of the last change (ns) of a file or link; empty for a folder."""
+"""The contents of a folder: relative path -> size in bytes and time of the last change (ns); empty for a subfolder."""
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; it replaces `path` when the block ends, and is deleted if the block fails.
+    """Open a temporary file, which replaces `path` when the `with` block ends, or is deleted if the block raises.
 
     The content is on the disk when the block has been left. Raises OSError at once if the folder can't be written to,
     and at the end if the disk has no room. OSError is also raised if only the rename could not be synced to the disk;
@@ -58,7 +58,7 @@ def _create(path: Path) -> IO[bytes]:
 
 @contextmanager
 def atomic_folder(path: Path, field: str) -> Iterator[Path]:
-    """Make a folder beside `path`; it takes the place of `path` when the block ends, and is deleted if the block fails.
+    """Make a temporary folder, which replaces `path` when the `with` block ends, or is deleted if the block raises.
 
     An existing `path` is replaced if it is an empty folder, or one that this function wrote and nobody has changed
     since. Raises InvalidRequestError, which names `field`, for anything else, before the block and again after it.
@@ -79,7 +79,7 @@ def atomic_folder(path: Path, field: str) -> Iterator[Path]:
 
 
 def _check_replaceable(path: Path, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, if replacing `path` would lose any content of the user's."""
+    """Raise InvalidRequestError for `field` if `path` is a file, a link, or a folder with the user's own content."""
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():
@@ -91,10 +91,9 @@ def _check_replaceable(path: Path, field: str) -> None:
         )
         reason = f"holds {name!r}" if (name := next(foreign, None)) is not None else ""
     if reason:
-        allowed = (
-            f"a name that does not exist yet, or a folder that rnn-engine wrote and that is unchanged; it {reason}"
-        )
-        raise InvalidRequestError(field, str(path), allowed)
+        allowed = "a name that does not exist yet, or a folder that rnn-engine wrote and that is unchanged"
+        message = f"{field}: {path} is not replaced, since it {reason}; expected {allowed}"
+        raise InvalidRequestError(field, str(path), allowed, message)
 
 
 def _contents(folder: Path) -> _Contents:
@@ -114,7 +113,7 @@ def _contents(folder: Path) -> _Contents:
 
 
 def _read_list(folder: Path) -> _Contents:
-    """Return the contents that a folder's list records; empty if the folder has no list, or a damaged one."""
+    """Return the files that the `.rnn-engine.json` in `folder` lists; none if that file is missing or damaged."""
     try:
         content = json.loads((folder / _LIST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -145,7 +144,7 @@ def _put_in_place(unfinished: Path, path: Path) -> None:
 
 
 def _exchange(path: Path, other: Path) -> bool:
-    """Exchange two folders in one step. Return False, with nothing done, if the system can't do that."""
+    """Exchange two folders atomically. Return False, with nothing done, if the operating system can't do that."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # an old C library
             renameat2 = ctypes.CDLL(None).renameat2
@@ -165,7 +164,7 @@ def delete_file(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a rename or deletion in `folder` to the disk."""
+    """Flush the entries of `folder` to the disk, so that a rename or deletion in it survives a crash."""
     if os.name != "posix":  # elsewhere a folder can't be opened, and a rename needs no sync
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -179,7 +178,7 @@ _SHOWN_DIGITS: Final = 16  # of a record's digest
 
 
 def cache_folder() -> Path:
-    """Return the folder of the user's cache for this project's files; it may not exist."""
+    """Return the folder for this project's files within the user's cache folder; it may not exist."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -195,7 +194,7 @@ def short_digest(text: str, digits: int = 32) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return the content of a record that `write_record` wrote; None if it is missing, damaged or something else."""
+    """Return the dict that `write_record` wrote to `path`; None if the file is missing, damaged or something else."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -207,7 +206,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content`, which must be JSON-like, as a record with a digest that reveals damage.
+    """Write a dict of JSON values to the file `path`, with a digest by which `read_record` notices damage.
 
     Raises OSError if it can't be written.
     """

@@ -1,4 +1,4 @@
-"""The interface through which the server, the command line and the operations use a local or remote engine."""
+"""`EngineLike`, the interface of an engine, in this process or remote, for the server, command line and operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
-from rnn_engine.types import ModelShape
+from rnn_engine.types import DeviceMemory, ModelShape
 from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from states.cache.config import CacheStats
 from states.files.exchange import StateFiles
@@ -20,7 +20,7 @@ from states.named.store import StateStore
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about a loaded engine that clients may see; they never change."""
+    """Facts about a loaded engine that clients may see, such as its model and device; they never change."""
 
     model: str  # the name that clients use
     shape: ModelShape
@@ -30,12 +30,17 @@ class EngineInfo:
     max_logprobs: int  # the most alternatives a token
     tokenizer: str
     created: int  # Unix time of the load, seconds
-    device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
+    device_memory: DeviceMemory | None = None  # that the model takes on the device; None on the CPU
     folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to, if any: `cache` and `states`
     loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # makes prompts of conversations
     special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may use, by their text
     max_draft: int = 0  # most tokens of a draft; 0 = nothing is drafted
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The bytes of the device's memory that the model takes; None on the CPU."""
+        return None if self.device_memory is None else self.device_memory.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +59,25 @@ class EngineLike(Protocol):
 
     @property
     def states(self) -> StateStore:
-        """The named states: requests may start from them, and the state at a request's end may be stored there."""
+        """The store of named states: recurrent states from which requests may start, each under a name."""
         ...
 
     @property
     def state_files(self) -> StateFiles:
-        """The reader and writer of files with states of this model."""
+        """The object that reads and writes files with recurrent states of this model."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        """Return what each held slot is used for, the oldest request first. Does not wait. For any thread."""
+        """Return the request in each occupied slot (place for one running sequence), the oldest first, without waiting.
+
+        For any thread.
+        """
         ...
 
     def counters(self) -> EngineCounters:
-        """Return the engine's counters and times since its start."""
+        """Return the engine's counters and histograms of times since its start."""
         ...
 
     def health(self) -> Health:
@@ -77,45 +85,45 @@ class EngineLike(Protocol):
         ...
 
     def cache_stats(self) -> CacheStats | None:
-        """Return figures about the cache of prompts' and answers' states; None if the engine has no cache."""
+        """Return the sizes and counters of the state cache; None if the engine has no cache."""
         ...
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return the `limit` cached positions with the most hits, of all scopes or of `scope`, as a tree.
+        """Return a tree of the `limit` most used prompt prefixes in the state cache, of `scope` or of all scopes.
 
         See `states.cache.browse`.
         """
         ...
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
-        """Return the cached positions that `query` selects, with their texts.
+        """Return the prompt prefixes in the state cache that `query` selects, with their texts, as a tree.
 
         Raises NotFoundError for an unknown id.
         """
         ...
 
     async def cache_tokens(self, position: str) -> list[int]:
-        """Return the tokens from the root to the cached position with the id `position`.
+        """Return the tokens of the prompt prefix that has the id `position` in the state cache.
 
         Raises NotFoundError if there is no such position.
         """
         ...
 
     async def drop_cache_position(self, position: str) -> bool:
-        """Remove the position with the id `position` from the cache; return False if it is in use.
+        """Remove the prompt prefix with the id `position` from the state cache; return False if it is in use.
 
         Raises NotFoundError if there is no such position.
         """
         ...
 
     async def drop_cache(self) -> int:
-        """Remove every position that is not in use from the cache; return how many were removed."""
+        """Remove every prompt prefix that is not in use from the state cache; return how many were removed."""
         ...
 
     def tokenize(self, text: str) -> list[int]: ...
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of `tokens`. Raises InvalidRequestError for the first that is not a token id."""
+        """Return the bytes that token ids stand for. Raises InvalidRequestError for the first that is no id."""
         ...
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:

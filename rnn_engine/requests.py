@@ -1,4 +1,4 @@
-"""Requests to an engine and the events that answer them; shared by server, engine and scheduler.
+"""Requests to generate text, and the events that answer them; shared by server, engine and scheduler.
 
 Values are checked once, by `GenerateRequest.check`; everything below relies on that.
 """
@@ -12,19 +12,19 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from rnn_engine.bounds import MAX_DRAFT
 from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids
 from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import Thinking, TokenMask
+from rnn_engine.sampling.params import MixKind
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
-from rnn_engine.sampling.rows import MixKind, SequenceContext, check_weights
+from rnn_engine.sampling.rows import SequenceContext, check_weights
 from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
-MAX_DRAFT = 64  # tokens
-DEFAULT_DRAFT = 0  # tokens
 
 BEGINNING = (0,)  # the token that ends a text also begins one
 
@@ -41,12 +41,12 @@ class Client:
 
 
 ANONYMOUS = Client()
-"""The client of all requests that name no client."""
+"""The client of all requests that have no client of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedState:
-    """A further state of a mix, from which a request's tokens are run in a slot of its own, and its weight."""
+    """A further recurrent state for a request that mixes several states' predictions, with its weight in the mix."""
 
     weight: float
     initial_state: InitialState | None = None  # None = the fill values
@@ -57,7 +57,7 @@ class MixedState:
 
 @dataclass(frozen=True, slots=True)
 class StateMix:
-    """The states of a mix, whose next-token distributions are combined for each token: a request's own, and `others`.
+    """The recurrent states whose next-token distributions a request mixes for each token: its own state and `others`.
 
     See `rnn_engine.sampling.rows` for what `kind` and the weights mean.
     """
@@ -73,7 +73,7 @@ class StateMix:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A request to run a prompt and generate tokens after it: one sequence, or several whose states are mixed."""
+    """A request to run a prompt and generate tokens after it, from one recurrent state or from a mix of several."""
 
     prompt: Sequence[int]  # token ids; may be empty if `initial_state` has logits to go on from
     initial_state: InitialState | None = None  # None = the fill values
@@ -93,7 +93,7 @@ class GenerateRequest:
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
     cache_scope: str = (
-        ""  # only requests of the same one share what is kept of their prompts; see `states.cache.checkpoint`
+        ""  # only requests with the same scope share cached states of their prompts; see `states.cache.checkpoint`
     )
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     report_progress: bool = False  # give `PromptProgress` before `Started`
@@ -111,12 +111,12 @@ class GenerateRequest:
 
     @property
     def members(self) -> tuple[GenerateRequest, ...]:
-        """The requests that run from each state of the mix, this one first; this one alone if there is no mix."""
+        """One request for each state that this request mixes, with itself first; only itself if it mixes none."""
         others = () if self.mix is None else self.mix.others
         return (self, *(self._from(other) for other in others))
 
     def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
-        """Raise InvalidRequestError for the first field with a value that is not allowed for a model of this `shape`.
+        """Raise InvalidRequestError for the first field whose value is not allowed for a model with the sizes `shape`.
 
         `num_slots` is the most states of a mix, `max_logprobs` the most alternatives a token.
         """
@@ -171,7 +171,7 @@ class GenerateRequest:
             raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
 
     def sampling_context(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> SequenceContext:
-        """Return the facts about this request that its sampler needs, such as its stop tokens and earlier tokens."""
+        """Return what the sampler needs of this request, such as its stop tokens and the tokens of earlier replies."""
         return SequenceContext(
             self.penalised_prompt, self.prompt, self.stop_tokens, self.min_tokens, vocab_size, token_bytes
         )
@@ -209,7 +209,7 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """An event that reports how many tokens of the prompt have been run, sent if `report_progress` was set.
+    """An event that reports how many tokens of a prompt have been run; sent if the request set `report_progress`.
 
     It comes before `Started`. The first one comes when the request has a slot, and counts the tokens that need not run;
     each later one has more.
@@ -222,7 +222,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The event that the request has a slot and its prompt has been run. Only `PromptProgress` comes before it."""
+    """The event that a request's prompt has been run in its slot. Only `PromptProgress` events come before it."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -231,7 +231,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The event with the prompt's scored tokens, from `score_from` on. It follows `Started` if `score_from` was set.
+    """The event with the log-probabilities of a prompt's tokens from index `score_from` on, if the request set that.
+
+    It follows `Started`.
 
     The first token of a sequence that starts from no known logits has no log-probability.
     """
@@ -241,7 +243,7 @@ class PromptScored:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TextDelta:
-    """An event with more text, in whole characters, and the tokens drawn since the last one.
+    """An event with the next part of the generated text, in whole characters, and the tokens drawn since the last part.
 
     The text may lag behind the tokens.
     """
@@ -252,10 +254,10 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EndState:
-    """The state at the end of a sequence, its tokens, and the logits after them. The arrays belong to the receiver.
+    """The recurrent state at the end of a request, the tokens that it has taken in, and the logits after them.
 
     It has taken in the prompt and every generated token, except one that ended the text: a stop token, or the last
-    token of a stop string.
+    token of a stop string. The arrays belong to the receiver.
     """
 
     tokens: tuple[int, ...]  # taken in since the request's start

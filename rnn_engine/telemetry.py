@@ -46,24 +46,27 @@ REQUEST_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 class Histogram:
-    """Counts values in buckets. One thread adds values; another may read, and may miss the latest value."""
+    """A histogram: the number of values in each of several ranges, and their sum.
+
+    One thread adds values; another may read, and may miss the latest value.
+    """
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Start empty. `bounds` ascend; each bucket counts the values up to its bound, one more those above all."""
+        """Create an empty histogram with a range up to each of the ascending `bounds`, and a last range above them."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count `value` as many times as `times` says."""
+        """Add `value` to the histogram `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """The number of values that were counted."""
+        """The number of values that were added to the histogram."""
         return sum(self.counts)
 
 
@@ -83,7 +86,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """What one slot is used for at one moment: the request that holds it, and how far the request has come.
+    """The request that runs in one slot of an engine at one moment, and how many of its tokens have been run.
 
     Of a mix, each state has a slot.
     """
@@ -164,7 +167,7 @@ _listener: ContextVar[Callable[[RequestReport], None] | None] = ContextVar("list
 
 @contextmanager
 def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
-    """Have `listener` called with a `RequestReport` at the end of each request that begins in the block.
+    """Call `listener` with a `RequestReport` at the end of each request that begins in the `with` block.
 
     Requests that begin in tasks started in the block count too.
     """
@@ -176,7 +179,9 @@ def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
 
 
 class RequestAccount:
-    """A context manager for one request that counts it at the end and reports it to the listener of `reports_to`.
+    """A context manager around one request: at its end, it adds to the engine's counters and reports to a listener.
+
+    The listener is that of `reports_to`.
 
     For an engine's event loop. It is not a generator, because a loop that shuts down closes all generators at once.
     """
@@ -198,12 +203,12 @@ class RequestAccount:
         self._counters.cached_tokens += cached_tokens
 
     def generated(self, completion_tokens: int) -> None:
-        """Record how many tokens have been generated so far. Ignored after `finished`."""
+        """Record how many tokens the request has generated so far. Ignored after `finished`."""
         if self._outcome is None:
             self._completion_tokens = completion_tokens
 
     def finished(self, reason: str, completion_tokens: int) -> None:
-        """Record that the request came to its end for `reason`, with `completion_tokens` generated tokens."""
+        """Record that the request has ended for `reason`, with `completion_tokens` generated tokens."""
         self._outcome, self._completion_tokens = Outcome(reason), completion_tokens
         self._counters.completion_tokens.add(completion_tokens)
         self._counters.request_seconds.add(time.monotonic() - self.arrived)

@@ -1,13 +1,13 @@
-"""The types that all layers share: a model's shape, a state, a step's batch and draws, and its read-out."""
+"""The types that all layers share: a model's sizes and state, a batch of tokens to run in one step, and its results."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 from math import prod
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from rnn_engine.quantised import Blocks
 
 MOST_DRAWS: Final = 16
-"""The most tokens that a device draws for a sequence in one submit, if nothing else limits them."""
+"""The most tokens that a device itself draws (samples) for one sequence in one step."""
 
 DRAW_TEMPERATURES: Final = (0.01, 100.0)
-"""The least and the greatest temperature with which a device draws."""
+"""The least and the greatest temperature with which a device itself draws tokens."""
 
 DRAW_PENALTIES: Final = (1e-6, 100.0)
-"""The least and the greatest presence or frequency penalty that a device subtracts; 0 is allowed, too."""
+"""The least and the greatest presence or frequency penalty that a device subtracts from logits; 0 is allowed, too."""
 
 DRAW_DECAYS: Final = (0.1, 1.0)
-"""The least and the greatest decay of penalties on a device."""
+"""The least and the greatest factor by which a device lets penalties decay with each token."""
 
 DRAW_REPEATS: Final = (1.0, 100.0)
-"""The least and the greatest `DrawPenalties.repeat`; 1 changes nothing."""
+"""The least and the greatest repetition penalty that a device applies (`DrawPenalties.repeat`); 1 changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawPenalties:
-    """Penalties that a device applies to the logits of a text's tokens, as `rnn_engine.sampling.Adjustments` does.
+    """Penalties that a device applies to a text's tokens, as `rnn_engine.sampling.adjustments.Adjustments` does.
 
     A device keeps the penalties in a sequence's slot, and counts each token that it draws. It begins anew, with
     `earlier`, if a draw comes with another object than the slot's last draw.
@@ -48,29 +48,29 @@ class DrawPenalties:
 
 
 MOST_DRAW_BIASES: Final = 64
-"""The most tokens to which a device adds a bias in one draw."""
+"""The most tokens to whose logits a device adds a bias when it draws a token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawBiases:
-    """Biases that a device adds to the logits of some tokens, n in number."""
+    """Biases that a device adds to the logits of n tokens before it draws one."""
 
     tokens: NDArray[np.int32]  # [n] all different, at most `MOST_DRAW_BIASES`
     values: NDArray[np.float32]  # [n]
 
 
 MOST_DRAW_LOGPROBS: Final = 20
-"""The most alternatives whose log-probabilities a device returns with each token that it draws."""
+"""How many of the likeliest tokens' log-probabilities a device returns, at most, with each token that it draws."""
 
 
 @dataclass(slots=True)
 class TokenDraw:
     """How the device draws the tokens that follow a run, the first from the run's last row.
 
-    It draws as `rnn_engine.sampling.Nucleus` does. With `min_p`, it draws as a `Chain` of llama-server's top-k, top-p,
-    min-p and temperature. It uses the same random numbers, and so always draws the token that the host would draw.
-    Every token except the last is run in the same step, and the next one is drawn from its row. Drawing ends after
-    `count` tokens, after one of `halts`, or at a row that does not decide: see `Drawn`.
+    It draws as `rnn_engine.sampling.samplers.Nucleus` does. With `min_p`, it draws as a `Chain` of llama-server's
+    top-k, top-p, min-p and temperature. It uses the same random numbers, and so always draws the token that the host
+    would draw. Every token except the last is run in the same step, and the next one is drawn from its row. Drawing
+    ends after `count` tokens, after one of `halts`, or at a row that does not decide: see `Drawn`.
     """
 
     seed: int
@@ -89,7 +89,7 @@ class TokenDraw:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenLogprobs:
-    """Natural-log probabilities under the model, before penalties and bias: a token's own, and the likeliest ones."""
+    """Natural-log probabilities of one token and of the likeliest ones, under the model, before penalties and bias."""
 
     own: float
     top: tuple[tuple[int, float], ...]  # (token, log-probability), likeliest first, equal ones by ascending id
@@ -97,7 +97,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one for each run
 class Drawn:
-    """The tokens that the device has drawn after one run, and how the drawing ended.
+    """The tokens that a device itself has drawn after one `TokenRun`, and how the drawing ended.
 
     If it `is_settled`, all of them except the last one were run. Else all were run, and the host must draw from the
     row.
@@ -113,7 +113,7 @@ class Drawn:
 
     @property
     def num_run(self) -> int:
-        """The number of tokens that were run; those of the run itself count as one."""
+        """The number of tokens that the device has run; those of the `TokenRun` itself count as one."""
         return 1 + len(self.tokens) - self.is_settled
 
 
@@ -123,12 +123,12 @@ F32: TypeAlias = NDArray[np.float32]
 I32: TypeAlias = NDArray[np.int32]
 
 State: TypeAlias = Mapping[str, F32]
-"""All recurrent tensors of one sequence on the host: field name -> [L, *StateField.shape] f32."""
+"""The recurrent state of one sequence, on the host: field name -> [L, *StateField.shape] f32, for L layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InitialState:
-    """A state that a sequence starts from, in place of the fill values of `StateField`.
+    """A recurrent state from which a sequence starts, in place of the model's empty state.
 
     Its arrays are read-only, since sequences share them.
     """
@@ -158,7 +158,7 @@ class StateField:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """The names of a model's tensors outside its layers, and the beginning of the names of those in layers."""
+    """The names of a model's tensors outside its layers, and the prefix of the names of the tensors in layers."""
 
     embedding: str  # [V, D]
     embedding_norm: str  # of a layer norm after the look-up: what stands before `.weight` and `.bias` [D]
@@ -169,7 +169,7 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlace:
-    """The place of a matrix in a model: its part and its layer."""
+    """The place of a matrix in a model: the part of the model, such as the head or a layer's FFN, and the layer."""
 
     part: str  # "emb", "head", or in a layer "att", "ffn", or "adapters" for a low-rank matrix of either
     layer: int | None  # None outside the layers
@@ -187,35 +187,35 @@ class ModelShape(ABC):
     @property
     @abstractmethod
     def tensor_names(self) -> TensorNames:
-        """The names of the embedding, the head and their norms, and the beginning of the names in layers."""
+        """The names of the model's tensors outside its layers, and the prefix of the names of the tensors in layers."""
 
     @abstractmethod
     def place_of(self, name: str) -> MatrixPlace:
-        """Return the place in the model of the matrix with this name."""
+        """Return the part of the model and the layer to which the matrix called `name` belongs."""
 
     @property
     @abstractmethod
     def layer_weights(self) -> int:
-        """The number of weights in the large matrices of one layer; each token takes a multiplication for each."""
+        """The number of weights in one layer's large matrices; running a token takes as many multiplications."""
 
     @property
     def takes_embeddings(self) -> bool:
-        """True if a vector may stand for a token; False if layers also need the token's id."""
+        """True if the model can run embedding vectors in place of tokens; False if its layers also need token ids."""
         return True
 
     @property
     @abstractmethod
     def state_fields(self) -> tuple[StateField, ...]:
-        """The recurrent tensors of one layer, in the order in which they are stored."""
+        """The descriptions of one layer's recurrent tensors, in the order in which they are stored."""
 
     @property
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """The sizes that users are shown, by name, in the order to show them."""
+        """The model's sizes that are shown to users, by name, in the order in which to show them."""
 
     @property
     def settings(self) -> str:
-        """Settings, as a text, that change the results and are in no tensor.
+        """A text of the settings that change the model's results but are in none of its tensors.
 
         States made with other settings are not continued.
         """
@@ -223,7 +223,7 @@ class ModelShape(ABC):
 
     @property
     def state_bytes(self) -> int:
-        """The number of bytes of one state in f32."""
+        """The number of bytes of one sequence's recurrent state in f32."""
         return 4 * self.num_layers * sum(prod(field.shape) for field in self.state_fields)
 
     def initial_state(self) -> dict[str, F32]:
@@ -245,18 +245,46 @@ class Model(Protocol):
     def has(self, name: str) -> bool: ...
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return the tensor called `name`, in BlinkDL's naming and orientation, with the type that it is stored in.
+        """Return the tensor that BlinkDL's RWKV files call `name`, oriented as there, with its stored type.
 
-        It stays valid when the file is closed.
+        The array stays valid when the file is closed.
         """
         ...
 
     def block_type(self, name: str, /) -> str | None:
-        """Return the name of the quantised blocks that a tensor's rows are stored in; None for plain numbers."""
+        """Return the name of the format in whose quantised blocks a tensor is stored; None for plain numbers."""
         ...
 
     def blocks(self, name: str, /) -> Blocks | None:
-        """Return a matrix in its stored quantised blocks; None for plain numbers or blocks of an unknown format."""
+        """Return a matrix as stored, in quantised blocks; None for plain numbers or an unknown block format."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """The protocol of a tokenizer, which encodes text as token ids and decodes single ids to bytes. Thread-safe."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """The size of the vocabulary: `encode` returns ids from 0 to size - 1."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of special tokens, by their texts in chat templates."""
+        ...
+
+    def encode(self, text: str, /) -> list[int]:
+        """Return the token ids of `text`, without any tokens added before or after it.
+
+        Raises InvalidRequestError if the text can't be encoded.
+        """
+        ...
+
+    def decode_bytes(self, token: int, /) -> bytes:
+        """Return the bytes of a token: UTF-8, but possibly only a part of a character. b"" for an id without text."""
         ...
 
 
@@ -295,23 +323,25 @@ class TokenRun:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Return how many 32-bit words the mask of one row takes."""
+    """Return the number of 32-bit words in a token mask, which has one bit for each token of the vocabulary."""
     return -(-vocab_size // 32)
 
 
 def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
-    """Return the bit masks [..., ceil(V / 32)] as booleans [..., V], True for each token that is allowed."""
+    """Return token masks of one bit a token [..., ceil(V / 32)] as booleans [..., V], True for each allowed token."""
     little_endian = np.ascontiguousarray(masks, "<u4").view(np.uint8)
     return np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
 Batch: TypeAlias = Sequence[TokenRun]
-"""The runs of one step: at most one for each slot, and in all at most the runner's `max_tokens` and `max_rows`."""
+"""The token runs of one step: at most one for each slot, and together at most `max_tokens` and `max_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """The results of a step, one for each logit row, ordered as the batch's runs and, inside a run, by position.
+    """The results of one step, for each row of logits that the batch's runs asked for, in the order of the runs.
+
+    The rows of one run are ordered by position.
 
     B runs, R rows, K candidates, taken from the tokens that a row's mask allows. If it allows fewer than K, the rest
     have the logit -inf and stand for no token. `full_row` reads a whole row back, after all steps that were submitted;
@@ -329,22 +359,44 @@ class Readout:
     drawn: Sequence[Drawn] = ()  # [B], or empty if no run has a draw
 
 
+BufferUse: TypeAlias = Literal["weights", "states", "buffers"]
+"""What a buffer on a device is for; "buffers" are the inputs and outputs of kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The bytes of a device's memory that a model takes, by what they are for. Its fields are named as `BufferUse`."""
+
+    weights: int = 0
+    states: int = 0  # of all slots, the spare ones included
+    buffers: int = 0  # of one step
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.states + self.buffers
+
+    @classmethod
+    def sum(cls, parts: Iterable[DeviceMemory]) -> DeviceMemory:
+        """Return the memory that models on several devices take together."""
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The handle of a step that was submitted, with which its read-out is collected."""
+    """The handle of a submitted step, with which `Runner.collect` returns the step's results."""
 
     number: int
 
 
 class PendingState(Protocol):
-    """A state that is being read from a slot to the host, with the values that it had when the read started."""
+    """A copy of a sequence's state, made when reading began, that is on its way from the device to the host."""
 
     def done(self) -> bool:
-        """Return True if the state has arrived. Does not block. For the thread that owns the runner."""
+        """Return True if the state has arrived on the host. Does not block. For the thread that owns the runner."""
         ...
 
     def result(self) -> dict[str, F32]:
-        """Wait until the state has arrived, and return it in arrays that belong to the caller.
+        """Wait until the state has arrived on the host, and return it in arrays that belong to the caller.
 
         For the thread that owns the runner until `done` has returned True, then for any thread. Raises DeviceError if
         it could not be read, or had not been read when the runner was closed.
@@ -353,7 +405,7 @@ class PendingState(Protocol):
 
 
 class Runner(Protocol):
-    """A model on a device, with a live state for each slot. Not thread-safe: one worker thread owns it.
+    """A model on a device, with the live state of one sequence in each slot. Only one thread, its owner, may use it.
 
     A result does not depend on the other runs of a batch, on the slot, or on how a sequence was cut into runs.
     """
@@ -366,27 +418,27 @@ class Runner(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that one step takes over all its runs; it bounds the work of one submit."""
+        """The most tokens that one step runs, over all its sequences; it bounds the work of one submit."""
         ...
 
     @property
     def max_rows(self) -> int:
-        """The most logit rows that one step computes."""
+        """The most rows of logits that one step computes."""
         ...
 
     @property
     def max_draws(self) -> int:
-        """The most tokens that one step draws after a run; 0 if the device draws none."""
+        """The most tokens that the device itself draws for one sequence in one step; 0 if it draws none."""
         ...
 
     @property
     def max_draw_logprobs(self) -> int:
-        """The most alternatives (the likeliest tokens) that a draw can return with each token."""
+        """How many of the likeliest tokens' log-probabilities the device can return with each token that it draws."""
         ...
 
     @property
     def num_penalty_slots(self) -> int:
-        """The number of slots, from the first on, in which a draw may have penalties."""
+        """The number of slots, from the first on, in which the device can apply penalties when it draws tokens."""
         ...
 
     def submit(self, batch: Batch) -> Ticket:
@@ -403,7 +455,7 @@ class Runner(Protocol):
         ...
 
     def collect(self, ticket: Ticket) -> Readout:
-        """Wait for a step and return its read-out. Does not wait for a later step, nor for one that has no rows.
+        """Wait for a submitted step and return its results. Does not wait for later steps, nor for one without rows.
 
         Each ticket is collected once, in the order of submission; InvalidRequestError otherwise. Raises StepError if
         the device failed. The states of the batch's slots are then undefined, except those of runs that did nothing.
@@ -412,11 +464,11 @@ class Runner(Protocol):
         ...
 
     def write_state(self, slot: int, state: State | None) -> None:
-        """Write `state` to `slot`; None is the state before the first token."""
+        """Write `state` to the slot number `slot` of the device; None is the state before the first token."""
         ...
 
     def start_read(self, slot: int) -> PendingState:
-        """Start to read the state in `slot` to the host. The slot may be written, or run, right after the call.
+        """Start to copy a slot's state to the host. The slot may be written, or run, right after the call.
 
         Does not wait for the device, unless it has no room for a further read. Then it waits for the oldest, which can
         still be had by its result.
@@ -424,7 +476,7 @@ class Runner(Protocol):
         ...
 
     def read_state(self, slot: int) -> dict[str, F32]:
-        """Wait for the state in `slot`, and return a copy of it on the host."""
+        """Wait for all earlier steps, and return a copy of the state in the slot number `slot` on the host."""
         ...
 
     def copy_state(self, source: int, target: int) -> None:
@@ -437,7 +489,7 @@ class Runner(Protocol):
 
 
 class ReadyState:
-    """A `PendingState` that is on the host from the start. The caller must not change `state` any more."""
+    """A `PendingState` whose state is on the host from the start. The caller must not change `state` any more."""
 
     def __init__(self, state: dict[str, F32]) -> None:
         self._state = state
@@ -450,5 +502,5 @@ class ReadyState:
 
 
 def run_step(runner: Runner, batch: Batch) -> Readout:
-    """Submit `batch` and wait for its read-out."""
+    """Submit `batch` to `runner`, wait for the step, and return its results."""
     return runner.collect(runner.submit(batch))

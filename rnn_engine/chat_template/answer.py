@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-from rnn_engine.chat_template.messages import ToolFormat
+from rnn_engine.chat_template.tools import ToolFormat
 
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
-"""How thoughts are returned: `auto` and `deepseek` separate them from the content, `none` leaves them in it."""
+"""How a model's thoughts are returned: `auto` and `deepseek` separate them from the content, `none` does not."""
 
 THINK_BEGINS: Final = "<think"  # a prompt may end here, before the ">"
 THINK_ENDS: Final = "</think"
@@ -22,7 +22,7 @@ THINK_CLOSES: Final = f"{THINK_ENDS}>"
 
 
 class AnswerPart(Enum):
-    """The kind of a piece of an answer."""
+    """The kind of a piece of a model's answer, such as thoughts, content or a tool call."""
 
     MARKUP = "markup"  # the text around and between the others
     REASONING = "reasoning"
@@ -33,7 +33,7 @@ class AnswerPart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the model's text. `length` is the number of characters of that text that the piece represents."""
+    """A piece of a model's answer: its kind, its text, and the number of the answer's characters that it represents."""
 
     part: AnswerPart
     text: str
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer may contain, and how it begins."""
+    """What a model's answer may contain (thoughts, calls of which tools), and how it begins after the prompt."""
 
     thought: bool | None = None  # True: it begins inside thoughts; False: they have just been closed; see `ChatPrompt`
     bracket: bool = False  # the prompt ends before the ">" of a tag
@@ -53,7 +53,9 @@ class AnswerForm:
 
 
 class AnswerReader:
-    """Reads one answer while it arrives. Text that may still become markup is held back until that is decided.
+    """Divides one answer of a model into thoughts, content and tool calls while it arrives.
+
+    Text that may still become markup is held back until that is decided.
 
     Calls of an unknown tool, and calls that are not written correctly, are content.
     """
@@ -76,16 +78,16 @@ class AnswerReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all further text is content."""
+        """True if all further text of the answer is content, so that it need not be read."""
         return not (self._held or self._blank or self._form.names) and self._read == self._read_content
 
     def feed(self, text: str) -> list[Piece]:
-        """Return the pieces that are certain after `text`. They come in order and leave nothing out between them."""
+        """Add `text` to the answer, and return its next pieces, as far as certain, in order and without gaps."""
         self._held += text
         return self._take_all(last=False)
 
     def finish(self) -> list[Piece]:
-        """Return the pieces of the text that was held back; no more text follows."""
+        """End the answer, and return the pieces of the text that was held back."""
         return self._take_all(last=True)
 
     def _take_all(self, last: bool) -> list[Piece]:
@@ -165,7 +167,7 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """The part of a text that matches a sequence. If it is not whole, further text may still complete it."""
+    """How far a text matches a `_Sequence` of words. If the match is not whole, further text may still complete it."""
 
     is_whole: bool
     end: int
@@ -173,13 +175,13 @@ class _Match:
 
 
 class _Sequence:
-    """Words one after another, each one of several options, with any white space between them."""
+    """A pattern of words one after another, each one of several options, with any white space between them."""
 
     def __init__(self, *words: Sequence[str]) -> None:
         self._words = words
 
     def match(self, text: str, start: int) -> _Match | None:
-        """Return the match of the words in `text` from `start` on; None if they do not match."""
+        """Match the words with `text` from `start` on; return None if they can't match."""
         found: list[str] = []
         for options in self._words:
             word = next((option for option in options if text.startswith(option, start)), None)
@@ -194,7 +196,7 @@ class _Sequence:
 
 
 class _JsonObject:
-    """Finds the end of a JSON object in pieces of text; the first piece begins with its brace."""
+    """Finds the end of a JSON object in text that arrives in pieces; the first piece begins with the object's brace."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -203,7 +205,7 @@ class _JsonObject:
         self.is_complete = False
 
     def feed(self, text: str) -> int:
-        """Return the number of characters of `text` that belong to the object."""
+        """Read the next piece of text, and return how many of its characters belong to the object."""
         for place, character in enumerate(text, start=1):
             if self._in_string:
                 self._in_string = self._escaped or character != '"'
@@ -218,7 +220,7 @@ class _JsonObject:
 
 
 def _certain(text: str, mark: str) -> int:
-    """Return the length of `text` without white space at its end and without a possible beginning of `mark` there."""
+    """Return the length of `text` before any white space and any incomplete `mark` at its end, such as "</thi"."""
     longest = min(len(mark) - 1, len(text))
     overlap = next((length for length in range(longest, 0, -1) if text.endswith(mark[:length])), 0)
     return len(text[: len(text) - overlap].rstrip())

@@ -1,4 +1,4 @@
-"""Jinja templates, as Hugging Face's folders and GGUF files contain them, in a sandbox with bounds.
+"""Run Jinja chat templates, as Hugging Face's folders and GGUF files contain them, in a sandbox with bounds.
 
 jinja2's own sandbox bounds neither steps nor sizes. minijinja, which counts steps, does not do here: templates of one
 line overflow its stack, which ends the process, or make it walk for ever through a list that was doubled often.
@@ -25,16 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from rnn_engine.chat_template.messages import (
-    ChatMessage,
-    Conversation,
-    Rendered,
-    Role,
-    ToolFormat,
-    guess_format,
-    to_json,
-    tool_object,
-)
+from rnn_engine.chat_template.conversation import ChatMessage, Conversation, Rendered, Role
+from rnn_engine.chat_template.tools import ToolFormat, guess_format, to_json, tool_object
 from rnn_engine.errors import InvalidRequestError, ModelError
 
 # The environment in which Jinja templates run: the functions of transformers and llama-server, with bounds.
@@ -55,7 +47,7 @@ _WIDE_FIELD: Final = re.compile(r"%[^a-zA-Z]*(\d{4}|\*)")
 
 
 class _Sized:
-    """A container that a template has made: the sum of its characters and items, and how deep others lie in it.
+    """Base class of a template's containers: keeps their number of characters and items, and how deep they are nested.
 
     Containers are immutable in the sandbox. One may hold another any number of times, so that walking through it again
     to find its size could take for ever.
@@ -66,15 +58,15 @@ class _Sized:
 
 
 class _List(list[Any], _Sized):
-    """A list of known size."""
+    """A list that a template has made, with its size and depth."""
 
 
 class _Tuple(tuple[Any, ...], _Sized):
-    """A tuple of known size."""
+    """A tuple that a template has made, with its size and depth."""
 
 
 class _Dict(dict[Any, Any], _Sized):
-    """A dict of known size."""
+    """A dict that a template has made, with its size and depth."""
 
 
 _SIZED: Final[Mapping[type, Any]] = {list: _List, tuple: _Tuple, dict: _Dict}
@@ -82,14 +74,14 @@ _CONTAINERS: Final[tuple[Any, ...]] = (dict, list, tuple, type({}.keys()), type(
 
 
 class _Namespace(Namespace):
-    """The one mutable value. Its text is not that of what it holds, which may be itself."""
+    """Jinja's `namespace`, the one mutable value of a template. As text it is fixed, since it may contain itself."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """An environment without loaders. Several threads may render at a time."""
+    """A jinja2 environment that bounds a template's steps, time and values. Several threads may render at a time."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -104,7 +96,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "namespace": _Namespace}
 
     def render_bounded(self, template: Template, values: Mapping[str, object], most_characters: int) -> str:
-        """Return the output of `template` for `values`.
+        """Return the text that `template` makes of the variables `values`.
 
         Raises what the template's code raises, and InvalidRequestError for more than `most_characters`.
         """
@@ -123,7 +115,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def count_step(self, size: int = 0) -> str:
-        """Raise SecurityError if the template has run for too long; `size` is that of a value that it has made.
+        """Count a step of the running template; raise SecurityError after too many steps or too long a time.
+
+        `size` is that of a value that the template has made.
 
         Returns an empty text, which the template writes.
         """
@@ -133,22 +127,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return ""
 
     def concatenate(self, *parts: object) -> str:
-        """Join values as the operator ~ does."""
+        """Join values as Jinja's operator ~ does."""
         return "".join(map(str, parts))
 
     def same(self, value: object) -> object:
-        """Return a list, a tuple or a dict that the template wrote down. `call` bounds it."""
+        """Return a container literal of a template unchanged, so that `call`, which calls this, bounds its size."""
         return value
 
     def cut(self, value: Any, *bounds: Any) -> Any:  # noqa: ANN401
-        """Return a slice. `call` bounds it."""
+        """Return a slice of `value`, so that `call`, which calls this, bounds its size."""
         return value[slice(*bounds)]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
         return not (isinstance(obj, str) and attr in _UNBOUNDED_METHODS) and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401
-        """Refuse `format`, whose fields may be of any width."""
+        """Raise SecurityError for the string methods `format` and `format_map`, whose fields may be of any width."""
         if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(value.__self__, str):
             raise SecurityError("the string methods format and format_map are not available")
 
@@ -175,7 +169,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that counts as a step and whose value is bounded."""
+        """Wrap a filter of Jinja so that each call counts as a step and the size of its result is bounded."""
 
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -190,7 +184,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return bounded
 
     def _bounded_value(self, value: Any) -> Any:  # noqa: ANN401
-        """Return a value that the template has made, a container with its size. Raises SecurityError if it is large."""
+        """Measure a template's new value; return it, as a sized container if it is a list, tuple or dict.
+
+        Raises SecurityError if it is too large.
+        """
         if type(value) is str and len(value) < _STEP_SIZE:  # most are
             return value
         size, levels = _measure(value)
@@ -204,7 +201,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Bounding(NodeTransformer):
-    """Counts every turn of a loop and every call of a macro as a step, and bounds what ~ joins."""
+    """Rewrites a template so that turns of loops and calls of macros count as steps, and new containers are bounded."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         return self._count(node)
@@ -236,7 +233,7 @@ class _Bounding(NodeTransformer):
         return _call("cut", [node.node, *bounds], node.lineno)
 
     def _bound(self, node: nodes.List | nodes.Tuple | nodes.Dict) -> nodes.Node:
-        """Bound a literal, unless it is constant."""
+        """Have `Sandbox.same` called on a list, tuple or dict literal, to bound its size, unless it is constant."""
         try:
             node.as_const()
         except nodes.Impossible:
@@ -251,7 +248,7 @@ class _Bounding(NodeTransformer):
 
 
 class _Generation(Extension):
-    """The tag that marks the model's own text for training; here it has no effect."""
+    """The tag {% generation %}, which marks the model's own text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -261,12 +258,12 @@ class _Generation(Extension):
 
 
 def _call(method: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
-    """Return a call of a method of the environment."""
+    """Return the syntax node of a call of the environment's method called `method`."""
     return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None, lineno=line)
 
 
 def _measure(value: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Return the size of a value, and how many levels it has. Raises SecurityError if these are too large."""
+    """Return the size of a template's value and its levels of nesting. Raises SecurityError if these are too large."""
     if isinstance(value, str):
         _check_size(len(value))
         return len(value), 0
@@ -306,7 +303,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _tojson(value: object, indent: int | None = None, **_options: object) -> str:
-    """Return JSON without HTML escapes, as transformers does."""
+    """Return `value` as JSON without HTML escapes, as in transformers: the filter `tojson`."""
     return to_json(value) if indent is None else json.dumps(value, ensure_ascii=False, indent=min(indent, 8))
 
 
@@ -324,10 +321,10 @@ _Object: TypeAlias = dict[str, object]
 
 
 class JinjaTemplate:
-    """A template with the special tokens that it may name, such as bos_token."""
+    """A Jinja chat template, with the special tokens that it may name, such as bos_token. Implements `ChatTemplate`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, stop_tokens: Sequence[str] = ()) -> None:
-        """`special_tokens` maps variables to the tokens' texts; `stop_tokens` are texts that end an answer.
+        """Compile a template; `special_tokens` maps its variables to texts of tokens, and `stop_tokens` end an answer.
 
         Raises ModelError if `source` is no Jinja template.
         """
@@ -348,7 +345,10 @@ class JinjaTemplate:
         return conversation.characters + len(self.source)
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
-        """Return the prompt; its turns end at the lengths up to which shorter conversations give the same text."""
+        """Return the prompt for a conversation, with the lengths at which its turns end.
+
+        A turn ends at the length up to which a shorter conversation gives the same text.
+        """
         messages = [_as_object(message) for message in conversation.messages]
         text = self._render(conversation, messages, most_characters)
         ends: dict[int, int] = {}
@@ -367,7 +367,10 @@ class JinjaTemplate:
         return ""
 
     def _stop(self, text: str) -> tuple[str, ...]:
-        """Return the texts that end an answer: the end-of-text token if it is white space, or World's blank line."""
+        """Return the texts that end an answer to the prompt `text`: a blank line if the template uses World's turns.
+
+        A special token for the end of text takes its place if it is white space.
+        """
         end = self._special_tokens.get("eos_token", "")
         if end and not end.strip():
             return (end,)
@@ -378,7 +381,7 @@ class JinjaTemplate:
         values = {
             **self._special_tokens,
             **_llama_cpps(tools),
-            **_thinking(conversation.variables),
+            **_thinking(conversation),
             "messages": self._complete(conversation, messages),
             "tools": tools or None,
             "add_generation_prompt": conversation.answers and not conversation.continues,
@@ -403,7 +406,7 @@ class JinjaTemplate:
         return begun
 
     def _complete(self, conversation: Conversation, messages: Sequence[_Object]) -> list[_Object]:
-        """Return the messages, with a description of the tools if the template itself has none.
+        """Return the messages for the template, with a description of the tools added if the template has none.
 
         A message to be continued has a mark at its end.
         """
@@ -420,7 +423,7 @@ class JinjaTemplate:
 
 
 def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    """Return the variables that llama.cpp gives to templates besides those of transformers; of times, only the day."""
+    """Return the variables that llama.cpp passes to templates besides those of transformers, such as the date."""
     now = datetime.now()
     return {
         "date_string": now.strftime("%d %b %Y"),
@@ -429,16 +432,20 @@ def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
     }
 
 
-def _thinking(variables: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the client's variables, and those that mean the same as `reasoning_effort` if they are absent."""
-    effort = variables.get("reasoning_effort")
-    if effort is None:
-        return variables
-    return {"enable_thinking": effort != "none", "thinking": effort != "none", **variables}
+def _thinking(conversation: Conversation) -> Mapping[str, object]:
+    """Return the client's variables for the template, with `enable_thinking` and `thinking` if other fields imply them.
+
+    Variables that the client has set stay unchanged.
+    """
+    wanted, effort = conversation.thinking, conversation.variables.get("reasoning_effort")
+    if wanted is None and effort is not None:
+        wanted = effort != "none"
+    implied = {} if wanted is None else {"enable_thinking": wanted, "thinking": wanted}
+    return {**implied, **conversation.variables}
 
 
 def _prefix_lengths(conversation: Conversation) -> list[int]:
-    """Return the lengths of a conversation's beginnings to render: those that its next request has too."""
+    """Return the numbers of messages to render alone, to find the ends of turns that a next request also has."""
     if conversation.continues:
         return []
     count = len(conversation.messages)
@@ -452,7 +459,7 @@ def _beginning(conversation: Conversation, count: int) -> Conversation:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Return the length of the common beginning of two texts, comparing ever shorter slices."""
+    """Return the length of the common prefix of two texts, comparing ever shorter slices."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -468,7 +475,7 @@ def _roles(conversation: Conversation) -> str:
 
 
 def _as_object(message: ChatMessage) -> _Object:
-    """Return a message as templates expect it, with arguments as values."""
+    """Return a message as the dict that Jinja templates expect, with the arguments of tool calls as values."""
     found: dict[str, object] = {"role": _ROLES[message.role], "content": message.content}
     if message.tool_calls:
         found["tool_calls"] = [

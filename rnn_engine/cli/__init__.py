@@ -1,45 +1,69 @@
-"""The command `rnn-engine`: imports the module of each subcommand when it is used, and prints errors as one line."""
+"""The command `rnn-engine`: a table of its subcommands, and errors as one line.
+
+A subcommand's module declares its options, and imports only what these need: no numpy and no library of a device or a
+server, so that help and wrong options are answered at once. What a subcommand runs is imported in its function.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 
-_MODULE_OF = {
-    "serve": "serve",
-    "fleet": "fleet",
-    "chat": "chat",
-    "generate": "generate",
-    "devices": "setup",
-    "pull": "setup",
-    "models": "models",
-    "inspect": "models",
-    "convert": "models",
-    "logits": "generate",
-    "bench": "bench",
-    "tune": "bench",
-    "key": "setup",
-}
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """A subcommand: its module in `rnn_engine.cli`, and the first sentence of its help."""
+
+    module: str
+    help: str
+
+
+SUBCOMMANDS: Mapping[str, Subcommand] = MappingProxyType(
+    {
+        "serve": Subcommand("serve", "Serve models over HTTP, as OpenAI's API has it."),
+        "fleet": Subcommand("fleet", "Serve models with several replicas, on Ray Serve."),
+        "chat": Subcommand("chat", "Talk with a model."),
+        "generate": Subcommand("generate", "Continue a text and print what follows."),
+        "devices": Subcommand("setup", "List the devices that can run a model."),
+        "pull": Subcommand("setup", "Fetch a model from the Hugging Face Hub."),
+        "models": Subcommand("models", "List the models on this computer, and the short names of others."),
+        "inspect": Subcommand("models", "Show what a model file holds and on which devices it fits."),
+        "convert": Subcommand("models", "Write a model in another file format."),
+        "logits": Subcommand("generate", "Write the logits of tokens, and the state after them, to a file."),
+        "bench": Subcommand("bench", "Measure decode and prefill speed of a model on a device."),
+        "tune": Subcommand("bench", "Find the fastest kernels for a model's matrices on a device."),
+        "key": Subcommand("setup", "Make an API key."),
+    }
+)
 _SERVERS = ("serve", "fleet")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _NO_THREAD = "can't start new thread"  # Python's own message
 
 
 class Commands(click.Group):
-    """The click group of all subcommands. It imports a subcommand's module only on use, since some load slowly."""
+    """The click group of all subcommands. It imports a subcommand's module only on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_MODULE_OF)
+        return list(SUBCOMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the subcommands with their help, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, subcommand.help) for name, subcommand in SUBCOMMANDS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _MODULE_OF:
+        if cmd_name not in SUBCOMMANDS:
             return None
-        module = importlib.import_module(f"rnn_engine.cli.{_MODULE_OF[cmd_name]}")
+        module = importlib.import_module(f"rnn_engine.cli.{SUBCOMMANDS[cmd_name].module}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
@@ -48,22 +72,30 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the subcommand of a command line. From then on, a signal to stop ends a server with code 0.
 
-        While the server runs, it handles such signals itself, and ends with code 0 too.
+        While the server runs, it handles such signals itself, and ends with code 0 too. Raises UsageError for an
+        unknown subcommand; the message names one that is spelled alike.
         """
-        if args[0] in _SERVERS:
+        name = args[0]
+        if not name.startswith("-") and name not in SUBCOMMANDS:
+            nearest = get_close_matches(name, SUBCOMMANDS, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else "`rnn-engine --help` lists the commands"
+            raise click.UsageError(f"no command {name!r}; {advice}", ctx)
+        if name in _SERVERS:
             from server.core.process import end_at_signals
 
             ctx.with_resource(end_at_signals())
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
-        """Run a command; print an error as one line, and exit with code 2 for a wrong value, 1 for any other error."""
+        """Run a subcommand. Print an error as one line, and exit with code 2 for a wrong value, 1 for other errors."""
         if ctx.params["debug"]:
             return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         except InvalidRequestError as error:
             raise click.UsageError(str(error)) from error
+        except BrokenPipeError:
+            raise  # click ends quietly, since nobody reads the output any more
         except (RnnEngineError, OSError) as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Measure the speed of a runner's steps for `rnn-engine bench`, and show it as tables, JSON or a page of HTML.
+"""Measure the speed of a model's steps for `rnn-engine bench`, and show it as tables, JSON or a page of HTML.
 
 A step is measured from the token ids to the candidates on the host. Sampling, text and HTTP are not measured.
 """
@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +20,15 @@ from jinja2 import Environment
 from rich.console import Console
 from rich.table import Table
 
-from rnn_engine.cli.options import describe_shape
+from rnn_engine.cli.options import Report, describe_shape, progress_bar
+from rnn_engine.errors import DeviceError
 from rnn_engine.files import atomic_file
 from rnn_engine.forward import GpuRunner
-from rnn_engine.gpu import DevicePeaks, Dispatch, time_dispatches
+from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
+from rnn_engine.loading.kernel_choices import TuneOrder
+from rnn_engine.loading.memory import plan_memory
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.model import LoraChoice
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
 _WARM_UP = 2
@@ -30,7 +36,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The conditions of a benchmark, shown with its figures: model, device, weights and number of repetitions."""
+    """The conditions of a benchmark, shown with its results: model, device, weights and number of repetitions."""
 
     model: str
     shape: ModelShape
@@ -41,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the result: the speed of decode with a number of slots, or of the prefill of one prompt."""
+    """One line of a benchmark's results: the speed of decode with some number of slots, or of one prompt's prefill."""
 
     phase: str  # decode or prefill
     slots: int  # sequences that run at the same time
@@ -51,7 +57,7 @@ class Measurement:
 
 
 def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure the speed of decode steps of `slots` sequences, one token each. `clock` returns seconds."""
+    """Measure the speed of decode steps in which `slots` sequences run one token each. `clock` returns seconds."""
     for slot in range(slots):
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
@@ -60,7 +66,7 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
 
 
 def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Measure the speed of prefill with a prompt of `length` tokens, in the largest steps that the runner allows.
+    """Measure the speed of prefill of a prompt of `length` tokens, in the largest steps that the runner allows.
 
     `clock` returns seconds.
     """
@@ -78,12 +84,12 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
 
 
 def _token(shape: ModelShape, position: int) -> int:
-    """Return some valid token id for `position`, since speed does not depend on the token."""
+    """Return a valid token id for `position` in a prompt. Any would do, since speed does not depend on the token."""
     return (position * 31 + 1) % shape.vocab_size
 
 
 def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
-    """Return the median duration of `repeats` calls of `work`, in seconds by `clock`, after some calls as warm-up."""
+    """Call `work` a few times to warm up, then `repeats` times; return the median duration in seconds by `clock`."""
     for _ in range(_WARM_UP):
         work()
     seconds = []
@@ -99,7 +105,7 @@ def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[],
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """The measured time, memory traffic and arithmetic of one part of a step, such as "key", over all layers.
+    """The time, memory traffic and arithmetic of one part of a model in a step, such as "key", over all layers.
 
     `moved_bytes` are those of matrices and states, `operations` the multiplications and additions of matrices.
     """
@@ -122,7 +128,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """The median times of a decode or prefill step, in seconds: on the device by kernel, on the host by activity."""
+    """The median seconds that a decode or prefill step takes on the device by kernel, and on the host by activity."""
 
     step: str
     kernels: tuple[KernelTime, ...]  # in the order in which they run first
@@ -131,17 +137,17 @@ class StepProfile:
 
     @property
     def device(self) -> float:
-        """The time of all kernels of the step together, in seconds."""
+        """The time that all kernels of the step take together, in seconds."""
         return sum(kernel.seconds for kernel in self.kernels)
 
 
 def profile_decode(runner: GpuRunner, slots: int, repeats: int) -> StepProfile:
-    """Profile a decode step, in which each of `slots` sequences advances by one token."""
+    """Measure the times of the parts of a decode step, in which each of `slots` sequences runs one token."""
     return _profile(runner, f"decode, {slots} slot(s)", [TokenRun(slot, [1], rows=1) for slot in range(slots)], repeats)
 
 
 def profile_prefill(runner: GpuRunner, length: int, repeats: int) -> StepProfile:
-    """Profile one step of prefill, with as many tokens of a prompt of `length` as a step takes."""
+    """Measure the times of the parts of a prefill step, with as many of a prompt's `length` tokens as a step takes."""
     count = min(length, runner.max_tokens)
     return _profile(runner, f"prefill, {count} tokens", [TokenRun(0, [1] * count, rows=1)], repeats)
 
@@ -183,7 +189,7 @@ def _by_part(dispatches: Sequence[Dispatch], seconds: Sequence[float]) -> tuple[
 
 
 def _part(dispatch: Dispatch) -> str:
-    """Return the name of the model's part that a dispatch computes: the dispatch's label without the layer."""
+    """Return the name of the part of the model that a dispatch computes: its label without the layer's number."""
     words = dispatch.label.split()
     return " ".join(words[2:] if words[0] == "layer" else words)
 
@@ -193,7 +199,7 @@ def _part(dispatch: Dispatch) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Everything that one run of `rnn-engine bench` measured."""
+    """Everything that `rnn-engine bench` has measured: conditions, results, peak speeds and profiles."""
 
     setting: Setting
     results: Sequence[Measurement]
@@ -212,8 +218,91 @@ class Benchmark:
         return {**measured, "peaks": asdict(self.peaks), "profiles": [asdict(profile) for profile in self.profiles]}
 
 
+def measure(
+    model: Path,
+    device: str,
+    *,
+    weights: str | None,
+    device_memory: int | None,
+    tune_seconds: float | None,
+    loras: Sequence[LoraChoice],
+    slots: Sequence[int],
+    lengths: Sequence[int],
+    repeats: int,
+    profile: bool,
+) -> Benchmark:
+    """Load a model, and measure decode with each number of `slots` and prefill of prompts of each of `lengths`.
+
+    With `profile`, also time each kernel. Raises DeviceError if the device can't do that.
+    """
+    with progress_bar("opening the model") as progress:
+        with open_merged(model, loras) as opened:
+            size = RunnerSize(num_slots=max(slots))
+            plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
+            runner = load_runner(
+                opened,
+                device,
+                weights=plan.weights,
+                num_slots=max(slots),
+                tune=TuneOrder(tune_seconds),
+                progress=progress,
+            )
+        with closing(runner):
+            setting = Setting(model.name, runner.shape, *_device_and_weights(runner, plan.weights), repeats)
+            profiled = _profiled(runner) if profile else None
+            results = _measure_steps(runner, slots, lengths, repeats, progress)
+            benchmark = Benchmark(setting, results)
+            if profiled is not None:
+                progress("measuring the device's peak speeds", 0, 1)
+                peaks = measure_peaks(profiled.device)
+                benchmark = Benchmark(
+                    setting, results, peaks, _profile_steps(profiled, slots, lengths, repeats, progress)
+                )
+    return benchmark
+
+
+def _profiled(runner: Runner) -> GpuRunner:
+    if not isinstance(runner, GpuRunner):
+        raise DeviceError("--profile times GPU kernels, and the device 'cpu' has none; choose another --device")
+    if not runner.device.has_timestamps:
+        raise DeviceError(f"--profile needs timestamp queries, which {runner.device.info.name} does not have")
+    return runner
+
+
+def _measure_steps(
+    runner: Runner, slots: Sequence[int], lengths: Sequence[int], repeats: int, report: Report
+) -> list[Measurement]:
+    total = len(slots) + len(lengths)
+    results: list[Measurement] = []
+    for count in slots:
+        report(f"decode, {count} slot(s)", len(results), total)
+        results.append(measure_decode(runner, count, repeats, time.perf_counter))
+    for length in lengths:
+        report(f"prefill, {length} tokens", len(results), total)
+        results.append(measure_prefill(runner, length, repeats, time.perf_counter))
+    return results
+
+
+def _profile_steps(
+    runner: GpuRunner, slots: Sequence[int], lengths: Sequence[int], repeats: int, report: Report
+) -> list[StepProfile]:
+    total = len(slots) + len(lengths)
+    profiles: list[StepProfile] = []
+    for count in slots:
+        report(f"kernels of decode, {count} slot(s)", len(profiles), total)
+        profiles.append(profile_decode(runner, count, repeats))
+    for length in lengths:
+        report(f"kernels of prefill, {length} tokens", len(profiles), total)
+        profiles.append(profile_prefill(runner, length, repeats))
+    return profiles
+
+
+def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
+    return (runner.device.info.name, weights) if isinstance(runner, GpuRunner) else ("cpu", "f32")
+
+
 def share(reached: float, limit: float) -> str:
-    """Return `reached` as a percentage of `limit`, such as "75%"; an empty text if `reached` is 0."""
+    """Return `reached` as a percentage of `limit`, such as "75%", or an empty text if `reached` is 0."""
     return f"{reached / limit:.0%}" if reached else ""
 
 
@@ -264,7 +353,10 @@ def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
 
 
 def write_report(benchmark: Benchmark, path: Path) -> None:
-    """Write a benchmark to `path` as one page of HTML that needs no other file. Raises OSError if that fails."""
+    """Write the results of a benchmark to `path` as one page of HTML that needs no other file.
+
+    Raises OSError if that fails.
+    """
     template = (files("rnn_engine.cli") / "report.html").read_text("utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["share"] = share

@@ -1,4 +1,4 @@
-"""Read the settings of `rnn-engine serve` from a TOML file: one with the options' names, or ai00's Config.toml."""
+"""Reader of config files for `rnn-engine serve`: TOML files with the options' names, or ai00's Config.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import click
 
-from rnn_engine.gpu import economical_device
 from rnn_engine.loading.settings import StateFile
 
 Settings: TypeAlias = Mapping[str, object]
@@ -38,6 +37,7 @@ _UNUSED_OF_LISTEN = frozenset({"domain", "expire_sec", "force_pass", "slot"})
 _CERTIFICATE, _CERTIFICATE_KEY = "assets/certs/cert.pem", "assets/certs/key.pem"  # where ai00 has them
 _ADMIN_FOLDERS = "assets/tokenizer", "assets/configs", "assets/www"  # of which ai00 lets admins read and write files
 _UNZIP_FOLDERS = "assets/unzip", "assets/temp"
+_SECRET = frozenset({"api_key", "app_key", "app_keys", "store"})  # settings whose values no message shows
 _NO_ID = uuid.UUID(int=0)
 _OF_LISTEN = frozenset({"ip", "port", "app_keys", "tls", "acme"})
 _TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen", "embed"})
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_config(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
-    """Use the settings in the TOML file `path` as defaults of a command's options. An eager click callback."""
+    """A click callback that makes the settings in the TOML file `path` the defaults of the command's options."""
     if path is None:
         return
     try:
@@ -64,7 +64,7 @@ def read_config(context: click.Context, _parameter: click.Parameter, path: Path 
 
 
 def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
-    """Return the settings of a file whose keys are option names, with `-` or `_`.
+    """Return the settings in the TOML data `content`, whose keys are option names, with `-` or `_`.
 
     Raises ValueError for any other key.
     """
@@ -81,14 +81,18 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
         name = key.replace("-", "_")
         if name not in known:
             nearest = get_close_matches(name, known, n=1)
-            meant = f"; did you mean {nearest[0].replace('_', '-')!r}?" if nearest else ""
-            raise ValueError(f"unknown option {key!r}; expected the name of an option of `rnn-engine serve`{meant}")
-        settings[known[name].name or ""] = _value(key, known[name], value)
+            meant = nearest[0].replace("_", "-") if nearest else ""
+            advice = f"did you mean {meant!r}?" if nearest else "`rnn-engine serve --help` lists the options"
+            raise ValueError(f"unknown option {key!r}; {advice}")
+        parameter = known[name].name or ""
+        if parameter in settings:
+            raise ValueError(f"{key} is not allowed; expected the option at most once, and it is there already")
+        settings[parameter] = _value(key, known[name], value)
     return settings
 
 
 def _value(key: str, parameter: click.Parameter, value: object) -> object:
-    """Convert the file's value of the setting `key` to the form that click takes.
+    """Convert the value of the setting `key` in a config file to the form that click takes for the option.
 
     Raises ValueError for a wrong type.
     """
@@ -103,7 +107,7 @@ def _value(key: str, parameter: click.Parameter, value: object) -> object:
 
 
 def _text(key: str, value: object, allowed: str) -> str:
-    """Return a value of a file as it would be written on the command line. Raises ValueError for a wrong type.
+    """Return a value in a config file as the text that it has on the command line. Raises ValueError for a wrong type.
 
     `allowed` names the types that may be there, for the message.
     """
@@ -113,11 +117,15 @@ def _text(key: str, value: object, allowed: str) -> str:
 
 
 def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"{key}: {value!r:.80}, a {type(value).__name__}, is not allowed; expected {allowed}")
+    shown = f"a {type(value).__name__}" if key.replace("-", "_") in _SECRET else f"{value!r:.80}"
+    return ValueError(f"{key} is {shown}; expected {allowed}")
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
-    """Convert ai00's Config.toml to this command's settings. Raises ValueError for a setting that can't be applied."""
+    """Convert the data of ai00's Config.toml to settings of `serve`.
+
+    Raises ValueError for a setting that can't be applied.
+    """
     _check("the file", content, _TABLES, _UNUSED)
     model, listen, embed = content["model"], _table(content, "listen"), _table(content, "embed")
     all_states, app_keys = _tables(content, "state"), _tables(listen, "app_keys")
@@ -127,7 +135,7 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
     if not name:
         raise ValueError("[model] name is missing; expected the name of a model's file")
     if listen.get("acme"):
-        raise ValueError(f"[listen] acme: true is not allowed; expected false, and tls = true with {_CERTIFICATE}")
+        raise ValueError(f"[listen] acme is not supported; set it to false, and tls = true with {_CERTIFICATE}")
     states = [_state(folder, each) for each in all_states]
     settings: dict[str, object] = {
         MODELS: [str(folder / name)],
@@ -141,7 +149,7 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         **_weights(model),
         **_renamed(model, {"max_batch": "slots"}),
         **_renamed(listen, {"ip": "host", "port": "port"}),
-        **_device(content.get("adapter", {})),
+        **_device(content.get("adapter", "Auto")),
     }
     settings |= _embed_model(embed)
     settings |= _renamed({"tokenizer": _table(content, "tokenizer").get("path")}, {"tokenizer": "tokenizer"})
@@ -152,7 +160,7 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table `name` of a file, empty if it is missing. Raises ValueError if the value is no table."""
+    """Return the table `name` of a config file, empty if it is missing. Raises ValueError if it is no table."""
     table = content.get(name, {})
     if not isinstance(table, dict):
         raise _not_allowed(name, table, "a table")
@@ -160,7 +168,10 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tables(content: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the list of tables `name` of a file, empty if it is missing. Raises ValueError if it is anything else."""
+    """Return the list of tables `name` of a config file, empty if it is missing.
+
+    Raises ValueError if it is anything else.
+    """
     tables = content.get(name, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _not_allowed(name, tables, "a list of tables")
@@ -176,7 +187,11 @@ def _check(place: str, table: Mapping[str, Any], known: frozenset[str], unused: 
 
 
 def _of(table: Mapping[str, Any], name: str, older: str, default: str) -> str:
-    return str(table.get(name, table.get(older, default)))
+    """Return the setting `name`, which may also have its `older` name. Raises ValueError if the two differ."""
+    value = table.get(name, table.get(older, default))
+    if table.get(older, value) != value:
+        raise ValueError(f"{older}: {table[older]!r:.80} is not allowed; expected the value of {name}, or no {older}")
+    return str(value)
 
 
 def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> Settings:
@@ -186,24 +201,35 @@ def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> Settings:
 def _weights(model: Mapping[str, Any]) -> Settings:
     quant, kind = model.get("quant", 0), str(model.get("quant_type", "None"))
     if kind.lower() not in _WEIGHTS:
-        raise ValueError(f"[model] quant_type {kind!r} is not allowed; expected one of None, Int8, NF4, SF4")
+        raise ValueError(f"[model] quant_type is {kind!r}; expected one of None, Int8, NF4, SF4")
     if not quant or kind.lower() == "none":
         return {}
     return {"weights": f"{_WEIGHTS[kind.lower()]},layers={quant}"}
 
 
 def _device(adapter: object) -> Settings:
-    """Return the setting of the device for ai00's `adapter`, such as `Auto`, `Economical` or `{ Manual = 0 }`."""
-    if not isinstance(adapter, str | dict):
-        raise _not_allowed("adapter", adapter, "Auto, Economical or a table with Manual")
-    if "Economical" in adapter:
-        return {"device": economical_device()}
-    index = None if isinstance(adapter, str) else adapter.get("Manual")
-    return {} if index is None else {"device": str(index)}
+    """Return the setting of the device for ai00's `adapter`, such as `Auto`, `Economical` or `{ Manual = 0 }`.
+
+    Raises ValueError for another one.
+    """
+    from rnn_engine.gpu import economical_device
+
+    match adapter:
+        case "Auto":
+            return {}
+        case "Economical":
+            return {"device": economical_device()}
+        case {"Auto": _, **rest} if not rest:
+            return {}
+        case {"Economical": _, **rest} if not rest:
+            return {"device": economical_device()}
+        case {"Manual": int(index), **rest} if not rest and not isinstance(index, bool) and index >= 0:
+            return {"device": str(index)}
+    raise _not_allowed("adapter", adapter, "Auto, Economical or a table such as { Manual = 0 }")
 
 
 def _embed_model(embed: Mapping[str, Any]) -> Settings:
-    """Return the setting for the folder of the embedding model, from ai00's table `embed`.
+    """Return the option for the embedding model's folder that corresponds to ai00's table `embed`.
 
     ai00 itself downloads that model by its name; this command does not.
     """
@@ -226,18 +252,18 @@ def _state(folder: Path, state: Mapping[str, Any]) -> StateFile:
     try:
         key = uuid.UUID(str(state.get("id", _NO_ID)))
     except ValueError:
-        raise ValueError(f"[[state]] id {state['id']!r} is not allowed; expected a UUID") from None
+        raise ValueError(f"[[state]] id is {state['id']!r}; expected a UUID") from None
     return StateFile(path, str(state.get("name") or path.stem), None if key == _NO_ID else key)
 
 
 def _place(folder: Path, file: object) -> Path:
-    """Return the path of a file that ai00's settings name; ai00 looks for it in its folder of models, `folder`."""
+    """Return the path of a file named in ai00's settings, which are relative to ai00's folder of models, `folder`."""
     path = Path(str(file))
     return path if path.is_relative_to(folder) else folder / path  # an absolute one stays as it is
 
 
 def configured_models(context: click.Context) -> Sequence[str]:
-    """Return the models that the config file lists, for a command line that has none."""
+    """Return the models that the config file lists, which are served if the command line has none."""
     models: Sequence[str] = (context.default_map or {}).get(MODELS, ())
     return models
 

@@ -9,9 +9,7 @@ import click
 import cloup
 
 from rnn_engine.cli.options import FiniteRange
-from rnn_engine.cli.replicas import start_fleet
-from rnn_engine.cli.serve import ServeOptions, serve, serving_options
-from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
+from rnn_engine.cli.serve import ServeOptions, serving_options
 
 
 @cloup.command()
@@ -72,10 +70,13 @@ def fleet_command(
     if find_spec("ray") is None:
         raise click.UsageError("Ray is not installed; run pip install 'rnn-engine[fleet]'")
     if max_replicas is not None and max_replicas < replicas:
-        message = f"{max_replicas} is not allowed; expected at least {replicas}, as --replicas says"
-        raise click.BadParameter(message, param_hint="'--max-replicas'")
+        raise click.UsageError(f"--max-replicas {max_replicas} is less than --replicas {replicas}")
     if application is not None and (address is None or len(options.served.models) > 1):
         raise click.UsageError("--application needs --address, and at most one MODEL")
+    from rnn_engine.cli.replicas import start_fleet
+    from rnn_engine.cli.serving import serve
+    from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
+
     settings = FleetSettings(
         replicas=replicas,
         scaling=None if max_replicas is None else Scaling(max_replicas),

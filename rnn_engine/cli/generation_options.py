@@ -1,4 +1,4 @@
-"""Options for generation: how tokens are sampled, what the answer must match, and which states it starts from."""
+"""Options for commands that generate text: sampling, the format of the answer, and the states to start from."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from rnn_engine.cli.options import AddOption, option_group
-from rnn_engine.cli.session import Session
+from rnn_engine.cli.options import AddOption, as_bad_parameter, bad_value, option_group
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.grammar import Grammar, written_grammar
 from rnn_engine.loading.settings import StateFile, StateSettings
-from rnn_engine.requests import MixedState, StateMix
-from rnn_engine.sampling.chain import ORDER, parse_order
 from rnn_engine.sampling.params import (
     PARAMETERS,
+    MixKind,
     Parameter,
     SamplerChoice,
     SamplingParams,
@@ -31,9 +28,12 @@ from rnn_engine.sampling.params import (
     Words,
     parse_ai00,
 )
-from rnn_engine.sampling.rows import MixKind
-from rnn_engine.types import InitialState
-from states.frozen import NO_INITIAL_STATE
+
+if TYPE_CHECKING:
+    from rnn_engine.cli.session import Session
+    from rnn_engine.grammar import Grammar
+    from rnn_engine.requests import StateMix
+    from rnn_engine.types import InitialState
 
 _MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate.")
 
@@ -55,7 +55,10 @@ def _make_option(parameter: Parameter) -> AddOption:
 
 
 def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int | str, float]:
-    """Parse token biases, each as ID=NUMBER, TEXT=NUMBER or ID=false, which bans the token. A click callback."""
+    """Parse token biases, each as ID=NUMBER, TEXT=NUMBER or ID=false, which bans the token. A click callback.
+
+    Several biases of the same token are added up, as in a request.
+    """
     bias: dict[int | str, float] = {}
     for text in texts:
         token, _, number = text.rpartition("=")
@@ -64,35 +67,38 @@ def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tup
         except ValueError:
             value = math.nan
         if not token or math.isnan(value):
-            raise click.BadParameter(f"{text!r} is not allowed; expected ID=NUMBER or TEXT=NUMBER, such as 65530=-1.5")
-        bias[int(token) if token.isascii() and token.isdigit() else token] = value
+            raise bad_value(text, "ID=NUMBER or TEXT=NUMBER, such as 65530=-1.5")
+        key = int(token) if token.isascii() and token.isdigit() else token
+        bias[key] = bias.get(key, 0.0) + value
     return bias
 
 
 def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts given for an option, or the option's default if none was given. A click callback."""
+    """A click callback that returns the texts given for an option, or the option's default if none was given."""
     [default] = [one.default for one in PARAMETERS if one.name == parameter.name]
     return texts or tuple(default)
 
 
 def _parse_steps(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """Parse the order of sampling steps: their names separated by commas, or their letters. A click callback."""
+    """A click callback that parses the order of sampling steps: names separated by commas, or letters."""
     if text is None:
         return None
-    try:
+    from rnn_engine.sampling.chain import ORDER, parse_order
+
+    with as_bad_parameter():
         return parse_order([name.strip() for name in text.split(",")] if "," in text or text in ORDER else text)
-    except InvalidRequestError as error:
-        raise click.BadParameter(f"{error.value!r} is not allowed; expected {error.allowed}") from None
 
 
 def _parse_sampler(_context: click.Context, _parameter: click.Parameter, text: str | None) -> SamplerChoice:
-    """Parse ai00's choice of a sampler, a JSON object. A click callback."""
+    """A click callback that parses the JSON object with which ai00 chooses a sampler."""
     if text is None:
         return None
     try:
         return parse_ai00(json.loads(text))
-    except (InvalidRequestError, ValueError) as error:
-        raise click.BadParameter(f"{text!r} is not allowed: {error}") from None
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from None
+    except ValueError as error:
+        raise bad_value(text, f"JSON ({error})") from None
 
 
 _REPEATED: Mapping[Any, tuple[Callable[..., Any], str]] = MappingProxyType(
@@ -110,12 +116,22 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None) -> Grammar | None:
-    """Return the grammar that the options specify; None if they specify none. Raises UsageError for more than one."""
-    given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
-    chosen = [one for one in given if one is not None]
-    if len(chosen) > 1:
-        raise click.UsageError(f"{chosen[0].field} and {chosen[1].field} can't be used together")
-    return chosen[0] if chosen else None
+    """Return the grammar that the command's options specify, or None. Raises UsageError if they specify several."""
+    options = {"--grammar": grammar, "--json-schema": json_schema, "--regex": regex}
+    given = [option for option, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]} can't be used together")
+    if not given:
+        return None
+    from rnn_engine.grammar import Grammar, written_grammar
+
+    if regex is not None:
+        return Grammar("regex", regex, "--regex")
+    if json_schema is not None:
+        return Grammar("json_schema", json_schema.read_text(encoding="utf-8"), "--json-schema")
+    assert grammar is not None
+    text = grammar.read_text(encoding="utf-8")
+    return Grammar("kbnf", text, "--grammar") if grammar.suffix == ".kbnf" else written_grammar(text, "--grammar")
 
 
 grammar_options = option_group(
@@ -133,24 +149,12 @@ grammar_options = option_group(
 )
 
 
-def _read_grammar(path: Path | None) -> Grammar | None:
-    if path is None:
-        return None
-    text = path.read_text(encoding="utf-8")
-    return Grammar("kbnf", text, "--grammar") if path.suffix == ".kbnf" else written_grammar(text, "--grammar")
-
-
-def _read_schema(path: Path | None) -> Grammar | None:
-    return None if path is None else Grammar("json_schema", path.read_text(encoding="utf-8"), "--json-schema")
-
-
-def _make_regex(pattern: str | None) -> Grammar | None:
-    return None if pattern is None else Grammar("regex", pattern, "--regex")
-
-
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The states from which a text starts: one, several that are mixed, or none, for the model file's own."""
+    """The states from which a generation starts, as given by options: one, several that are mixed, or none.
+
+    None means the model file's own state.
+    """
 
     files: Sequence[Path | None] = ()  # None is a state of fill values
     weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
@@ -158,16 +162,20 @@ class Starts:
 
     @property
     def settings(self) -> StateSettings:
-        """The `StateSettings` of an engine that loads these states; the first of them is the default state."""
+        """The `StateSettings` of an engine that loads these states, with the first of them as its default state."""
         if not self.files:
             return StateSettings()
+        from states.frozen import NO_INITIAL_STATE
+
         named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
         return StateSettings(named, default=NO_INITIAL_STATE if self.files[0] is None else _name(0))
 
     def mix(self, session: Session) -> StateMix | None:
-        """Return the mix of the engine's default state with the other states here; None if no mix was asked for."""
+        """Return the mix of the engine's default state with the other states; None if no mix was requested."""
         if not self.weights:
             return None
+        from rnn_engine.requests import MixedState, StateMix
+
         others = [
             MixedState(self.weights[place], None if self.files[place] is None else _initial_state(session, place))
             for place in range(1, len(self.files))
@@ -184,21 +192,26 @@ def _initial_state(session: Session, place: int) -> InitialState:
 
 
 def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
+    from states.frozen import NO_INITIAL_STATE
+
     parts = [_divide(text) for text in states]
     files = [None if file == NO_INITIAL_STATE else Path(file) for file, _ in parts]
     weights = [weight for _, weight in parts if weight is not None]
     if len(weights) != (len(parts) if len(parts) > 1 else 0):
         raise click.BadParameter(
-            f"{' '.join(states)!r} is not allowed; expected one FILE, or several FILE:WEIGHT", param_hint="'--state'"
+            f"{' '.join(states)!r}; expected one FILE, or several FILE:WEIGHT", param_hint="'--state'"
         )
     return Starts(files, weights, mix)
 
 
 def _divide(text: str) -> tuple[str, float | None]:
-    """Split FILE:WEIGHT into file and weight; without a weight, return None for it. File names may contain colons."""
+    """Split FILE:WEIGHT into file and weight; without a weight, return None for it.
+
+    File names may contain colons. A text that is the path of an existing file has no weight.
+    """
     file, colon, weight = text.rpartition(":")
     try:
-        return (file, float(weight)) if colon and file else (text, None)
+        return (file, float(weight)) if colon and file and not Path(text).exists() else (text, None)
     except ValueError:
         return text, None
 

@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from rnn_engine.bounds import STORED
 from rnn_engine.cli.options import (
+    as_bad_parameter,
     describe_shape,
     device_memory_option,
     lora_option,
@@ -20,13 +21,13 @@ from rnn_engine.cli.options import (
     slots_option,
     tokenizer_option,
 )
-from rnn_engine.convert.convert import FILE_FORMATS, FOLDER_TITLE, convert_model, model_bytes
-from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.forward.weight_choice import STORED, WeightChoice
+from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
+from rnn_engine.errors import ModelError
 from rnn_engine.hub import KNOWN, list_local, searches_cache
-from rnn_engine.loading.memory import Inspection, in_words, inspect_model
-from rnn_engine.loading.runner import open_merged, open_model
-from rnn_engine.model import LoraChoice
+
+if TYPE_CHECKING:
+    from rnn_engine.loading.memory import Inspection, Need
+    from rnn_engine.model import LoraChoice
 
 
 @click.command()
@@ -35,6 +36,8 @@ def models_command() -> None:
 
     The models on this computer are those of `rnn-engine pull` and those in Hugging Face's cache.
     """
+    from rnn_engine.loading.memory import in_words
+
     rows = [(each.repository, _version(each.path), in_words(each.num_bytes), str(each.path)) for each in list_local()]
     if rows:
         rows.insert(0, ("repository", "RWKV", "size", "path"))
@@ -44,22 +47,21 @@ def models_command() -> None:
     else:
         click.echo("no models on this computer")
     if not searches_cache():
-        click.echo("Hugging Face's cache is not searched; expected pip install 'rnn-engine[hub]'", err=True)
+        click.echo("Hugging Face's cache is not searched; for that, pip install 'rnn-engine[hub]'", err=True)
     click.echo("\n`rnn-engine pull NAME` fetches the newest file of:")
     for name, wanted in KNOWN.items():
         click.echo(f"{name:18} {wanted}")
 
 
 def _version(path: Path) -> str:
-    """Return the RWKV version of the model in the file `path`; "-" if the file has no model that can be served."""
+    """Return the RWKV version of the model in the file `path`, or "-" if it has no model that can be served."""
+    from rnn_engine.loading.runner import open_model
+
     try:
         with open_model(path) as model:
             return model.shape.version
     except ModelError:
         return "-"
-
-
-_FITS = {True: "fits", False: "too large", None: "?"}
 
 
 @click.command()
@@ -74,9 +76,13 @@ def inspect_command(
 ) -> None:
     """Show what a model file holds and on which devices it fits.
 
-    Reads no weights. The memory is shown for every format of --weights, without the cache's spare slots. With --lora,
-    the model is shown after the merge; weights that the LoRA changes are float32.
+    Reads no weights. The memory on each device is shown for every format of --weights: the weights, the states of the
+    slots, the states that the cache keeps there (as far as there is room), and the buffers of a step. With --lora, the
+    model is shown after the merge; weights that the LoRA changes are float32.
     """
+    from rnn_engine.loading.memory import inspect_model
+    from rnn_engine.loading.runner import open_merged
+
     with open_merged(model, loras) as opened:
         found = inspect_model(opened, tokenizer, slots, device_memory)
         title = describe_shape(opened.shape)
@@ -87,9 +93,14 @@ def inspect_command(
 
 
 def _print(title: str, found: Inspection) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rnn_engine.loading.memory import in_words
+
     click.echo(f"{found.file}: {title}")
     types = ", ".join(f"{count} {dtype}" for dtype, count in found.tensors.items())
-    click.echo(f"{in_words(found.file_bytes)}, {found.parameters:,} parameters; tensors: {types}")
+    click.echo(f"file: {in_words(found.file_bytes)}, {found.parameters:,} parameters; tensors: {types}")
     click.echo(f"tokenizer: {found.tokenizer}")
     click.echo(f"tuned state inside: {'yes' if found.has_tuned_state else 'no'}")
     click.echo(f"state of a sequence: {in_words(found.state_bytes)}")
@@ -99,20 +110,30 @@ def _print(title: str, found: Inspection) -> None:
         if device.refusal is not None:
             click.echo(f"can't run the model: {device.refusal}")
             continue
-        table = Table("weights", f"memory, {found.slots} slots", "", box=None)
+        table = Table("format", "weights", f"{found.slots} slots", "kept states", "buffers", "in all", "", box=None)
         for need in device.needs:
-            table.add_row(need.weights, in_words(need.num_bytes), _FITS[need.fits])
+            sizes = (need.weight_bytes, need.slot_bytes, need.kept_bytes, need.buffer_bytes, need.most_bytes)
+            table.add_row(need.weights, *map(in_words, sizes), _verdict(need, device.available_bytes))
         Console().print(table)
 
 
-_FORMATS = "; ".join(f"{end}: {file_format.title}" for end, file_format in FILE_FORMATS.items())
+def _verdict(need: Need, available: int | None) -> str:
+    """Say if a model fits into `available` bytes of a device; None stands for an unknown number."""
+    if available is None:
+        return "?"
+    if need.num_bytes > available:
+        return "too large"
+    return "fits" if need.most_bytes <= available else "fits, keeps fewer"
+
+
+_FORMATS = "; ".join(f"{end}: {title}" for end, title in TITLES.items())
 
 
 def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    try:
+    from rnn_engine.forward import WeightChoice
+
+    with as_bad_parameter():
         WeightChoice.parse(value)
-    except InvalidRequestError as error:
-        raise click.BadParameter(f"{value!r} is not allowed; expected {error.allowed}") from None
     return value
 
 
@@ -140,6 +161,10 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     help="Replace DST if it is a file, or a folder that `convert` wrote and that has not changed since.",
 )
 def convert_command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
+    from rnn_engine.convert.convert import convert_model, model_bytes
+    from rnn_engine.loading.memory import in_words
+    from rnn_engine.loading.runner import open_merged, open_model
+
     with open_merged(source, loras) as model, progress_bar("writing") as report:
         title = convert_model(model, target, weights, force=force, progress=report)
         shape = describe_shape(model.shape)

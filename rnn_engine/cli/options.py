@@ -1,4 +1,4 @@
-"""Command-line arguments and options that several commands share, and functions that parse their values."""
+"""Arguments and options that several subcommands share, and click callbacks that parse their values."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import click
 import cloup
-import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rnn_engine.bounds import AUTO, AUTO_FORMATS, DEFAULT_DRAFT, FORMAT_NAMES, LONGEST_WAIT, MAX_DRAFT, STORED
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.forward.weight_choice import STORED, WeightChoice
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.hub import locate_model
 from rnn_engine.hub.local import WEIGHTS, could_be_wanted
-from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.model import LoraChoice
-from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
-from rnn_engine.scheduler import LONGEST_WAIT, parse_policy
-from rnn_engine.types import ModelShape
+
+if TYPE_CHECKING:
+    from rnn_engine.model import LoraChoice
+    from rnn_engine.types import ModelShape
 
 # Groups of options: a command gets the values of options that belong together as one typed object.
 
@@ -43,7 +38,7 @@ AddOption: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 def option_group(
     title: str, make: Callable[..., T], *options: AddOption
 ) -> Callable[[Callable[Concatenate[T, P], None]], Callable[P, None]]:
-    """Return a decorator that adds `options` to a command and passes it the object that `make` builds from them.
+    """Return a decorator that adds options to a command and passes it one object, made of their values by `make`.
 
     The object is the command's first argument. The parameters of `make` have the names of options; an option with
     another name stays one of the command's own. A command with several groups takes the object of the nearest decorator
@@ -67,25 +62,37 @@ def option_group(
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+@contextmanager
+def as_bad_parameter() -> Iterator[None]:
+    """While the block runs, raise BadParameter in place of InvalidRequestError; click adds the option's name."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise bad_value(error.value, error.allowed, error.message) from None
+
+
+def bad_value(value: object, allowed: str, message: str | None = None) -> click.BadParameter:
+    """Return the error for an option's wrong value, with `message` in place of the usual words."""
+    return click.BadParameter(message or f"{value!r}; expected {allowed}")
+
+
 class FiniteRange(click.FloatRange):
-    """A click type for finite numbers in a range. Click's own type accepts NaN and infinity."""
+    """A click type for finite numbers within a range. Click's own type accepts NaN and infinity."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is not allowed; expected a finite number", param, ctx)
+            self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
 
 def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Parse a number of bytes such as 4096 or 256M; K, M, G and T stand for powers of 1024. A click callback."""
+    """A click callback that parses a number of bytes such as 4096 or 256M. K, M, G and T are powers of 1024."""
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
     if match is None:
-        raise click.BadParameter(
-            f"{text!r} is not allowed; expected a whole number of bytes, such as 0, 4096, 256M or 2G"
-        )
+        raise bad_value(text, "a whole number of bytes, such as 0, 4096, 256M or 2G")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -95,7 +102,7 @@ def size_in_words(num_bytes: int) -> str:
 
 
 def find_model(value: str | None) -> Path:
-    """Return the path of a model, given as a path or as a name that `pull` knows; None is the demo model.
+    """Return the path of the model that `value` names: a path, a name that `pull` knows, or None for the demo model.
 
     Raises UsageError if the model can't be found.
     """
@@ -111,7 +118,7 @@ def find_model(value: str | None) -> Path:
 
 
 def names_model(word: str) -> bool:
-    """Return True if `word` names a model: it is an existing path, or has the form or ending of a model's name."""
+    """Return True if `word` looks like a model: it is an existing path, or has the form or ending of a model's name."""
     if len(word.split()) == 1 and could_be_wanted(word):
         return True
     return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # `os.path.exists`, unlike Path, takes any text
@@ -134,10 +141,12 @@ device_option = click.option(
 def _weights(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is None or value == AUTO:
         return value
+    from rnn_engine.forward import WeightChoice
+
     try:
         WeightChoice.parse(value)
     except InvalidRequestError as error:
-        raise click.BadParameter(f"{value!r} is not allowed; expected {AUTO}, or {error.allowed}") from None
+        raise bad_value(value, f"{AUTO}, or {error.allowed}") from None
     return value
 
 
@@ -146,7 +155,7 @@ weights_option = click.option(
     show_default="f16, but stored for a quantised file",
     metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]",
     callback=_weights,
-    help=f"The format of the matrices on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
+    help=f"The format of the matrices on the device: {', '.join((*FORMAT_NAMES, STORED))}. CLASS is att, ffn, "
     "first (the first layer), last (the last layer), head, emb or adapters. With layers=N, the layers from N on are "
     "f16. Example: int4,head=int8. With activations=int8, the inputs of matrices in int8 or q8_0 are rounded to bytes, "
     f"too. auto takes the first of {', '.join(AUTO_FORMATS)} that fits into the device's memory; for a quantised file, "
@@ -169,7 +178,7 @@ def _tune_seconds(_context: click.Context, _parameter: click.Parameter, value: s
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e6:
-        raise click.BadParameter(f"{value!r} is not allowed; expected auto, or a number of seconds of at least 0")
+        raise bad_value(value, "auto, or a number of seconds of at least 0")
     return seconds
 
 
@@ -196,10 +205,12 @@ v5_epsilon_option = click.option(
 
 
 def _loras(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[LoraChoice, ...]:
-    try:
+    if not values:
+        return ()
+    from rnn_engine.model import LoraChoice
+
+    with as_bad_parameter():
         return tuple(map(LoraChoice.parse, values))
-    except InvalidRequestError as error:
-        raise click.BadParameter(f"{error.value!r} is not allowed; expected {error.allowed}") from None
 
 
 lora_option = click.option(
@@ -255,10 +266,10 @@ loading_options = option_group(
 
 
 def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    try:
+    from rnn_engine.scheduler import parse_policy
+
+    with as_bad_parameter():
         parse_policy(value)
-    except InvalidRequestError as error:
-        raise click.BadParameter(f"{value!r} is not allowed; expected {error.allowed}") from None
     return value
 
 
@@ -284,20 +295,20 @@ def slots_option(default: int) -> AddOption:
 
 
 def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
-    """Parse token ids from `1,2,3` or from a .npy file with one axis of whole numbers. A click callback."""
+    """A click callback that parses token ids from `1,2,3` or from a .npy file with one axis of whole numbers."""
     if text is None:
         return None
     if not text.endswith(".npy"):
         try:
             return [int(part) for part in text.split(",")]
         except ValueError:
-            raise click.BadParameter(
-                f"{text!r} is not allowed; expected token ids such as 1,2,3, or a FILE.npy"
-            ) from None
+            raise bad_value(text, "token ids such as 1,2,3, or a FILE.npy") from None
+    import numpy as np
+
     try:
         tokens = np.load(text, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise click.BadParameter(f"{text}: {error}") from error
+        raise click.BadParameter(f"{text} can't be read: {error}") from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         found = f"{tokens.dtype} of shape {tokens.shape}"
         raise click.BadParameter(f"{text} holds {found}; expected whole numbers in one dimension")
@@ -309,10 +320,13 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Report]:
-    """Show a progress bar while the block runs; yield a function that updates it.
+    """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.
 
     The function takes the current task, the number of parts that are done, and that of all parts.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -325,6 +339,6 @@ def progress_bar(title: str) -> Iterator[Report]:
 
 
 def describe_shape(shape: ModelShape) -> str:
-    """Return one line with a model's RWKV version and its sizes, such as the number of layers."""
+    """Return one line of text with a model's RWKV version and its sizes, such as the number of layers."""
     sizes = ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {size}" for name, size in shape.sizes.items())
     return f"RWKV {shape.version}, {sizes}"

@@ -1,4 +1,4 @@
-"""Start or load the replicas of `rnn-engine fleet`: its own, or those that a config file of Ray Serve describes.
+"""Functions that start or load the replicas of `rnn-engine fleet`, and the application for a Ray Serve config file.
 
 Such a file is deploy/serve.yaml, for `rnn-engine fleet --application`.
 """
@@ -17,20 +17,19 @@ from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace, device_at
 from rnn_engine.forward import Progress
-from rnn_engine.loading.parts import model_name
+from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from states.cache.config import CacheConfig
-from states.shared.client import StoreUrl
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreUrl
 
 if TYPE_CHECKING:
     from rnn_engine.fleet.remote import Front, RemoteEngine
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
-    """Start the replicas of one model, or connect to them; return the engine that runs requests on them.
+    """Start the replicas of one model, or connect to them, and return the engine that runs requests on them.
 
-    This also opens the part of the model that this process needs, see `front_opener`.
+    This also opens the part of the model that this process needs; see `front_opener`.
     """
     from rnn_engine.fleet.cluster import open_fleet
 
@@ -43,7 +42,7 @@ async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: P
 
 
 def front_opener(choice: EngineChoice) -> Callable[[], Front]:
-    """Return a function that opens the model's tokenizer, chat template and named states in the server's process."""
+    """Return a function that opens, in the server's process, a model's tokenizer, chat template and named states."""
     from rnn_engine.fleet.remote import open_front
 
     return partial(
@@ -56,10 +55,10 @@ def front_opener(choice: EngineChoice) -> Callable[[], Front]:
 
 
 async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
-    """Load and return the engine of one replica, in the replica's own process.
+    """Load and return the engine of one replica. Called in the replica's own process.
 
-    Each replica has a device, and its own folder within that of the cache. It accepts more requests than the front,
-    which enforces the bound: a place that is free in the front may not be free in the replica yet.
+    Each replica has a device, and its own folder within that of the cache. It accepts more requests than the front (the
+    server's process), which enforces the bound: a place that is free in the front may not be free in the replica yet.
     """
     cache = choice.cache
     if cache is not None and cache.disk is not None:
@@ -70,7 +69,7 @@ async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
 
 
 class ReplicaArgs(BaseModel):
-    """The settings of a replica in a Ray Serve config file: options of `rnn-engine fleet`, with the same defaults."""
+    """The settings of a replica in a config file of Ray Serve. They are options of `fleet` with the same defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,7 +83,7 @@ class ReplicaArgs(BaseModel):
 
 
 def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application of Ray Serve's
-    """Return the Ray Serve application that runs a model's replicas. Serve calls this with the `args` of a config file.
+    """Return the Ray Serve application that runs a model's replicas. Ray Serve calls it with a config file's `args`.
 
     The replicas' number and resources are set beside `args`.
     """

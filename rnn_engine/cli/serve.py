@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial, wraps
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeAlias, get_args
+from typing import Concatenate, ParamSpec, get_args
 
 import click
 import cloup
@@ -16,51 +16,42 @@ from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.cli.config_file import config_option, configured_models
 from rnn_engine.cli.options import (
     FiniteRange,
+    bad_value,
     batching_option,
-    describe_shape,
     find_model,
     loading_options,
     option_group,
     slots_option,
 )
-from rnn_engine.cli.server_options import connection_options, door_options, limit_options, log_on_stderr, log_options
-from rnn_engine.cli.session import EngineChoice, load_engine
-from rnn_engine.cli.state_options import cache_options, state_options, with_demo_state
-from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward import Progress
-from rnn_engine.interface import EngineInfo, EngineLike
-from rnn_engine.loading.parts import freeze_modules, model_name
+from rnn_engine.cli.server_options import connection_options, door_options, limit_options, log_options
+from rnn_engine.cli.state_options import cache_options, state_options
+from rnn_engine.hub import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from server.core.app import LoadEngine, LoadOrder, ModelRegistry, ServerSettings, run
-from server.core.settings import AuthSettings, ConnectionSettings, Limits
+from server.core.settings import AuthSettings, ConnectionSettings, Limits, ServerSettings
 from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
 
-# The models of a server: how the command line names them, and the settings with which each is loaded.
-
-LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
-"""Loads the model of a choice, in this process or in others, and reports its progress."""
+# The models of a server, and how the command line names them.
 
 _MOST_NAME = 128  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model to serve: the path of its file, and the name by which requests choose it."""
+    """A model to serve: its path, and the name by which requests choose it."""
 
     name: str
     path: Path
 
     @classmethod
     def parse(cls, text: str | None) -> NamedModel:
-        """Parse `FILE` or `NAME=FILE`; None is the demo model, which comes with the project."""
+        """Parse a model argument, `FILE` or `NAME=FILE`. None is the demo model, which comes with the project."""
         name, equals, file = (text or "").partition("=")
         if not equals or (text is not None and Path(text).exists()):
             path = find_model(text)
             return cls(model_name(path), path)
         if not 0 < len(name) <= _MOST_NAME or not name.isprintable():
-            allowed = f"a name of 1 to {_MOST_NAME} printable characters"
-            raise click.BadParameter(f"{text!r}: {name!r} is not allowed; expected {allowed}")
+            raise bad_value(text, f"a name of 1 to {_MOST_NAME} printable characters before the =")
         return cls(name, find_model(file))
 
 
@@ -78,7 +69,7 @@ models_argument = click.argument("models", nargs=-1, callback=_parse_models, met
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """The options on a server's models: their files, how requests choose one, and what admins may change."""
+    """The options for a server's models: their files, how requests choose one, and what admins may change."""
 
     models: tuple[NamedModel, ...]
     default_model: str | None
@@ -86,7 +77,7 @@ class ServedModels:
     admin_folders: tuple[Path, ...]
     unzip_folders: tuple[Path, ...]
     embed_model: Path | None
-    any_model: bool
+    any_model: bool | None
     idle_unload: float | None
 
 
@@ -130,9 +121,10 @@ models_options = option_group(
         "Needs the extra `embeds`.",
     ),
     click.option(
-        "--any-model",
-        is_flag=True,
-        help="Let the default model answer requests for an unknown model, instead of the status 404.",
+        "--any-model/--known-models",
+        default=None,
+        help="Let the default model answer requests for an unknown model, instead of the status 404.  "
+        "[default: if one model is served, without --strict]",
     ),
     click.option(
         "--idle-unload",
@@ -144,79 +136,21 @@ models_options = option_group(
 )
 
 
-async def load_models(
-    choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
-) -> ModelRegistry:
-    """Load all `models`, each by calling `load`; return their registry. LoRAs and states of `choice` are for the first.
-
-    `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
-    is no model called `default`.
-    """
-    names = [model.name for model in models]
-    if default is not None and default not in names:
-        raise InvalidRequestError("--default-model", default, f"one of {', '.join(names)}")
-    first, *others = models
-    states = choice.states
-    orders = [
-        LoadOrder(first.name, first.path, tuple(choice.loading.loras), tuple(states.files), states.default),
-        *(LoadOrder(model.name, model.path) for model in others),
-    ]
-    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
-
-
-def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOrder) -> LoadEngine:
-    return partial(load, _choose(choice, first, order))
-
-
-def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
-    """Return the settings with which to load the model of `order`, adapted from those of the first model, `choice`.
-
-    All models except the one called `first` use their own folders within those of `choice`.
-    """
-    cache, folder = choice.cache, choice.states.folder
-    if order.name != first:
-        own = _folder_name(order.name)
-        folder = None if folder is None else folder / own
-        if cache is not None and cache.disk is not None:
-            cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / own))
-    return replace(
-        choice,
-        model=order.path,
-        name=order.name,
-        loading=replace(
-            choice.loading,
-            loras=order.loras,
-            weights=order.weights or choice.loading.weights,
-            device=order.device or choice.loading.device,
-            tokenizer=order.tokenizer or choice.loading.tokenizer,
-        ),
-        cache=cache,
-        states=replace(choice.states, files=order.states, default=order.default_state, folder=folder),
-        slots=order.slots or choice.slots,
-    )
-
-
-def _folder_name(name: str) -> str:
-    """Return the name of a folder for the model called `name`, in characters that all file systems allow."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
-    return f"model-{safe}"
-
-
 P = ParamSpec("P")
 
 _DEFAULT = ServerSettings()
 
 
 def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
-    """Parse a file's permissions in octal digits, such as 660. A click callback."""
+    """A click callback that parses a file's permissions in octal digits, such as 660."""
     if not re.fullmatch("[0-7]{3,4}", text):
-        raise click.BadParameter(f"{text!r} is not allowed; expected three or four octal digits, such as 660")
+        raise bad_value(text, "three or four octal digits, such as 660")
     return int(text, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The options on how the server reads and runs requests."""
+    """The options for how the server reads and runs requests."""
 
     slots: int
     batching: str
@@ -226,7 +160,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """The options on the server's address, and on how its process ends."""
+    """The options for the server's address and for how its process ends."""
 
     host: str
     port: int
@@ -239,7 +173,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """All options of `rnn-engine serve`, with one field for each group."""
+    """The values of all options of `rnn-engine serve`, with one field for each group of options."""
 
     loading: LoadSettings
     requests: RequestOptions
@@ -251,22 +185,6 @@ class ServeOptions:
     limits: Limits
     connections: ConnectionSettings
     logs: LogSettings
-
-    @property
-    def choice(self) -> EngineChoice:
-        """The settings with which the first model is loaded."""
-        model = self.served.models[0].path
-        return EngineChoice(
-            model,
-            self.loading,
-            self.requests.slots,
-            cache=self.cache,
-            states=with_demo_state(model, self.states),
-            batching=self.requests.batching,
-            queue_seconds=self.limits.max_queue_seconds,
-            max_queued=self.limits.max_queued,
-            grammar_seconds=self.limits.max_grammar_seconds,
-        )
 
     @property
     def settings(self) -> ServerSettings:
@@ -312,8 +230,8 @@ _request_options = option_group(
         default=_DEFAULT.strict,
         show_default=True,
         help="Refuse requests with unknown fields. --no-strict ignores these fields and lists them in the answer's "
-        "header X-Left-Out. Both accept null and known fields that can't change the answer, and both refuse known "
-        "fields of other systems that would change the answer.",
+        "header X-Left-Out, unless a name looks misspelled. Both accept null and known fields that can't change the "
+        "answer, and both refuse known fields of other systems that would change the answer.",
     ),
 )
 _process_options = option_group(
@@ -373,7 +291,10 @@ _process_options = option_group(
 
 
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
-    """Add the options of a server to `serve_command`, which takes them as a `ServeOptions`, its first argument."""
+    """Return the command `serve_command` with a server's options added, which it takes as one `ServeOptions`.
+
+    This is a decorator. The `ServeOptions` is the command's first argument.
+    """
 
     @models_argument
     @loading_options
@@ -408,15 +329,6 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
     return with_options
 
 
-def serve(load: LoadChoice, options: ServeOptions) -> None:
-    """Load the models of `options`, each by calling `load`, and serve them over HTTP until a signal to stop."""
-    freeze_modules()
-    with log_on_stderr(options.logs):
-        served = options.served
-        load_all = partial(load_models, options.choice, served.models, served.default_model, load)
-        run(load_all, options.settings, partial(_announce, has_keys=bool(options.auth.keys)))
-
-
 @cloup.command()
 @serving_options
 def serve_command(options: ServeOptions) -> None:
@@ -429,27 +341,7 @@ def serve_command(options: ServeOptions) -> None:
     server when its running requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS)
     are used in place of --unix-socket, and --unix-socket in place of --port.
     """
+    from rnn_engine.cli.serving import serve
+    from rnn_engine.cli.session import load_engine
+
     serve(load_engine, options)
-
-
-def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
-    info = infos[0]
-    key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
-    taken = [each.device_bytes for each in infos if each.device_bytes is not None]
-    memory = f", {sum(taken) / 1e6:.1f} MB of its memory" if taken else ""
-    path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
-    if info.tokenizer == "none":
-        path, body = "completions", '{"prompt": [1, 2, 3], "return_token_ids": true}'
-    server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
-    models = (
-        f"{each.model}: {describe_shape(each.shape)}; weights {each.weights}, tokenizer {each.tokenizer}"
-        for each in infos
-    )
-    lines = {
-        "model": "\n         ".join(models),
-        "device": f"{info.device}, {info.num_slots} slots{memory}",
-        "address": url,
-        "try": f"curl {server}/v1/{path}{key} -d '{body}'",
-    }
-    for name, text in lines.items():
-        click.echo(f"{name:8} {text}")

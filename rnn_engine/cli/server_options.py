@@ -13,9 +13,7 @@ from typing import get_args
 
 import click
 
-from rnn_engine.cli.options import AddOption, FiniteRange, option_group, parse_size, size_in_words
-from rnn_engine.errors import InvalidRequestError
-from server.auth.admission import check_origin
+from rnn_engine.cli.options import AddOption, FiniteRange, as_bad_parameter, option_group, parse_size, size_in_words
 from server.auth.keys import ApiKey, check_key_name, read_keys
 from server.auth.rates import UNBOUNDED, Rate, parse_rate
 from server.auth.tls import TlsFiles
@@ -24,25 +22,25 @@ from server.telemetry.logs import LogFormat, LogLevel, LogSettings, RequestIdFil
 
 
 def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the origins of web pages that may call the server. A click callback."""
-    try:
+    """A click callback that checks the origins of web pages that may call the server."""
+    if not texts:
+        return ()
+    from server.auth.admission import check_origin
+
+    with as_bad_parameter():
         return tuple(map(check_origin, texts))
-    except InvalidRequestError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _parse_rate(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Rate:
-    """Parse the rate limit of an API key, such as `requests=60,tokens=100000`; None is no limit. A click callback."""
-    try:
+    """A click callback that parses an API key's rate limit, such as `requests=60,tokens=100000`; None is no limit."""
+    with as_bad_parameter():
         return UNBOUNDED if text is None else parse_rate(text)
-    except InvalidRequestError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _app_key(text: str) -> ApiKey:
     name, equals, key = text.partition("=")
     if not equals:
-        raise click.BadParameter("--app-key: expected NAME=KEY")
+        raise click.UsageError("--app-key has no name; expected NAME=KEY")  # the text may be a key
     return ApiKey.of(key, check_key_name(name))
 
 
@@ -175,7 +173,7 @@ _CONNECTIONS = ConnectionSettings()
 
 
 def seconds_option(name: str, default: float, meaning: str) -> AddOption:
-    """Return a click option called `name` whose value is a positive number of seconds; `meaning` is its help text."""
+    """Return a click option called `name` that takes a positive number of seconds. `meaning` is its help text."""
     return click.option(
         name,
         type=FiniteRange(min=0, min_open=True),
@@ -273,7 +271,7 @@ class BackgroundHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a log record to be written. Does not block; if the queue is full, the record is dropped and counted."""
+        """Queue a log record to be written. Does not block: if the queue is full, the record is dropped and counted."""
         try:
             self._lines.put_nowait(self._encode(record))
         except queue.Full:
@@ -282,10 +280,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Wait until all lines are written, and end the thread.
-
-        If nothing reads the lines, wait at most two seconds.
-        """
+        """Wait until all log lines are written, and end the thread. Wait at most two seconds if nothing reads them."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=_CLOSING_SECONDS)
             self._thread.join(_CLOSING_SECONDS)
@@ -298,7 +293,7 @@ class BackgroundHandler(logging.Handler):
                 self._write(self._encode(_dropped(dropped)))
 
     def _write(self, line: bytes) -> None:
-        """Write an encoded line to the file descriptor; ignore an OSError.
+        """Write an encoded log line to the file descriptor. An OSError is ignored.
 
         It uses `os.write`, since a thread that hangs in `sys.stderr` would keep the interpreter from ending.
         """
@@ -325,7 +320,7 @@ def _dropped(count: int) -> logging.LogRecord:
 
 @contextmanager
 def log_on_stderr(settings: LogSettings) -> Iterator[None]:
-    """Write the log to standard error while the block runs; `settings` has its format and level."""
+    """Return a context manager that writes the log to standard error, with the format and level of `settings`."""
     handler = BackgroundHandler(_STANDARD_ERROR)
     handler.setFormatter(make_formatter(settings.format))
     handler.addFilter(RequestIdFilter())

@@ -1,4 +1,4 @@
-"""Load an engine for one command, and run its event loop whenever the command waits for a result."""
+"""An engine for one command: its loading, and an event loop that runs whenever the command waits for a result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The model to load, and the settings with which its engine is loaded."""
+    """The model that a command loads, and the settings with which its engine is loaded."""
 
     model: Path
     loading: LoadSettings
@@ -41,7 +41,7 @@ class EngineChoice:
 
 
 async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None) -> Engine:
-    """Load and return the engine that `choice` describes, and show a progress bar meanwhile.
+    """Load and return the engine that `choice` describes, showing a progress bar.
 
     `progress` is called with the progress too, on any thread. If this is cancelled, the loading thread ends as well.
     """
@@ -75,7 +75,7 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An engine and the event loop that it runs on.
+    """An engine that a command uses, and the event loop that it runs on.
 
     On Ctrl-C, `run` cancels what it runs and then raises KeyboardInterrupt.
     """
@@ -85,7 +85,7 @@ class Session:
 
     @property
     def initial(self) -> FrozenState | None:
-        """The engine's default state, from which texts start; None if they start from the model's fill values."""
+        """The named state from which texts start by default; None if they start from the model's initial state."""
         default = self.run(self.engine.states.default())
         return None if default is None else default.frozen
 
@@ -98,16 +98,16 @@ class Session:
         on_delta: Callable[[TextDelta], None],
         on_start: Callable[[Started], None] = lambda _: None,
     ) -> Finished:
-        """Run `request` and return its last event.
+        """Run `request` on the engine and return the last event.
 
-        `on_start` is called when its prompt has been run, and `on_delta` with its text as it comes.
+        `on_start` is called when the prompt has been run, and `on_delta` with each new part of the text.
         """
         return self.run(_generate(self.engine, request, on_delta, on_start))
 
 
 @contextmanager
 def engine_session(choice: EngineChoice) -> Iterator[Session]:
-    """Load the engine that `choice` describes, yield a session with it, and close the engine after the block."""
+    """Return a context manager that loads the engine described by `choice`, yields a session with it, and closes it."""
     with asyncio.Runner() as loop:
         engine = loop.run(load_engine(choice))
         try:
@@ -140,7 +140,7 @@ _MAX_CHARACTERS: Final = 2**24
 def prompt_of(
     engine: EngineLike, initial: FrozenState | None, messages: Sequence[ChatMessage], *, answers: bool = True
 ) -> ChatPrompt:
-    """Return the prompt of the conversation `messages`, which starts from the state `initial`.
+    """Return the prompt of a chat: the conversation `messages`, which starts from the state `initial`.
 
     With `answers`, the prompt ends so that the model's answer can follow.
     """

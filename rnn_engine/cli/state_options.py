@@ -1,41 +1,37 @@
-"""Options on stored states: the cached states of prompts and answers, and named states."""
+"""Options for stored states: the cached states of prompts and answers, and named states."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rnn_engine.cli.options import FiniteRange, option_group, parse_size, size_in_words
+from rnn_engine.cli.options import FiniteRange, as_bad_parameter, bad_value, option_group, parse_size, size_in_words
 from rnn_engine.demo import model_path, pirate_state_path
-from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.settings import StateFile, StateSettings
 from states.cache.config import CacheConfig, DiskConfig
-from states.frozen import Precision
-from states.named.entry import DEFAULT_TTL, MAX_TTL, Quota, check_new_name
-from states.named.store import DEFAULT_CAPACITY
-from states.shared.client import StoreUrl
-from states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig
+from states.named.quota import DEFAULT_CAPACITY, DEFAULT_TTL, MAX_TTL, Quota
+from states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig, StoreUrl
+
+if TYPE_CHECKING:
+    from states.frozen import Precision
 
 _DEFAULT = CacheConfig()
 _STORE = StoreConfig(StoreUrl.parse("valkey://localhost"))
 
 
 def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str | None) -> StoreUrl | None:
-    """Parse the URL of a state store, in Valkey or Redis, that several servers share. A click callback."""
-    try:
+    """A click callback that parses the URL of a store for states, Valkey or Redis, that several servers share."""
+    with as_bad_parameter():
         return None if text is None else StoreUrl.parse(text)
-    except InvalidRequestError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _parse_objects(_context: click.Context, _parameter: click.Parameter, text: str | None) -> ObjectsConfig | None:
-    """Check the URL of an object store for states, such as `s3://BUCKET/PREFIX`. A click callback."""
-    try:
+    """A click callback that checks the URL of an object store for states, such as `s3://BUCKET/PREFIX`."""
+    with as_bad_parameter():
         return None if text is None else ObjectsConfig(text)
-    except InvalidRequestError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _make_cache(
@@ -188,10 +184,27 @@ def _store(
 _QUOTA = Quota()
 
 
-class _NamedFile(click.ParamType[StateFile]):
-    """The click type of NAME=FILE, the name and file of a state. It also accepts a `StateFile`, from a config file."""
+def parse_state_file(text: str) -> StateFile:
+    """Parse FILE or NAME=FILE, the file of a state and perhaps its name. Raises BadParameter.
 
-    name = "NAME=FILE"
+    An existing file may have `=` in its name.
+    """
+    name, equals, path = text.partition("=")
+    if not equals or Path(text).exists():
+        return StateFile(Path(text))
+    if not path:
+        raise bad_value(text, "FILE or NAME=FILE")
+    from states.named.entry import check_new_name
+
+    with as_bad_parameter():
+        check_new_name(name, "NAME")
+    return StateFile(Path(path), name)
+
+
+class _StateFileType(click.ParamType[StateFile]):
+    """The click type of `parse_state_file`. It also accepts a `StateFile`, from a config file."""
+
+    name = "[NAME=]FILE"
 
     def convert(
         self,
@@ -199,16 +212,7 @@ class _NamedFile(click.ParamType[StateFile]):
         param: click.Parameter | None,  # noqa: ARG002
         ctx: click.Context | None,  # noqa: ARG002
     ) -> StateFile:
-        if isinstance(value, StateFile):
-            return value
-        name, equals, path = value.partition("=")
-        if not equals or not path:
-            raise click.BadParameter(f"{value!r} is not allowed; expected NAME=FILE")
-        try:
-            check_new_name(name, "NAME")
-        except InvalidRequestError as error:
-            raise click.BadParameter(str(error)) from error
-        return StateFile(Path(path), name)
+        return value if isinstance(value, StateFile) else parse_state_file(value)
 
 
 def _make_states(
@@ -232,9 +236,10 @@ state_options = option_group(
         "--state",
         "files",
         multiple=True,
-        type=_NamedFile(),
-        metavar="NAME=FILE",
-        help="Let requests start from the state in this file under this name. May be given several times.",
+        type=_StateFileType(),
+        metavar="[NAME=]FILE",
+        help="Let requests start from the state in this file under this name, or else under the file's own. May be "
+        "given several times.",
     ),
     click.option(
         "--default-state",
@@ -294,11 +299,11 @@ state_option = click.option(
 
 
 def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
-    """Return `states` with the demo model's own state added, if `model` is the demo model.
+    """Return the state settings `states` with the demo model's own state added, if `model` is the demo model.
 
-    It is not added if a state there has the same name, and it does not become the default.
+    It is not added if a state in `states` has the same name, and it does not become the default.
     """
     demo = StateFile(pirate_state_path(), "pirate")
-    if model != model_path() or any(file.name == demo.name for file in states.files):
+    if model != model_path() or any((file.name or file.path.stem) == demo.name for file in states.files):
         return states
     return replace(states, files=[*states.files, demo])

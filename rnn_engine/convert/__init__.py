@@ -1,1 +1,1 @@
-"""Convert models: write an open model in another file format, with other tensor names, or in another weight format."""
+"""Convert models: write an open model as a file of another format, with other tensor names or weight formats."""

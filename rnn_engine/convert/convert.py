@@ -1,12 +1,14 @@
-"""Write a model in the format that its target's name selects."""
+"""`convert_model`: write an open model to a file or a folder, in the format that the target's name selects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
+from rnn_engine.bounds import STORED
+from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
 from rnn_engine.convert.llama_cpp import write_llama_cpp
 from rnn_engine.convert.prefab import write_prefab
 from rnn_engine.convert.writers import (
@@ -19,30 +21,22 @@ from rnn_engine.convert.writers import (
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import atomic_file, atomic_folder
 from rnn_engine.forward import Progress
-from rnn_engine.forward.weight_choice import STORED, WeightChoice
+from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
 from rnn_engine.model import OpenModel
 from rnn_engine.versions.table import VERSIONS, VersionTable
 
+_Write: TypeAlias = Callable[[IO[bytes], ConversionSource], None]
+"""Writes a file of one format. Raises ModelError for what the format can't hold."""
 
-@dataclass(frozen=True, slots=True)
-class FileFormat:
-    """A file format to which a model can be converted: its title for messages, and the function that writes it."""
-
-    title: str
-    write: Callable[[IO[bytes], ConversionSource], None]  # raises ModelError for what the format can't hold
-
-
-FILE_FORMATS: Final[Mapping[str, FileFormat]] = {
-    ".safetensors": FileFormat("safetensors with BlinkDL's tensor names", write_blinkdl_safetensors),
-    ".st": FileFormat("ai00's safetensors, in f16", write_st),
-    ".prefab": FileFormat("ai00's prefab, in f16", write_prefab),
-    ".pth": FileFormat("torch's file with BlinkDL's tensor names", write_blinkdl_pth),
-    ".gguf": FileFormat("GGUF for llama.cpp, with the vocabulary", write_llama_cpp),
+_WRITERS: Final[Mapping[str, _Write]] = {
+    ".safetensors": write_blinkdl_safetensors,
+    ".st": write_st,
+    ".prefab": write_prefab,
+    ".pth": write_blinkdl_pth,
+    ".gguf": write_llama_cpp,
 }
-"""The ending of a file's name -> the format of the file."""
-
-FOLDER_TITLE: Final = "a folder with flash-linear-attention's tensor names"
+"""The ending of a file's name, as in `TITLES` -> the function that writes such a file."""
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -59,7 +53,7 @@ def convert_model(
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
 ) -> str:
-    """Write `model` to `target`, one tensor at a time, and return the title of the format for messages.
+    """Write `model` to the file or folder `target`, one tensor at a time; return the file format's title for messages.
 
     The extension of `target` selects the format; without one, a Hugging Face folder is written. `weights` is a choice
     as `WeightChoice.parse` reads it; a float type by itself also applies to the embedding. Tensors that are not
@@ -73,21 +67,22 @@ def convert_model(
     the target's name in the message. Raises ModelError if the format can't hold the model, or if the model can't be
     read. Raises OSError if the target can't be written.
     """
-    file_format = FILE_FORMATS.get(target.suffix)
-    if file_format is None and target.suffix:
-        allowed = f"a file name that ends in {', '.join(FILE_FORMATS)}, or a folder name without an ending"
-        raise InvalidRequestError(field, str(target), allowed)
+    write = _WRITERS.get(target.suffix)
+    if write is None and target.suffix:
+        allowed = f"a file name that ends in {', '.join(TITLES)}, or a folder name without an ending"
+        message = f"{field}: no format has the ending {target.suffix!r}; expected {allowed}"
+        raise InvalidRequestError(field, str(target), allowed, message)
     if target.exists() and not force:
-        raise InvalidRequestError(field, str(target), "a name that does not exist yet, or --force to replace it")
-    if file_format is not None and target.exists() and not target.is_file():
-        raise InvalidRequestError(
-            field, str(target), "a name that does not exist yet, or the name of a file to replace"
-        )
+        message = f"{field}: {target} exists already; --force replaces it"
+        raise InvalidRequestError(field, str(target), "a name that does not exist yet", message)
+    if write is not None and target.exists() and not target.is_file():
+        message = f"{field}: {target} is a folder; expected the name of a file"
+        raise InvalidRequestError(field, str(target), "the name of a file", message)
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
     source = ConversionSource(model, present, parse_weights(weights, target.suffix).of(model.shape), progress)
     try:
-        if file_format is None:
+        if write is None:
             with atomic_folder(target, field) as folder:
                 write_fla(folder, source)
             return FOLDER_TITLE
@@ -96,8 +91,8 @@ def convert_model(
                 f"this format can't store the model's {model.shape.settings}; expected a model with the usual one"
             )
         with atomic_file(target) as file:
-            file_format.write(file, source)
-        return file_format.title
+            write(file, source)
+        return TITLES[target.suffix]
     except ModelError as error:
         raise ModelError(f"{target} was not written: {error}") from error
 
@@ -109,7 +104,7 @@ def model_bytes(path: Path) -> int:
 
 
 def parse_weights(text: str, suffix: str) -> WeightChoice:
-    """Parse a choice of weight formats for a converted file; `suffix` is the file's extension.
+    """Parse a user's choice of weight formats for a converted model; `suffix` is the ending of the file's name.
 
     The syntax is that of `WeightChoice.parse`, but a float type that comes first also applies to the embedding. In a
     GGUF file, the matrices that a 4-bit choice would store in int8 are stored in q8_0.

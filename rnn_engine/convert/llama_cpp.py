@@ -31,11 +31,11 @@ from rnn_engine.versions.v7_deep_embed.layout import ShapeV7DeepEmbed
 _CONTEXT_LENGTH: Final = 1 << 20  # llama.cpp's converter writes this for a model without a limit
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's kinds of tokens
 _STAND_INS: Final = {f"time_mix_v{number}.weight": f"time_mix_a{number}.weight" for number in "012"}
-"""Tensors that layer 0 of RWKV-7 does not use -> the tensors that are written in their place."""
+"""Tensors in llama.cpp's files that layer 0 of RWKV-7 does not use -> the tensors that are written in their place."""
 
 
 def write_llama_cpp(file: IO[bytes], source: ConversionSource) -> None:
-    """Write the model as a GGUF file that llama.cpp can run.
+    """Write a model as a GGUF file that llama.cpp can run.
 
     The file gets the vocabulary of the tokenizer that the engine finds for the model, if it is World's or another
     GGUF file's. Raises ModelError for a version that llama.cpp does not support, and for a tuned state.
@@ -93,7 +93,7 @@ def _metadata(shape: ModelShape) -> dict[str, Value]:
 
 
 def _vocabulary(tokenizer: Tokenizer, size: int) -> GgufVocabulary | None:
-    """Return the vocabulary to write, `size` tokens; None if the tokenizer is neither World's nor a GGUF file's."""
+    """Return a vocabulary of `size` tokens for a GGUF file; None unless the tokenizer is World's or a GGUF file's."""
     if tokenizer.name not in ("world", "gguf"):
         return None
     pieces = [tokenizer.decode_bytes(token) for token in range(size)]
@@ -129,7 +129,7 @@ def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEnt
 
 
 def _index(place: StoredTensor) -> int | None:
-    """Return the tensor's index in a stored tensor that several share; None if it is stored by itself."""
+    """Return a tensor's index in the GGUF tensor that stores several; None if it is stored by itself."""
     return next((step.index for step in place.steps if isinstance(step, StoredPart)), None)
 
 
@@ -154,7 +154,7 @@ def _single(source: ConversionSource, name: str, spec: TensorSpec, place: Stored
 
 
 def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
-    """Return the file's entry for a matrix in quantised blocks.
+    """Return the entry of a GGUF file for a matrix in quantised blocks.
 
     Raises ModelError if GGUF has no such block format, or if the matrix's rows are no multiple of a block.
     """

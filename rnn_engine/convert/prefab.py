@@ -1,4 +1,4 @@
-"""Write ai00's prefab models: web-rwkv's in-memory structures as CBOR, with its names and transforms, in f16."""
+"""Write ai00's prefab models: web-rwkv's structures as CBOR, with its tensor names and transforms, in f16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PADDING: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array to write: its shape and type, and a function that reads its numbers from the model.
+    """An array for a prefab file: its shape and type, and a function that reads its numbers from the model.
 
     The file stores the shape with the fastest dimension first, padded to 4 dimensions.
     """
@@ -38,7 +38,7 @@ class _Array:
 
 
 def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
-    """Write the model as an ai00 prefab file.
+    """Write a model as a prefab file of ai00.
 
     Raises ModelError for a version that ai00 does not support, for a tuned state, for a weight format other than f16,
     and for a width that is no multiple of 8.
@@ -63,7 +63,7 @@ def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
 
 
 class _Tree:
-    """A builder of the nested dicts and lists in which web-rwkv stores a model's tensors."""
+    """A builder of a prefab's nested dicts and lists, in which web-rwkv stores a model's tensors."""
 
     def __init__(self, source: ConversionSource) -> None:
         self._source = source
@@ -165,7 +165,7 @@ _BYTES, _LIST, _MAP = 2, 4, 5  # CBOR's major types
 
 
 def _write(file: IO[bytes], item: Any) -> None:  # noqa: ANN401
-    """Write an item, arrays one at a time."""
+    """Write nested dicts, lists and arrays as CBOR, reading one array of the model at a time."""
     encoder = CBOREncoder(file)
     match item:
         case dict():

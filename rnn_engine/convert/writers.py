@@ -1,4 +1,4 @@
-"""Write a model with BlinkDL's tensor names, as ai00's `.st` file, or as a folder of flash-linear-attention."""
+"""Write a model with BlinkDL's tensor names, as ai00's `.st` file, or as a folder for flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _FLOATS: Final = "--weights f16, bf16 or f32"
 
 
 def is_matrix(spec: TensorSpec) -> bool:
-    """Return True if the choice of weight formats applies to a tensor.
+    """Return True if a user's choice of weight formats applies to a tensor; other tensors keep their type.
 
-    It does for a tensor of two or more dimensions, unless one of them is the head size.
+    It does for a tensor of two or more dimensions, unless a dimension is the head size.
     """
     return len(spec.dims) > 1 and "N" not in spec.dims
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionSource:
-    """A model to convert, which reads its tensors in the chosen weight formats and reports the progress."""
+    """A model that is being converted: reads its tensors in the chosen weight formats, and reports the progress."""
 
     model: OpenModel
     specs: Sequence[TensorSpec]  # of the model's tensors, in BlinkDL's names and orientation
@@ -67,7 +67,7 @@ class ConversionSource:
         return self.model.shape
 
     def block_format(self, spec: TensorSpec) -> BlockFormat | None:
-        """Return the quantised block format in which to write a tensor; None for plain numbers.
+        """Return the quantised block format with which a tensor will be written; None for plain numbers.
 
         Raises ModelError if blocks are chosen for the matrices of adapters, for which a device does not support them.
         """
@@ -81,7 +81,7 @@ class ConversionSource:
         return found
 
     def read_blocks(self, spec: TensorSpec, block_format: BlockFormat) -> Blocks:
-        """Return a matrix in quantised blocks of `block_format`: those of the model's file, or else newly quantised."""
+        """Read a matrix in quantised blocks of `block_format`: those of the model's file, or else newly quantised."""
         self._report(spec)
         blocks = self.model.blocks(spec.name)
         if blocks is not None and blocks.format == block_format:
@@ -89,7 +89,7 @@ class ConversionSource:
         return quantise(block_format, self.model.tensor(spec.name))
 
     def dtype(self, spec: TensorSpec) -> np.dtype[Any]:
-        """Return the float type in which to write a tensor: the chosen one, or else its type in the model.
+        """Return the float type with which a tensor will be written: the user's choice, or else its type in the model.
 
         Raises ModelError if the chosen format, or else the model's, is no float type.
         """
@@ -112,7 +112,7 @@ class ConversionSource:
         shape: Sequence[int] | None = None,
         transform: Transform = lambda tensor: tensor,
     ) -> TensorEntry:
-        """Return a file's entry for a tensor: its `name` there, its shape and type, and how to read it.
+        """Return the output file's entry for a tensor: its `name` there, its shape and type, and how to read it.
 
         `dtype` None selects `self.dtype`. `transform` is applied to the model's tensor, and returns one of `shape`;
         `shape` None is the model's.
@@ -130,7 +130,7 @@ class ConversionSource:
         self.progress("writing", self.specs.index(spec), len(self.specs))
 
     def swapped(self, spec: TensorSpec, name: str, *, dtype: np.dtype[Any] | None = None) -> TensorEntry:
-        """Return a file's entry for a tensor with its last two dimensions swapped; see `entry`."""
+        """Return the output file's entry for a tensor with its last two dimensions swapped; see `entry`."""
         *leading, rows, columns = self.model.tensors[spec.name].shape
         return self.entry(
             spec, name, dtype=dtype, shape=(*leading, columns, rows), transform=lambda tensor: tensor.swapaxes(-1, -2)
@@ -151,7 +151,7 @@ def _cast(name: str, tensor: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]
 
 
 def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None:
-    """Write the model as a safetensors file with BlinkDL's names.
+    """Write a model as a safetensors file with BlinkDL's tensor names.
 
     Matrices may be in quantised blocks; `tensor_files.safetensors_file` describes how these are stored.
     """
@@ -171,7 +171,7 @@ def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None
 def _quantised(
     source: ConversionSource, spec: TensorSpec, matrix: StoredMatrix, num_rows: int
 ) -> Iterator[TensorEntry]:
-    """Yield the file's two entries for a quantised matrix: its codes and its figures, to be read in this order.
+    """Yield the two entries of a safetensors file for a quantised matrix, codes and figures, to be read in this order.
 
     Reading the codes loads the matrix; reading the figures releases it.
     """
@@ -187,7 +187,7 @@ def _quantised(
 
 
 def write_blinkdl_pth(file: IO[bytes], source: ConversionSource) -> None:
-    """Write the model as a torch `.pth` file with BlinkDL's names."""
+    """Write a model as a torch `.pth` file with BlinkDL's tensor names."""
     write_pth(file, _entries(source))
 
 
@@ -236,7 +236,7 @@ def model_info(shape: ModelShape) -> Ai00ModelInfo:
 
 
 def write_st(file: IO[bytes], source: ConversionSource) -> None:
-    """Write the model as ai00's `.st` file. Raises ModelError as `check_ai00` does."""
+    """Write a model as ai00's `.st` file. Raises ModelError as `check_ai00` does."""
     check_ai00(source, "an .st file")
     write_safetensors(file, list(_ai00_entries(source)), {})
 
@@ -266,7 +266,7 @@ def _ai00_entries(source: ConversionSource) -> Iterator[TensorEntry]:
 
 
 def _repeated(source: ConversionSource, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
-    """Return the file's entry for a tensor of RWKV-5.1 that has one number for each head, repeated for each channel.
+    """Return the entry of an `.st` file for a tensor of RWKV-5.1 with one number a head, repeated for each channel.
 
     This converts RWKV-5.1 to the RWKV-5 that ai00 supports.
     """
@@ -288,7 +288,7 @@ _THREE_DIMENSIONS: Final = (".att.x_r", ".att.x_w", ".att.x_k", ".att.x_v", ".at
 
 
 def write_fla(folder: Path, source: ConversionSource) -> None:
-    """Write the model to an empty folder as flash-linear-attention's config.json and model.safetensors.
+    """Write a model to an empty folder as flash-linear-attention's config.json and model.safetensors.
 
     Raises ModelError for a version other than v7, for a tuned state, and for an epsilon of the group norm other than
     the library's, 1e-5 times the size of a head.
@@ -312,7 +312,7 @@ def write_fla(folder: Path, source: ConversionSource) -> None:
 
 
 def _is_unused(spec: TensorSpec) -> bool:
-    """Return True for the tensors of layer 0's value residual, which are left out.
+    """Return True for the tensors of layer 0's value residual, which flash-linear-attention's files do not have.
 
     The layer does not use them, and flash-linear-attention has no module for them.
     """

@@ -18,5 +18,5 @@ def tokenizer_path() -> Path:
 
 
 def pirate_state_path() -> Path:
-    """Return the path of a tuned initial state, with which the model answers like a pirate."""
+    """Return the path of a tuned initial state, with which the demo model answers like a pirate."""
     return _FOLDER / "pirate.safetensors"

@@ -84,8 +84,9 @@ def _check_address(address: str) -> None:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        allowed = "HOST:PORT or auto, on a machine of the cluster, since ray:// addresses don't support streams"
-        raise InvalidRequestError("--address", address, allowed)
+        allowed = "HOST:PORT or auto, on a machine of the cluster"
+        message = f"--address {address!r} is no address of a cluster; expected {allowed} (ray:// carries no streams)"
+        raise InvalidRequestError("--address", address, allowed, message)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -102,16 +103,15 @@ def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, 
     if resources.gpus:
         gpus = sum(not each.is_software for each in equal_devices(device))
         if gpus * int(1 / resources.gpus) < replicas:
-            some = (
-                f"at most {1 / ceil(replicas / (gpus or 1)):.3g}, since there are {gpus} GPUs for {replicas} replicas"
-            )
-            allowed = some if gpus else "0, since WebGPU reaches no GPU on this machine"
-            raise InvalidRequestError("--replica-gpus", resources.gpus, allowed)
+            allowed = f"at most {1 / ceil(replicas / gpus):.3g}" if gpus else "0"
+            reason = f"there are {gpus} GPUs for {replicas} replicas" if gpus else "WebGPU finds no GPU on this machine"
+            message = f"--replica-gpus {resources.gpus:g} is too much, since {reason}; expected {allowed}"
+            raise InvalidRequestError("--replica-gpus", resources.gpus, allowed, message)
     return {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
 
 
 def deploy(name: str, application: serve.Application) -> None:
-    """Start a Serve application called `name`, replacing one of this name, and wait until its replicas run. Blocks.
+    """Start a Ray Serve application called `name`, replacing any earlier one, and wait until its replicas run. Blocks.
 
     Raises RnnEngineError if the replicas can't be started.
     """
@@ -122,25 +122,22 @@ def deploy(name: str, application: serve.Application) -> None:
 
 
 def remove(name: str) -> None:
-    """Delete the Serve application called `name`, and wait until its replicas have ended. Blocks."""
+    """Delete the Ray Serve application called `name`, and wait until its replicas have ended. Blocks."""
     serve.delete(name)
 
 
 def check_application(name: str) -> None:
-    """Raise InvalidRequestError unless the cluster runs an application of replicas called `name`. Blocks."""
+    """Raise InvalidRequestError unless the Ray cluster runs an application of replicas called `name`. Blocks."""
     found = serve.status().applications
     names = [each for each, application in found.items() if NAME in application.deployments]
     if name not in names:
-        allowed = (
-            f"one of {', '.join(names)}"
-            if names
-            else "the name of an application that `serve deploy` has started; there is none"
-        )
-        raise InvalidRequestError("--application", name, allowed)
+        there = f"there are: {', '.join(names)}" if names else "`serve deploy` starts one"
+        message = f"--application: no application of replicas is called {name!r}; {there}"
+        raise InvalidRequestError("--application", name, "the name of a running application", message)
 
 
 def _failure(name: str) -> str | None:
-    """Return Serve's message of why the replicas of the application `name` fail to start; None if it has none."""
+    """Return Ray Serve's reason why the replicas of the application `name` fail to start; None if it gives none."""
     application = serve.status().applications.get(name)
     if application is None or NAME not in application.deployments:
         return None
@@ -149,10 +146,10 @@ def _failure(name: str) -> str | None:
 
 
 class RayLinks:
-    """A front's connection to the replicas of a Serve application: implements `Links` by calls of Ray Serve."""
+    """A server process's connection to the replicas of a Ray Serve application. Implements `Links`."""
 
     def __init__(self, application: str, *, owned: bool) -> None:
-        """Connect to the Serve application `application`. If `owned`, `close` deletes the application."""
+        """Connect to the Ray Serve application called `application`. If `owned`, `close` deletes the application."""
         self._application = application
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
@@ -207,7 +204,7 @@ class RayLinks:
 
 @contextmanager
 def _losing(replica: str) -> Iterator[None]:
-    """While the block runs, raise ReplicaLostError in place of Ray's exceptions for a replica that can't be reached."""
+    """Within the `with` block, raise ReplicaLostError in place of Ray's exceptions for an unreachable replica."""
     try:
         yield
     except RayTaskError:  # the replica is well, but the call in it has failed
@@ -228,7 +225,7 @@ async def open_fleet(
     slots: int,
     max_queued: int,
 ) -> RemoteEngine:
-    """Start or join the replicas that `settings` describe, and return an engine that runs requests on them.
+    """Start the replicas that `settings` describe, or connect to running ones, and return an engine that uses them.
 
     The replicas are deployed here and removed by the engine's `close`. If `settings` name a running application, its
     replicas are used, and left running. `load` loads a replica's engine, with `slots` slots, and can be pickled. Raises

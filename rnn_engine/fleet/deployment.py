@@ -1,4 +1,4 @@
-"""Deploy replicas on Ray Serve, with a router that sends each call to the replica that the call names."""
+"""Deploy engine replicas on Ray Serve, with a router that sends each call to the replica that the call names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.fleet.wire import ReplicaLostError
 from rnn_engine.loading.parts import freeze_modules
 
 LoadReplica: TypeAlias = Callable[[ReplicaPlace], Awaitable[Engine]]
-"""Loads a replica's engine in its process. Can be pickled."""
+"""A function that loads a replica's engine in the replica's process, given its place in the fleet. Can be pickled."""
 
 NAME = "replica"  # of the deployment in its application
 _MOST_STARTS = 3  # of a replica that fails while it loads, before the deployment counts as failed
@@ -25,10 +25,13 @@ _CHECK_SECONDS = 2.0  # between two of Serve's checks that a replica lives
 
 
 class EngineReplica:
-    """The deployed class: a replica in a process of Serve's. Each call's first argument is the name of the replica."""
+    """The class that Ray Serve deploys: each replica's process has one object of it, which owns the replica's engine.
+
+    The first argument of a call is the name of the replica, for the router.
+    """
 
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
-        """Load the replica's engine by calling `load`. Serve sends calls only after this returns."""
+        """Load the replica's engine by calling `load`. Ray Serve sends calls only after this returns."""
         freeze_modules()
         context = serve.get_replica_context()
         gpus = get_runtime_context().get_accelerator_ids()["GPU"]
@@ -52,7 +55,7 @@ class EngineReplica:
         return await self._replica.report(known)
 
     async def check_health(self) -> None:
-        """Raise RuntimeError if the engine has failed for good, so that Serve starts another replica."""
+        """Raise RuntimeError if the engine has failed for good, so that Ray Serve starts another replica."""
         health = self._engine.health()
         if health.status == "failed":
             raise RuntimeError(health.reason)
@@ -111,7 +114,7 @@ def make_application(
     resources: Resources | None = None,
     drain_seconds: float = 30.0,
 ) -> serve.Application:
-    """Return a Serve application with `replicas` replicas. If `scaling` is given, Serve adds and removes replicas.
+    """Return a Ray Serve application with `replicas` replicas. With `scaling`, Serve adds and removes replicas.
 
     `load` loads a replica's engine, which has `slots` slots. A replica that is removed finishes its requests first,
     within `drain_seconds`.

@@ -1,4 +1,4 @@
-"""The replicas that a front knows, called members, with their reports and requests; and sums over all of them."""
+"""The replicas that a server process (front) knows, called members, with their requests; and sums over all replicas."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from states.cache.browse import CacheTree, SnapshotNode, TreeNode
 from states.cache.checkpoint import make_root, position_missing
 from states.cache.config import CacheStats, TierStats
 from states.frozen import NO_INITIAL_STATE
-from states.shared.client import StoreCounters
+from states.shared.config import StoreCounters
 
-# A front's record of one replica: the requests that it runs for the front, and the stream of their outcomes.
+# A server process's (front's) record of one replica: the requests that it runs for the front, and their events.
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class EndedError(RnnEngineError):
 
 
 class Member:
-    """A replica as its front sees it: its latest report and the requests that it runs for the front.
+    """A replica as a server process (front) sees it: its latest report, and the requests that it runs for the process.
 
     For one event loop.
     """
@@ -66,49 +66,46 @@ class Member:
 
     @property
     def outstanding(self) -> int:
-        """The number of this front's requests that the replica has not finished."""
+        """The number of this server process's requests that the replica has not finished."""
         return len(self._requests)
 
     def note(self, report: Report | None) -> None:
-        """Record the replica's latest report.
-
-        None means that the replica is no longer among those that take requests.
-        """
+        """Record the replica's latest report, or None if it is no longer among the replicas that take requests."""
         self.leaving = report is None
         self.report = report or self.report
 
     def request(self, key: int, call: bytes) -> RemoteRequest:
-        """Return a context manager that runs a request at the replica while its block runs.
+        """Return a context manager that runs a request at the replica while its `with` block runs.
 
         `key` identifies the request to the replica, and `call` is the packed request.
         """
         return RemoteRequest(self, key, call)
 
     def enter(self, request: RemoteRequest) -> asyncio.Task[None]:
-        """Send a request to the replica; return the task that waits until it was run. Called by `RemoteRequest`."""
+        """Send a request to the replica; return the task that waits for its end. Called by `RemoteRequest`."""
         self._requests[request.key] = request
         if self.lost:
             request.put(self._lost_error("its stream has ended"))
         return self._spawn(self._run(request))
 
     def leave(self, request: RemoteRequest) -> None:
-        """Ignore all further outcomes of a request, which its reader has left. Called by `RemoteRequest`."""
+        """Ignore all further events of a request, since nobody reads them any more. Called by `RemoteRequest`."""
         del self._requests[request.key]
 
     def hold(self, key: int, held: bool) -> None:
-        """Ask the replica to pause the events of the request `key`, or, if `held` is False, to resume them.
+        """Ask the replica to stop sending the events of the request `key`, or, if `held` is False, to resume.
 
         Called by `RemoteRequest`.
         """
         self._spawn(self._links.hold(self.name, self._front, key, held))
 
     def fail(self, error: RnnEngineError) -> None:
-        """End this front's requests at the replica with `error`."""
+        """End all requests of this server process at the replica with `error`."""
         for request in self._requests.values():
             request.put(error)
 
     def cancel(self) -> None:
-        """Cancel the stream of outcomes from the replica and the tasks that run requests.
+        """Cancel the stream of events from the replica, and the tasks that run requests there.
 
         `ended` waits for their end.
         """
@@ -127,9 +124,9 @@ class Member:
         return task
 
     async def _run(self, request: RemoteRequest) -> None:
-        """Have the replica run a request, and wait until it has ended.
+        """Have the replica run a request, and wait until it has ended. Its events arrive in the replica's stream.
 
-        The stream reports the request's outcomes, unless the call itself fails.
+        If the call itself fails, the request ends with an error here.
         """
         try:
             await self._links.run(self.name, self._front, request.key, request.call)
@@ -163,7 +160,7 @@ class Member:
 
 
 class RemoteRequest:
-    """A request that a replica runs while the `with` block of this context manager runs.
+    """A context manager around a request that a replica runs; leaving the `with` block early cancels the request.
 
     Not a generator: an event loop that shuts down closes all generators at once.
     """
@@ -176,7 +173,7 @@ class RemoteRequest:
         self._ended = False
 
     def put(self, outcome: Outcome) -> None:
-        """Queue an outcome from the replica for the request's reader. Outcomes after the last one are ignored."""
+        """Queue an event, or the error that ends the request, for its reader. Ignored after the request's end."""
         if self._ended:
             return
         if outcome is None:
@@ -190,7 +187,7 @@ class RemoteRequest:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens received from the replica so far."""
+        """The number of the request's generated tokens that have been received from the replica."""
         return self._inbox.num_tokens
 
     def __enter__(self) -> Self:
@@ -211,7 +208,7 @@ _MOST_GONE = 64  # replicas that are gone and would be recognised if they came b
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """The counters of one replica, or the sum of several replicas' counters, since the replicas' start."""
+    """The counters of a replica's engine and state cache since its start, or the sum of several replicas' counters."""
 
     engine: EngineCounters
     cache: CacheStats | None  # without sizes
@@ -221,19 +218,19 @@ class _Counts:
         return cls(report.counters, None if report.cache is None else report.cache.without_sizes())
 
     def plus(self, other: _Counts) -> _Counts:
-        """Return the sum of these counters and `other`."""
+        """Add the counters of `other` to these counters, and return the sum."""
         caches = [cache for cache in (self.cache, other.cache) if cache is not None]
         return _Counts(total_counters(EngineCounters(), (self.engine, other.engine)), total_cache_stats(caches))
 
 
 class Members:
-    """All members of a fleet: surveys them, chooses one for each request, and sums their counters.
+    """All replicas of a fleet, as one server process sees them: gets their reports, and chooses one for each request.
 
     For one event loop.
     """
 
     def __init__(self, links: Links, front: str, router: PrefixRouter) -> None:
-        """Start without members; `survey` adds them. `front` is the id of this front."""
+        """Create an empty fleet; `survey` adds its replicas. `front` is the id of this server process."""
         self._links = links
         self._front = front
         self._router = router
@@ -247,23 +244,23 @@ class Members:
 
     @property
     def takers(self) -> list[Member]:
-        """The members that take new requests."""
+        """The replicas that take new requests."""
         return [member for member in self if member.takes_requests]
 
     @property
     def reports(self) -> list[Report]:
-        """The latest report of each member that can be reached."""
+        """The latest report of each replica that can be reached."""
         return [member.report for member in self if not member.lost]
 
     def counters(self, own: EngineCounters) -> EngineCounters:
-        """Return the sum of all replicas' counters, including those that are gone, and the front's own."""
+        """Return the sum of all replicas' counters, including those that are gone, and of this process's `own`."""
         gone = (counts.engine for counts in (self._long_gone, *self._gone.values()))
         return total_counters(own, (*gone, *(member.report.counters for member in self)))
 
     def cache_stats(self) -> CacheStats | None:
-        """Return the sizes of all caches, and the sum of their counts, including those of replicas that are gone.
+        """Return the summed sizes of all replicas' state caches, and their summed counters since the fleet's start.
 
-        None if there are no caches.
+        These include the counters of replicas that are gone. None if there are no caches.
         """
         lost = (_Counts.of(member.report) for member in self if member.lost)
         gone = (counts.cache for counts in (*lost, self._long_gone, *self._gone.values()))
@@ -271,7 +268,7 @@ class Members:
         return total_cache_stats([cache for cache in caches if cache is not None])
 
     def health(self) -> Health:
-        """Return the fleet's health: ok if any member takes requests, else the health of an unwell member.
+        """Return the fleet's health: ok if any replica takes requests, else the health of one that is not ok.
 
         Serve restarts the replicas that fail.
         """
@@ -284,7 +281,7 @@ class Members:
         return next((health for health in unwell if health.status != "ok"), nothing)
 
     def refuse_if_unable(self) -> None:
-        """Raise EngineClosedError if the fleet is closing, or the error of its health if no member takes requests."""
+        """Raise EngineClosedError if the fleet is closing, or UnavailableError if its health allows no requests."""
         if self.closing:
             raise _stopped()
         self.health().check()
@@ -300,7 +297,9 @@ class Members:
         return self._members[found.name]
 
     async def ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Send a question about the cache position with the id `position` to its replica, and return the answer.
+        """Send a pickled question about the cached prompt prefix `position` to its replica, and return the answer.
+
+        `position` is an id from `join_trees`.
 
         Raises NotFoundError for an unknown position.
         """
@@ -313,7 +312,7 @@ class Members:
             raise position_missing(position) from None
 
     async def ask_all(self, question: bytes) -> dict[str, Any]:
-        """Send a question to all replicas; return their answers by the replicas' names.
+        """Send a pickled question about the state cache to all replicas; return their answers by the replicas' names.
 
         A replica that is lost or does not answer is left out, and logged. Raises the error of one that fails.
         """
@@ -331,7 +330,7 @@ class Members:
         return answers
 
     async def survey(self) -> None:
-        """Get a report of each replica and update the members from them. Raises what `Links.survey` raises."""
+        """Get a report from each replica, and update the known replicas. Raises what `Links.survey` raises."""
         found = await self._links.survey(self._router.versions())
         if found is None:  # a replica that hangs must not make the others count as gone
             return
@@ -354,7 +353,7 @@ class Members:
                 await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
 
     async def close(self) -> None:
-        """End the requests at all replicas with EngineClosedError, and cancel the streams of their outcomes."""
+        """End the requests at all replicas with EngineClosedError, and cancel the streams of their events."""
         for member in self:
             member.fail(_stopped())
         await asyncio.sleep(0)  # the readers of these requests leave
@@ -363,7 +362,7 @@ class Members:
         await asyncio.gather(*(member.ended() for member in self))
 
     def _note(self, reports: Mapping[str, Report]) -> list[Member]:
-        """Update the members from `reports`, by name; remove and return those that are gone and run no requests."""
+        """Update the known replicas from `reports`, by name; remove and return those that are gone and idle."""
         gone: list[Member] = []
         for name, member in list(self._members.items()):
             member.note(reports.get(name))
@@ -382,13 +381,13 @@ def _stopped() -> EngineClosedError:
 
 
 _OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
-"""The counters that a front keeps by itself, since it also sees the requests that no replica ran."""
+"""The counters that a server process keeps by itself, since it also sees the requests that no replica ran."""
 
 
 def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
-    """Return the sum of the replicas' counters, except that the counters of requests are the front's own.
+    """Return the sum of the replicas' counters, with the server process's `own` values for the counters of requests.
 
-    The front counts requests itself, since it also sees those that no replica ran.
+    The server process counts requests itself, since it also sees those that no replica ran.
     """
     total = EngineCounters()
     for name in _OF_REQUESTS:
@@ -405,7 +404,7 @@ def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> E
 
 
 def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
-    """Return the sum of the caches' counters, or None if there are no caches."""
+    """Return the sum of the counters and sizes of several replicas' state caches, or None if `replicas` is empty."""
     if not replicas:
         return None
     tiers: dict[str, TierStats] = {}
@@ -422,7 +421,7 @@ def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
 
 
 def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
-    """Return the sum of the `counters` of several clients of a shared store; None if there are no clients."""
+    """Return the sum of the counters of several clients of a store for shared states; None if all are None."""
     known = [counters for counters in clients if counters is not None]
     if not known:
         return None
@@ -440,7 +439,7 @@ def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounte
 
 
 def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
-    """Return the `SlotUse` of each held slot of all replicas, by replica, each replica's oldest request first.
+    """Return the request in each occupied slot of all replicas, by replica, each replica's oldest request first.
 
     Slots are numbered across all replicas, and requests too, so that no two have the same number.
     """
@@ -468,7 +467,7 @@ def _add_fields(total: CacheStats | TierStats, more: CacheStats | TierStats) -> 
 
 
 def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
-    """Join the cache snapshots of all replicas, by replica name, into one list of at most `limit` positions.
+    """Join snapshots of the replicas' state caches, by replica name, into one of at most `limit` prompt prefixes.
 
     If there are more, only the first of each replica are returned.
     """
@@ -482,7 +481,7 @@ def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> 
 
 
 def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
-    """Join the cache trees of all replicas, by replica name, into one tree of at most `limit` positions.
+    """Join trees of the replicas' cached prompt prefixes, by replica name, into one tree of at most `limit` prefixes.
 
     The id of each position includes its replica's name.
     """
@@ -495,7 +494,7 @@ def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
 
 
 def split_position(position: str) -> tuple[str, str]:
-    """Return the replica's name and the position's id at that replica, given a position's id from `join_trees`."""
+    """Split the id of a cached prompt prefix from `join_trees` into the replica's name and the id at that replica."""
     replica, _, own = position.rpartition("-")
     return replica, own
 

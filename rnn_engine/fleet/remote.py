@@ -1,4 +1,4 @@
-"""The engine of a fleet: an `EngineLike` whose requests run on replicas."""
+"""`RemoteEngine`, the engine of a fleet: it has the interface `EngineLike`, and runs its requests on replicas."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.parts import own_folders
 from rnn_engine.loading.runner import open_merged
-from rnn_engine.loading.settings import LoadSettings, StateSettings, open_states, share_names
+from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine.loading.states import open_states, share_names
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from rnn_engine.types import DeviceMemory
 from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from states.cache.config import CacheConfig, CacheStats
 from states.files.exchange import StateFiles
 from states.named.store import StateStore
-from states.shared.client import StoreCounters
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreCounters
 from states.shared.opening import open_store
 
 MOST_ATTEMPTS = 3  # replicas that are tried for a request, if each is lost before it answers anything
@@ -75,7 +76,7 @@ class RemoteEngine:
     """
 
     def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
-        """For `open`, which callers use instead. The engine's `close` also closes `links` and `front`."""
+        """Create an engine without replicas; callers use `open` instead. `close` also closes `links` and `front`."""
         self._links = links
         self._front = front
         self._keys = itertools.count()
@@ -92,9 +93,9 @@ class RemoteEngine:
     async def open(
         cls, links: Links, front: Front, *, max_queued: int = 64, router: PrefixRouter | None = None
     ) -> Self:
-        """Wait for a replica's first report, and return the engine, even if it is unwell.
+        """Create an engine that runs requests on the replicas behind `links`, and wait until one replica has reported.
 
-        The engine owns `links` and `front` from then on. Raises what `survey` raises.
+        That replica may be unhealthy. The engine owns `links` and `front` from then on. Raises what `survey` raises.
         """
         engine = cls(links, front, max_queued, router or PrefixRouter())
         try:
@@ -122,7 +123,7 @@ class RemoteEngine:
         return self._front.state_files
 
     def stats(self) -> EngineStats:
-        """Return the estimated number of this front's requests that are in a slot, and the number that wait for one."""
+        """Return the estimated numbers of this server process's requests that are in a slot and that wait for one."""
         active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members)
         return EngineStats(active, self._admission.taken - active)
 
@@ -142,7 +143,7 @@ class RemoteEngine:
         return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
-        """Return a snapshot of all replicas' caches; see `EngineLike.cache_nodes`.
+        """Return a tree of the most used prompt prefixes in all replicas' caches; see `EngineLike.cache_nodes`.
 
         Afterwards, `cache_stats` includes everything from before the call.
         """
@@ -186,7 +187,7 @@ class RemoteEngine:
             raise
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        """Run a request and yield its events; see `EngineLike.generate`.
+        """Return an iterator that runs a request on a replica and yields its events; see `EngineLike.generate`.
 
         A replica gets it when the iteration begins.
         """
@@ -195,7 +196,7 @@ class RemoteEngine:
         return self._generate(request, wait_for_room)
 
     async def close(self) -> None:
-        """Stop taking requests, end the running ones with EngineClosedError, and close the links. Idempotent."""
+        """Stop taking requests, end the running ones with EngineClosedError, and leave the replicas. Idempotent."""
         if self._members.closing:
             return
         await self._close_members()
@@ -203,7 +204,7 @@ class RemoteEngine:
         self._front.close()
 
     async def _close_members(self) -> None:
-        """Reject new requests, end the running ones and their streams, and cancel calls of the replicas under way."""
+        """Reject new requests, end the running ones and their streams, and cancel this process's calls to replicas."""
         self._members.closing = True
         self._admission.close()
         tasks = [*self._forgetting, *(() if self._surveying is None else (self._surveying,))]
@@ -243,7 +244,7 @@ class RemoteEngine:
                     return
 
     def _note_forgotten(self, root: str) -> None:
-        """Have the replicas drop checkpoints that start from the state with digest `root`.
+        """Have all replicas drop the cached states that were computed from the initial state with the digest `root`.
 
         May be called on any thread.
         """
@@ -257,7 +258,7 @@ class RemoteEngine:
             task.add_done_callback(self._forgetting.discard)
 
     async def _have_forgotten(self, root: str) -> None:
-        """Have all replicas drop their checkpoints that start from the state with digest `root`; log a failure."""
+        """Call `forget_root` for the initial state with the digest `root` on all replicas' engines; log a failure."""
         try:
             await self._members.ask_all(pack_question("forget_root", root))
         except Exception:
@@ -276,19 +277,19 @@ class RemoteEngine:
         self._note_members()
 
     def _note_members(self) -> None:
-        """Update `info` and the limit on running requests from the replicas' latest reports."""
+        """Update the engine's `info` and its limit on running requests from the replicas' latest reports."""
         infos = [member.report.info for member in self._members.takers]
         if not infos and self._facts is None:
             infos = [report.info for report in self._members.reports]
         if not infos:
             return
         slots = sum(info.num_slots for info in infos)
-        sizes = [info.device_bytes for info in infos if info.device_bytes is not None]
+        taken = [info.device_memory for info in infos if info.device_memory is not None]
         self._admission.resize(slots)
         self._facts = replace(
             infos[0],
             num_slots=slots,
-            device_bytes=sum(sizes) if sizes else None,
+            device_memory=DeviceMemory.sum(taken) if taken else None,
             folders=self._front.folders,
             chat_template=self._front.chat_template,
         )
@@ -305,9 +306,10 @@ def open_front(
     states: StateSettings | None = None,
     store: StoreConfig | None = None,
 ) -> Front:
-    """Open a model's tokenizer, chat template and named states; the weights are read only for their fingerprint.
+    """Open the parts of a fleet that the server's process has: a model's tokenizer, chat template and named states.
 
-    Blocks. The options are those of `Engine.load`, and so are the errors. With a `store`, fronts share named states.
+    Blocks. Reads the model's weights only for their fingerprint. The options are those of `Engine.load`, and so are the
+    errors. With a `store`, server processes share named states.
     """
     path, settings = locate_model(model_path), states or StateSettings()
     with ExitStack() as undo:

@@ -1,4 +1,4 @@
-"""The replica's side of a fleet: run requests that fronts in other processes send, and return their events."""
+"""Run an engine as one replica of a fleet: take requests from other processes (fronts), and send back their events."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class ReplicaEngine(EngineLike, Protocol):
     """The protocol of a replica's engine: `EngineLike`, and two more methods for its cache."""
 
     def forget_root(self, root: str) -> None:
-        """Drop the checkpoints that start from the state with the digest `root`."""
+        """Drop the cached states that were computed from the initial state with the digest `root`."""
         ...
 
     def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return how the cache's summary has changed since its version `since`; None if there is no summary yet."""
+        """Return the changes since version `since` of the cache's summary, hashes of cached prompts, if it has one."""
         ...
 
 
 class Replica:
-    """Runs the requests of fronts on an engine, and sends each front the outcomes of its requests in one stream.
+    """Runs requests of server processes (fronts) on an engine, and sends each front its requests' events in one stream.
 
     Events of a front's requests that are ready together are sent in one parcel, so that a step costs one message for
     each front and not one for each token. For one event loop. Owns the engine.
     """
 
     def __init__(self, engine: ReplicaEngine, name: str) -> None:
-        """Start a replica called `name`, which differs from all other replicas' names, on `engine`."""
+        """Create a replica that runs requests on `engine`. No other replica may have the same `name`."""
         self.name = name
         self._engine = engine
         self._outboxes: dict[str, _Outbox] = {}  # of the fronts that read their streams
@@ -59,7 +59,7 @@ class Replica:
         }
 
     async def run(self, front: str, key: int, call: bytes) -> None:
-        """Run a request until it has ended; put its outcomes into the stream of `front`, under `key`.
+        """Run the pickled request `call` to its end; put its events, with its number `key`, into the stream to `front`.
 
         Cancelling this frees the request's slot within a step. The request ends early if the front stops reading its
         stream, and does not begin if the front reads none.
@@ -83,7 +83,7 @@ class Replica:
         outbox.put(key, end)
 
     async def parcels(self, front: str) -> AsyncGenerator[bytes]:
-        """Yield the outcomes of the requests of `front`, beginning with an empty parcel; never ends by itself.
+        """Yield pickled lists of events of the requests of `front`, first an empty list; never ends by itself.
 
         When the caller stops reading, outcomes that were not sent are dropped, and its requests end.
         """
@@ -98,13 +98,13 @@ class Replica:
                 del self._outboxes[front]
 
     async def hold(self, front: str, key: int, held: bool) -> None:
-        """Pause (`held`) or resume reading the events of a request. Does nothing for a request that has ended."""
+        """Pause (`held`) or resume reading a request's events. Does nothing for a request that has ended."""
         outbox = self._outboxes.get(front)
         if outbox is not None:
             outbox.hold(key, held)
 
     async def report(self, known: Mapping[str, int]) -> bytes:
-        """Return a pickled `Report` of this replica.
+        """Return a pickled `Report` of this replica's engine.
 
         `known` has the version of each replica's cache summary that the front has; the report has the changes since.
         """
@@ -124,7 +124,7 @@ class Replica:
         return pickle.dumps(report)
 
     async def ask(self, question: bytes) -> bytes:
-        """Return the packed answer to a packed question about the cache, or the packed error that it raises."""
+        """Call the engine's method that a pickled `question` names; return its result or error, pickled."""
         try:
             method, args = unpack_question(question)
             answer = self._answers[method](*args)
@@ -137,7 +137,7 @@ class Replica:
 
 
 class _Outbox:
-    """The queue of outcomes that wait to be sent to one front, and the pauses of that front's requests."""
+    """The queue of events that wait to be sent to one server process, and the pauses of that process's requests."""
 
     def __init__(self) -> None:
         self.is_closed = False  # True: nobody reads the outcomes any more
@@ -147,10 +147,7 @@ class _Outbox:
 
     @contextmanager
     def reader(self, key: int) -> Iterator[asyncio.Event]:
-        """While the block runs, let the request `key` be paused.
-
-        The yielded event is set unless the request is paused.
-        """
+        """While the `with` block runs, let `hold` pause the request `key`; the event yielded is set unless paused."""
         reading = self._reading[key] = asyncio.Event()
         reading.set()
         try:
@@ -159,7 +156,7 @@ class _Outbox:
             del self._reading[key]
 
     def hold(self, key: int, held: bool) -> None:
-        """Pause (`held`) or resume a request."""
+        """Pause the request `key` if `held`, else resume it. Does nothing for a request that has ended."""
         reading = self._reading.get(key)
         if reading is None:
             return
@@ -173,7 +170,7 @@ class _Outbox:
         self._any.set()
 
     async def take(self) -> list[tuple[int, Outcome]]:
-        """Wait until there is an outcome, then remove and return all outcomes."""
+        """Wait until there is an event or error to send; then remove and return all, with their requests' keys."""
         await self._any.wait()
         await asyncio.sleep(0)  # meanwhile, other requests of the same step put theirs
         self._any.clear()
@@ -181,7 +178,7 @@ class _Outbox:
         return outcomes
 
     def close(self) -> None:
-        """Resume the paused requests, so that all see that the outbox is closed."""
+        """Mark the queue as closed, and resume the paused requests, so that all of them see it."""
         self.is_closed = True
         for reading in self._reading.values():
             reading.set()

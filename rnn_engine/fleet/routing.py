@@ -17,14 +17,14 @@ from states.tokens import TOKEN_BYTES, pack
 
 MOST_BLOCKS = 1 << 16  # remembered for each replica: the prompts of the last four million tokens
 
-# How much each request that a replica has already delays a new one, in prompt tokens: as many as run in that time.
+# How long each request that a replica already has delays a new one: as long as this many prompt tokens take.
 RUNNING_TOKENS = 8  # a running request shares the steps
 QUEUED_TOKENS = 32  # a queued request has to end first
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may be chosen for a request: its name, its slots, and how many of the front's requests it has."""
+    """A replica that may be chosen for a request: its name, its slots, and its number of requests of this process."""
 
     name: str
     num_slots: int
@@ -35,13 +35,13 @@ class PrefixRouter:
     """Chooses a replica for each request by the prompt prefixes that the replicas have probably cached."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        """Remember at most `most_blocks` blocks of the prompts that were sent to each replica."""
+        """Create a router that remembers at most `most_blocks` blocks of the prompts that were sent to each replica."""
         self._most = most_blocks
         self._replicas: dict[str, _Kept] = {}
         self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
-        """Return the candidate that is likely to finish running `prompt` first, and remember that it gets the prompt.
+        """Return the candidate replica that is likely to run `prompt` first, and remember that it gets the prompt.
 
         Of equal candidates, the one with the fewest requests for each slot is chosen, and then the one with the fewest
         remembered blocks. `root` distinguishes prompts that start from other states, or whose cache is not shared.
@@ -62,11 +62,14 @@ class PrefixRouter:
         return chosen
 
     def note(self, replica: str, changes: SummaryChanges) -> None:
-        """Update a replica's known prefixes from the changes of its cache summary since the version in `versions`."""
+        """Update the prompt prefixes that a replica has cached from the changes of its cache's summary.
+
+        The changes are those since the version in `versions`.
+        """
         self._replica(replica).note(changes)
 
     def versions(self) -> Mapping[str, int]:
-        """Return the known version of each replica's cache summary, without replicas whose summary is unknown."""
+        """Return the version of each replica's cache summary that is known here, without replicas that have none."""
         return {name: kept.version for name, kept in self._replicas.items() if kept.version is not None}
 
     def forget(self, replica: str) -> None:
@@ -94,14 +97,17 @@ class PrefixRouter:
 
 
 _Holders: TypeAlias = defaultdict[bytes, set[str]]
-"""Beginning of whole blocks -> the replicas that are known to keep it, or a checkpoint in the block after it."""
+"""Hash of a prompt's first whole blocks -> the replicas that probably have them cached.
+
+A replica may instead have a checkpoint in the block after them.
+"""
 
 
 class _Kept:
     """The prompt prefixes that one replica probably has cached: sent to it in prompts, or listed in its summary."""
 
     def __init__(self, name: str, holders: _Holders) -> None:
-        """Start without prefixes. `holders` maps each prefix's hash to the replicas that have it; this updates it."""
+        """Create an empty record. `holders` maps each prefix's hash to the replicas that have it, and is updated."""
         self.version: int | None = None  # of its summary
         self._name = name
         self._holders = holders
@@ -112,7 +118,7 @@ class _Kept:
 
     @property
     def num_sent(self) -> int:
-        """The number of remembered blocks of the prompts that were sent to the replica."""
+        """The number of remembered blocks (runs of tokens) of the prompts that were sent to the replica."""
         return len(self._sent)
 
     def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
@@ -125,12 +131,12 @@ class _Kept:
         return max(longest, number * BLOCK_TOKENS) if block in self._sent else longest
 
     def clear(self) -> None:
-        """Remove the replica from the holders of all prefixes."""
+        """Remove the replica from `holders`, the shared map from each prefix to the replicas that have it."""
         for block in {*self._sent, *self._marks}:
             self._leave(block)
 
     def note_sent(self, blocks: Iterable[bytes], most: int) -> None:
-        """Remember the prefixes of a prompt that is sent to the replica, given their hashes.
+        """Remember the prefixes of a prompt that is sent to the replica, given the prefixes' hashes.
 
         Store at most `most` hashes.
         """
@@ -146,7 +152,7 @@ class _Kept:
             self._remove(next(iter(self._sent)))
 
     def note(self, changes: SummaryChanges) -> None:
-        """Update the cached prefixes from a summary of the replica's cache, or from the changes of one."""
+        """Update the replica's cached prompt prefixes from its cache's summary, or from the summary's changes."""
         lost = {(mark.blocks, mark.path) for mark in unpack_marks(changes.lost)}
         if changes.whole:
             lost = {(blocks, path) for blocks, paths in self._marks.items() for path in paths}
@@ -166,7 +172,7 @@ class _Kept:
         self._notes += 1
 
     def _lengths(self, block: bytes, number: int, packed: bytes) -> Iterable[int]:
-        """Yield the lengths, in tokens, of the replica's checkpoints of a prompt that end in the block after a prefix.
+        """Yield the lengths in tokens of the replica's cached states that extend a prompt's prefix by part of a block.
 
         The prefix has the hash `block` and `number` whole blocks.
         """
@@ -176,9 +182,10 @@ class _Kept:
                 yield length
 
     def _prune(self, block: bytes | None) -> None:
-        """Remove a prefix that was sent but is no longer cached, and then each next shorter one with no other use.
+        """Forget a prompt prefix that was sent to the replica but is no longer cached, and then shorter ones in turn.
 
-        A prefix that was sent since the summary before the last one stays, because the last one may not cover it.
+        A shorter prefix stays if another longer one needs it, or if it is cached. A prefix that was sent since the
+        summary before the last one stays, because the last one may not cover it.
         """
         while block is not None and not self._longer[block] and block not in self._marks:
             sent = self._sent.get(block)
@@ -197,7 +204,7 @@ class _Kept:
                 del self._longer[sent.shorter]
 
     def _leave(self, block: bytes) -> None:
-        """Remove the replica from the holders of the prefix with the hash `block`."""
+        """Remove the replica from the replicas that have the prefix with the hash `block`."""
         holders = self._holders[block]
         holders.discard(self._name)
         if not holders:
@@ -206,7 +213,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Sent:
-    """When a prefix of whole blocks was last sent to a replica, and the prefix that is one block shorter."""
+    """A prompt prefix that was sent to a replica: when it was last sent, and the prefix that is one block shorter."""
 
     shorter: bytes | None  # the beginning that is one block shorter
     notes: int  # how many summaries had come when it was last sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rnn_engine.errors import DeviceError, check_finite
+from rnn_engine.errors import DeviceError, check_numbers
 from rnn_engine.gpu import equal_devices
 
 
@@ -16,23 +16,21 @@ class Resources:
     gpus: float = 0.0  # 1 at most
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `cpus` and `gpus` are finite and not negative."""
-        check_finite("cpus", self.cpus)
-        check_finite("gpus", self.gpus)
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The settings by which Serve adds and removes replicas as the number of requests changes."""
+    """The settings by which Ray Serve adds and removes replicas as the number of requests changes."""
 
     most: int
     up_seconds: float = 10.0  # for which there must be more requests than slots
     down_seconds: float = 300.0  # for which fewer replicas must suffice
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `up_seconds` and `down_seconds` are finite and not negative."""
-        check_finite("up_seconds", self.up_seconds)
-        check_finite("down_seconds", self.down_seconds)
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,8 @@ class FleetSettings:
     drain_seconds: float = 30.0  # in which a replica that is removed ends its requests
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `drain_seconds` is finite and not negative."""
-        check_finite("drain_seconds", self.drain_seconds)
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
     @property
     def most_replicas(self) -> int:
@@ -69,7 +67,7 @@ class ReplicaPlace:
 
 
 def device_at(place: ReplicaPlace, choice: str) -> str:
-    """Return the device for the replica at `place`, as a value of the option `--device`; `choice` is the fleet's value.
+    """Return the device for the replica at `place`, as a value of `--device`, given the fleet's value `choice`.
 
     WebGPU ignores the variable by which Ray hides a process's other GPUs (CUDA_VISIBLE_DEVICES), so the device is
     named. Of several devices that are as good for `choice`, the replica gets the one with the number of its GPU. If Ray

@@ -1,4 +1,4 @@
-"""The messages between a front (the server's process) and a replica, which runs the front's requests.
+"""Messages between a server process (front) and a replica, an engine in another process that runs its requests.
 
 Messages are converted to bytes here, so that the transport copies them without reading them.
 """
@@ -23,7 +23,7 @@ RETRY_SECONDS = 1.0  # after which another replica is likely to answer
 
 
 class ReplicaLostError(UnavailableError):
-    """Raised if the replica that ran a request has ended or can't be reached.
+    """Raised if the replica (engine process) that ran a request has ended or can't be reached.
 
     Another replica may run the request from the start.
     """
@@ -33,17 +33,17 @@ class ReplicaLostError(UnavailableError):
 
 
 Outcome: TypeAlias = Event | RnnEngineError | None
-"""An event of a request, or the error that ends it; None if it ended without an error and without `Finished`."""
+"""A message about a request: an event, the error that ends it, or None if it ended without an error and `Finished`."""
 
 Question: TypeAlias = Literal[
     "cache_nodes", "cache_tree", "cache_tokens", "drop_cache_position", "drop_cache", "forget_root"
 ]
-"""The questions that a replica answers: methods of its engine."""
+"""The methods of a replica's engine that a server process may call, all about the state cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica's report to a front: the description, health, counters, slots and cache changes of its engine."""
+    """A replica's report to a server process: description, health, counters, slots and cache changes of its engine."""
 
     name: str  # no other replica of the deployment has it
     info: EngineInfo  # without folders and chat template: a front has its own
@@ -56,7 +56,7 @@ class Report:
 
 
 def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
-    """Return a request as bytes. Its deadline is sent as seconds from now, since clocks differ between machines.
+    """Pickle a request for a replica, with its deadline as seconds from now, since the clocks of machines differ.
 
     Raises InvalidRequestError for a token mask, which is a function of this process.
     """
@@ -69,7 +69,10 @@ def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
 
 
 def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
-    """Return the request in `data`, with its deadline by this process's clock, and True if it may wait for room."""
+    """Return the request that `pack_request` pickled, and True if it may wait for room in the engine's queue.
+
+    The request's deadline is by this process's clock.
+    """
     request, left, wait_for_room = pickle.loads(data)
     if left is not None:
         request = replace(request, deadline=time.monotonic() + left)
@@ -77,12 +80,12 @@ def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
 
 
 def pack_outcomes(outcomes: list[tuple[int, Outcome]]) -> bytes:
-    """Return outcomes of requests, each with the key of its request, as bytes."""
+    """Pickle events and errors of several requests, each with the key (number) of its request."""
     return pickle.dumps((_monotonic_zero(), outcomes), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
-    """Return the outcomes in `data`, each with the key of its request, with times converted to this process's clock.
+    """Return the events and errors that `pack_outcomes` pickled, with their times converted to this process's clock.
 
     The times are as exact as the machines' times of day agree.
     """
@@ -92,7 +95,7 @@ def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
 
 
 def _monotonic_zero() -> float:
-    """Return the time of day at which the clock of `time.monotonic` was 0."""
+    """Return the time of day, in Unix seconds, at which the clock of `time.monotonic` was 0."""
     return time.time() - time.monotonic()
 
 
@@ -105,18 +108,21 @@ def _shifted(started: Started, seconds: float) -> Started:
 
 
 def unpack_report(data: bytes) -> Report:
-    """Return the report in `data`, the bytes that `Replica.report` returned."""
+    """Return the `Report` in `data`, the bytes that `Replica.report` returned."""
     report: Report = pickle.loads(data)
     return report
 
 
 def pack_question(method: Question, *args: object) -> bytes:
-    """Return a question to a replica as bytes: the name of a method of its engine, and the method's arguments."""
+    """Pickle a call of a method of a replica's engine: the method's name and its arguments."""
     return pickle.dumps((method, args))
 
 
 def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
-    """Return the method's name and the arguments in a packed question; raise InvalidRequestError for other methods."""
+    """Return the name and arguments of the method call that `pack_question` pickled.
+
+    Raises InvalidRequestError if the method is not in `Question`.
+    """
     method, args = pickle.loads(data)
     for question in get_args(Question):
         if method == question:
@@ -125,12 +131,12 @@ def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
 
 
 def pack_answer(value: object, error: RnnEngineError | None) -> bytes:
-    """Return a replica's answer to a question as bytes: the method's result `value`, or the error that it raised."""
+    """Pickle the outcome of a method call at a replica: the result `value`, or the error that the method raised."""
     return pickle.dumps((value, error), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_answer(data: bytes) -> Any:  # noqa: ANN401 - the question says which type it has
-    """Return the result in the packed answer to a question, or raise the error in it."""
+    """Return the result that `pack_answer` pickled, or raise the error in its place."""
     value, error = pickle.loads(data)
     if error is not None:
         raise error
@@ -141,43 +147,45 @@ NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 
 
 class Links(Protocol):
-    """The interface by which a front calls the replicas of one deployment. For one event loop."""
+    """The interface by which a server process (front) calls the replicas of one deployment. For one event loop."""
 
     async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
-        """Return a report of each replica that takes requests, or None if not all answer in time.
+        """Return a `Report` of each replica that takes requests, or None if not all replicas answer in time.
 
         `known` has the version of each replica's cache summary that the caller has; the reports have the changes since.
         """
         ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
-        """Have a replica run a packed request, and wait until it has ended; see `Replica.run`.
+        """Have `replica` run the pickled request `call`, and wait until that has ended; see `Replica.run`.
 
         Cancelling this cancels the request there. Raises ReplicaLostError if the replica is gone.
         """
         ...
 
     def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        """Yield the outcomes of a front's requests at a replica, several packed in each item; see `Replica.parcels`.
+        """Yield the events of all requests that `replica` runs for the server process `front`; see `Replica.parcels`.
+
+        Each item has the pickled events and errors of one moment.
 
         Ends, or raises, when the replica is gone.
         """
         ...
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
-        """Pause, or if `held` is False resume, the events of a request at a replica; see `Replica.hold`.
+        """Have `replica` stop sending the events of one request, or resume if `held` is False; see `Replica.hold`.
 
         Does nothing if the replica is gone.
         """
         ...
 
     async def ask(self, replica: str, question: bytes) -> bytes:
-        """Send a packed question to a replica and return the packed answer; see `Replica.ask`.
+        """Send a pickled question about the state cache to `replica`, and return its pickled answer; see `Replica.ask`.
 
         Raises ReplicaLostError if the replica is gone.
         """
         ...
 
     async def close(self) -> None:
-        """Disconnect from the replicas. Stop them if they were started for this front alone."""
+        """Disconnect from the replicas, and stop them if they were started for this server process alone."""
         ...

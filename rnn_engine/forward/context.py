@@ -1,7 +1,4 @@
-"""What the stages of a forward pass are built from.
-
-Also the stage of layer norm and token shift with which the time mix and the channel mix of each layer begin.
-"""
+"""The parts from which a model's stages are built when it is loaded, and the stage of layer norm with token shift."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from shaders import Constant, Include
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What a model's stages are built from: the model, the device, the compiled kernels and the shared buffers."""
+    """The parts from which a model's stages are built: model, device memory, compiled kernels and shared buffers."""
 
     model: Model
     format_of: FormatOf
@@ -41,7 +38,7 @@ class BuildContext:
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the tensor `name` as a matrix and the format in which the device stores it.
+        """Return the matrix of the tensor `name`, and the format in which the device stores it.
 
         The matrix is [R, C] as the tensor has it, or [C, R] if `transposed`. It is in the quantised blocks of the
         model's file if the device stores that block format, else an array of floats.
@@ -54,9 +51,9 @@ class BuildContext:
         return SegmentWeights(tensor.T if transposed else tensor, chosen)
 
     def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> SegmentWeights | None:
-        """Return the tensor `name` in the quantised blocks of the model's file, without conversion.
+        """Return the tensor `name` as the quantised blocks of the model's file, or None if they can't be used.
 
-        Return None if the file has no blocks for it, no kernel reads their format, or `chosen` is another format.
+        They can't if the file has no blocks for it, no kernel reads their format, or `chosen` is another format.
         """
         stored = WEIGHT_FORMATS.get((self.model.block_type(name) or "").lower())
         if stored is None or (chosen is not None and chosen.name != stored.name):
@@ -75,7 +72,7 @@ class BuildContext:
         *,
         state_bytes: int = 0,
     ) -> KernelStage:
-        """Compile the shader `name`.wgsl and return it as a stage, bound to `buffers` and to the step's batch.
+        """Compile the shader `name`.wgsl and return a stage that dispatches it, bound to `buffers` and the batch.
 
         `buffers` maps the variables of the shader to their buffers. `workgroups` returns the workgroups in x and y of a
         step.
@@ -97,14 +94,14 @@ class BuildContext:
 
 @dataclass(frozen=True, slots=True)
 class PackedVectors:
-    """Several vectors of a model, packed one after another into one buffer, so that a kernel binds only that buffer."""
+    """Several vectors of a model, one after another in one device buffer, so that a kernel binds just that buffer."""
 
     buffer: Buffer
     starts: Mapping[str, int]  # name -> its first float
 
     @classmethod
     def load(cls, context: BuildContext, label: str, prefix: str, names: Sequence[str]) -> PackedVectors:
-        """Upload the tensors whose names are `prefix` followed by each of `names`, packed in the order of `names`.
+        """Upload tensors into one device buffer, one after another. Their names are `prefix` plus each of `names`.
 
         Names that the model lacks are skipped.
         """
@@ -115,11 +112,11 @@ class PackedVectors:
 
     @classmethod
     def pack(cls, context: BuildContext, label: str, vectors: Mapping[str, NDArray[Any]]) -> PackedVectors:
-        """Upload `vectors` as f32, packed in their order. Each may have any float type and any shape."""
+        """Upload `vectors` as f32 into one device buffer, one after another. They may have any float type and shape."""
         flat = {name: vector.astype(np.float32).reshape(-1) for name, vector in vectors.items()}
         ends = np.cumsum([vector.size for vector in flat.values()]).tolist()
         packed = np.concatenate(list(flat.values()))
-        buffer = context.memory.create_buffer(label, packed.nbytes)
+        buffer = context.memory.create_buffer(label, packed.nbytes, use="weights")
         context.memory.upload(buffer, 0, packed)
         return cls(buffer, dict(zip(flat, [0, *ends], strict=False)))
 
@@ -136,8 +133,7 @@ def norm_shift_stage(
     outputs: Buffer,
     keeps_difference: bool = False,
 ) -> KernelStage:
-    """Return the stage that applies layer norm to each token and then the token shift, and writes the mixes to
-    `outputs`.
+    """Return the stage that applies layer norm and token shift to a step's tokens and writes the mixes to `outputs`.
 
     `outputs` is [len(mixes), max_tokens, D].
     `norm` is the layer norm's name in `vectors`.

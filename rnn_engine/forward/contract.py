@@ -1,4 +1,4 @@
-"""Argument checks that every runner makes, on any device: of batches, slots, states and tickets."""
+"""Checks of the arguments of a runner's methods, for runners on any device: batches, slots, states and tickets."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ T = TypeVar("T")
 
 
 def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
-    """Check `batch` before a step. Raises InvalidRequestError if a run is invalid, or if the runs have too many tokens
-    or rows.
+    """Raise InvalidRequestError if a token run of `batch` is invalid, or the batch has too many tokens or logit rows.
 
-    The draws are left to `check_draws`, the contents of masks to `make_masks`.
+    Called before a step. The draws are left to `check_draws`, the contents of masks to `make_masks`.
     """
     if len(batch) == 0:
         raise InvalidRequestError("batch", list(batch), "at least one token run")
@@ -52,8 +51,7 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
 def check_draws(
     batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0, max_logprobs: int = 0
 ) -> None:
-    """Check the draws of `batch` before a step. Raises InvalidRequestError for the first that the runner does not
-    support.
+    """Raise InvalidRequestError if the runner does not support one of the draws of `batch`. Called before a step.
 
     A draw asks the device to sample tokens after a run. `max_draws` is the most tokens of one draw; 0 means that the
     runner draws none.
@@ -73,7 +71,7 @@ def check_draws(
 
 
 def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
-    """Return the token ids of each run of `batch`, as indices into the embedding.
+    """Return the token ids of each token run of `batch`, as indices into the embedding table.
 
     Tokens that come with embeddings get ids from V on, in the order of `given_rows`.
     """
@@ -89,22 +87,22 @@ def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.
 
 
 def given_rows(batch: Batch) -> F32 | None:
-    """Return the embeddings [n, D] of all runs that have some instead of token ids; None if no run does."""
+    """Return the embeddings [n, D] of all token runs that bring embeddings instead of token ids; None if none does."""
     given = [run.embeddings for run in batch if run.embeddings is not None]
     return np.concatenate(given) if given else None
 
 
 def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
-    """Raise InvalidRequestError, with the name `field`, if `slot` is not one of a runner's `num_slots` slots."""
+    """Raise InvalidRequestError if `slot` is not one of a runner's `num_slots` slots. The message calls it `field`."""
     if not 0 <= slot < num_slots:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
 
 
 def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]:
-    """Call the mask function of each run; return a mask array [rows, ceil(V / 32)], or None to allow all tokens, per
-    run.
+    """Call the mask function of each token run, and return for each run its masks [rows, ceil(V / 32)].
 
-    Call it once a step. Raises InvalidRequestError for masks of another type or shape.
+    None stands for masks that allow all tokens. Call this once a step. Raises InvalidRequestError for masks of another
+    type or shape.
     """
     made = [None if run.masks is None else run.masks() for run in batch]
     for position, (run, masks) in enumerate(zip(batch, made, strict=True)):
@@ -117,9 +115,9 @@ def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]
 
 
 def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], vocab_size: int) -> NDArray[np.bool_]:
-    """Return a boolean array [R, V]: True if the mask of the row allows the token. A row without a mask allows all.
+    """Return a boolean array [R, V] for the logit rows of `batch`: True if the row's mask allows the token.
 
-    `masks` has one item for each run of `batch`.
+    A row without a mask allows all. `masks` has one item for each run of `batch`.
     """
     allowed = [np.ones((0, vocab_size), np.bool_)]
     for run, own in zip(batch, masks, strict=True):
@@ -128,8 +126,9 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a boolean array [B]: True if all rows of the run have finite logits. `finite` [R] has this for each
-    row.
+    """Return a boolean array [B]: True if all logit rows of the token run are finite.
+
+    `finite` [R] is True for each row that is.
     """
     if finite.all():
         return np.ones(len(batch), np.bool_)
@@ -141,9 +140,7 @@ def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def check_state(state: State, shape: ModelShape) -> None:
-    """Check `state` before it is written to a slot. Raises StateError if its fields, shapes or f32 type don't fit the
-    model.
-    """
+    """Raise StateError if the fields, shapes or types of `state`, a state for a slot, don't fit the model."""
     check_fields(state, shape, "state")
     for name, values in state.items():
         if values.dtype != np.float32:
@@ -151,7 +148,7 @@ def check_state(state: State, shape: ModelShape) -> None:
 
 
 def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
-    """Remove the oldest step in flight from `in_flight` and return it. `ticket` must be the ticket of that step.
+    """Remove and return the oldest of the steps in flight. `ticket` must be the ticket of that step.
 
     Raises InvalidRequestError if it was collected before, or if an older one was not.
     """
@@ -163,9 +160,9 @@ def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
 
 
 def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
-    """Check `run`, except its slot and its token ids. `position` is its place in the batch, for the error message.
+    """Raise InvalidRequestError if a token run is invalid, except for its slot and its token ids.
 
-    Builds messages only if something is wrong.
+    `position` is its place in the batch, for the error message, which is built only if something is wrong.
     """
     length = len(run.tokens)
     if length == 0:
@@ -189,8 +186,9 @@ def _check_tokens(batch: Batch, vocab_size: int) -> None:
 
 
 def _check_draw_ranges(batch: Batch, max_draws: int) -> None:
-    """Check that the numeric fields of all draws are in range, one field of all draws at a time, since that is
-    quicker.
+    """Raise InvalidRequestError if a numeric field of a draw in `batch` is out of range.
+
+    It looks at one field of all draws at a time, since that is quicker.
     """
     drawing = [(position, run.draw) for position, run in enumerate(batch) if run.draw is not None]
     if drawing and max_draws == 0:

@@ -44,10 +44,10 @@ def read_out(
     num_candidates: int,
     full_row: Callable[[int], F32],
 ) -> Readout:
-    """Return the read-out of a step: for each row its top logits, log-sum-exp and target logit.
+    """Return the read-out of a step from its logits [R, V]: for each row the top tokens, log-sum-exp and target logit.
 
-    `logits` is [R, V]. The read-out has `num_candidates` top tokens a row, as allowed by `masks`, which has one item a
-    run. `full_row` returns all logits of a row.
+    `num_candidates` top tokens are read of each row, as allowed by `masks`, which has one item a run. `full_row`
+    returns all logits of a row.
     """
     has_masks = any(own is not None for own in masks)
     allowed = allowed_tokens(batch, masks, logits.shape[-1])  # [R, V]
@@ -72,7 +72,7 @@ def read_out(
 
 
 def _row_targets(batch: Batch) -> list[int | None]:
-    """Return the target token of each of the R rows; None for the rows of a run without targets."""
+    """Return for each of the step's R logit rows its target token, whose logit is wanted; None if it has none."""
     return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
 
 
@@ -91,7 +91,7 @@ def _logsumexp(logits: F32) -> F32:
 
 
 class CpuRunner:
-    """A `Runner` that computes with numpy in f32.
+    """A `Runner`, which executes steps of a model, that computes with numpy in f32.
 
     The model may be closed after the constructor returns. Each weight is cast to f32 when first used.
     """
@@ -106,7 +106,7 @@ class CpuRunner:
         max_rows: int = 64,
         num_candidates: int = 128,
     ) -> None:
-        """Copy references to the tensors of `model` and allocate the states of `num_slots` slots.
+        """Prepare to run `model`: keep references to its tensors, and allocate the states of `num_slots` slots.
 
         A read-out has `num_candidates` top tokens a row, or V if that is less.
         """
@@ -202,7 +202,7 @@ class CpuRunner:
 
 
 def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
-    """Return, for each of the R rows, the index of its token among the step's tokens.
+    """Return for each of the step's R logit rows the index of its token among all tokens of the step.
 
     A run's rows belong to its last `rows` tokens.
     """

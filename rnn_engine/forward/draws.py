@@ -1,6 +1,6 @@
-"""Sampling on the device: encodes draws for draw.wgsl, decodes the drawn tokens, and updates each slot's sampling data.
+"""Sampling on the device: sends the settings of draws to it, reads the drawn tokens, and keeps penalties per slot.
 
-That data is a slot's stop tokens, logit biases and penalties.
+Draws are encoded for draw.wgsl. Besides penalties, a slot's stop tokens and logit biases are kept on the device.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SETTLED, _GOES_ON = 1, 2  # outcomes; the third, 0, is a row that is left to th
 
 
 def count_draws(batch: Batch) -> int:
-    """Return the most tokens that any run of `batch` has drawn after it in the step; 0 if no run has a draw."""
+    """Return how many tokens the device draws for the run of `batch` that asks for most; 0 if the host draws all."""
     return max((run.draw.count for run in batch if run.draw is not None), default=0)
 
 
 def count_told(batch: Batch) -> int:
-    """Return the size, in 4-byte words, of what the draws of `batch` can report at most besides the drawn tokens.
+    """Return how many 4-byte words the draws of `batch` can report at most, besides the drawn tokens.
 
     These words are log-probabilities and the ids of the likeliest tokens.
     """
@@ -56,15 +56,14 @@ def _count_told(draw: TokenDraw | None) -> int:
 
 
 def _told_words(draw: TokenDraw) -> int:
-    """Return how many 4-byte words of log-probabilities and ids come with each drawn token; 0 if none are wanted."""
+    """Return how many 4-byte words of log-probabilities and token ids the device reports with each drawn token."""
     return 0 if draw.logprobs is None else 2 + 2 * draw.logprobs
 
 
 def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
-    """Return the array [R, words] of a `struct Draw` of draw.wgsl for each row of `batch`. Rows without a draw are
-    zeros.
+    """Encode the draws of `batch` as an array [R, words], with a `struct Draw` of draw.wgsl for each logit row.
 
-    Updates `penalties`, uploading what the draws need before their first token.
+    Rows without a draw are zeros. `penalties` is updated: it uploads what the draws need before their first token.
     """
     ends = np.cumsum([run.rows for run in batch])
     drawing = [run.draw is not None for run in batch]
@@ -96,7 +95,7 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
 
 
 def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]:
-    """Return the tokens that the device drew after each run of `batch`, with their log-probabilities if requested.
+    """Return the tokens that the device drew after each token run of `batch`, with log-probabilities if requested.
 
     `answer` holds a `struct Draw` for each row, then the words that the draws have reported.
     """
@@ -114,7 +113,7 @@ def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]
 
 
 def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn]) -> None:
-    """Set the log-probabilities of each item of `drawn`, from the words `told` that the device reported."""
+    """Set the log-probabilities in each item of `drawn`, decoded from the words `told` that the device reported."""
     first = 0
     floats = told.view(np.float32).astype(np.float64)
     for run, one in zip(batch, drawn, strict=True):
@@ -126,7 +125,7 @@ def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn])
 
 
 def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[TokenLogprobs]:
-    """Return the log-probabilities of the drawn tokens of one run, and those of the likeliest tokens at each.
+    """Return the log-probabilities of one token run's drawn tokens, each with those of the likeliest tokens there.
 
     `words` and `floats` are the same reported words [tokens, words], as integers and as f32.
     """
@@ -138,9 +137,9 @@ def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[To
 
 
 class Following:
-    """The stage that runs first in a step and sets the input token of each run that `follows`.
+    """The stage that sets a token run's input token to the last one that the device drew in the run's slot.
 
-    That token is the one that the device drew last for the run's slot.
+    It does so for the runs that have `follows`, first in a step.
     """
 
     weight_bytes = 0
@@ -161,7 +160,7 @@ class Following:
 
 
 class DeviceDraws:
-    """The data for a step's draws on the device: uploads their inputs, and lists the copies that return the tokens."""
+    """Uploads the inputs of a step's draws to the device, and lists the copies that bring the drawn tokens back."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._draws = buffers.draws
@@ -172,16 +171,19 @@ class DeviceDraws:
         self._penalties = SlotPenalties(buffers.penalties, vocab_size, limits.num_penalty_slots, memory)
 
     def upload(self, batch: Batch) -> None:
-        """Upload the stop tokens, biases, penalties and `struct Draw` of the draws of `batch`.
+        """Upload what the device needs for the draws of `batch`: stop tokens, biases, penalties and `struct Draw`.
 
-        Stop tokens, biases and penalties that the slot already has are not uploaded again.
+        Stop tokens, biases and penalties that a slot already has are not uploaded again.
         """
         self._halts.upload(batch)
         self._biases.upload(batch)
         self._memory.upload(self._draws, 0, encode_draws(batch, self._limits, self._penalties))
 
     def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
-        """Yield the copies of the draws' results into `answer`, from byte `start` on, as `decode_draws` reads them."""
+        """Yield the copies that move the results of the draws into the buffer `answer`, from byte `start` on.
+
+        `decode_draws` reads them there.
+        """
         row_bytes = 4 * self._limits.draw_words
         num_bytes = row_bytes * sum(run.rows for run in batch)
         yield BufferCopy(self._draws, 0, answer, start, num_bytes)
@@ -190,10 +192,10 @@ class DeviceDraws:
 
 
 class SlotHalts:
-    """The stop tokens mask of each slot on the device: the tokens after which no further token is drawn."""
+    """The stop tokens of each slot, as a bit mask on the device: a draw ends with one of these tokens."""
 
     def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
-        """Use `buffer` for the masks: [slots, ceil(V / 32)] u32, zeros at first."""
+        """Use `buffer` for the stop token masks of all slots: [slots, ceil(V / 32)] u32, zeros at first."""
         self._buffer = buffer
         self._memory = memory
         self._num_bytes = 4 * mask_words(vocab_size)  # of a slot
@@ -201,7 +203,7 @@ class SlotHalts:
         self._masks = [self._none] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Upload the stop tokens mask of each run of `batch` that draws, unless its slot already has it."""
+        """Upload the stop token mask of each token run of `batch` that has a draw, unless its slot already has it."""
         for run in batch:
             if run.draw is None:
                 continue
@@ -212,16 +214,16 @@ class SlotHalts:
 
 
 class SlotBiases:
-    """The logit biases of each slot on the device."""
+    """The logit biases that the device adds in the draws of each slot, in a buffer on the device."""
 
     def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
-        """Use `buffer` for the biases: [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl."""
+        """Use `buffer` for the logit biases of all slots: [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl."""
         self._buffer = buffer
         self._memory = memory
         self._biases: list[DrawBiases | None] = [None] * num_slots
 
     def upload(self, batch: Batch) -> None:
-        """Upload the biases of the draws of `batch`, except those that their slots already have."""
+        """Upload the logit biases of the draws of `batch`, except those that their slots already have."""
         for run in batch:
             biases = None if run.draw is None else run.draw.biases
             if biases is not None and biases is not self._biases[run.slot]:
@@ -241,18 +243,17 @@ class SlotPenalties:
     """The sampling penalties of the sequences in the first `num_slots` slots, in a buffer on the device."""
 
     def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
-        """Use `buffer` for the penalties: [slots, 2, V] u32, the rows of penalties.wgsl."""
+        """Use `buffer` for the penalties of all slots: [slots, 2, V] u32, the rows of penalties.wgsl."""
         self._buffer = buffer
         self._memory = memory
         self._vocab_size = vocab_size
         self._texts: list[_Text | None] = [None] * num_slots  # by slot: the text whose penalties it holds
 
     def prepare(self, run: TokenRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the penalty fields of struct Draw for `run`: those from `presence` to `repeat`, and `position` to
-        `counts_input`.
+        """Return the fields of `struct Draw` for the penalties of `run`, which must have a draw with penalties.
 
-        `run` must have a draw with penalties. If its slot holds the penalties of another text, this uploads the
-        penalties from which the new text starts.
+        These are the fields from `presence` to `repeat`, and from `position` to `counts_input`. If the slot holds the
+        penalties of another text, this uploads those from which the new text starts.
         """
         slot, draw = run.slot, run.draw
         assert draw is not None, "a run that draws"
@@ -273,7 +274,7 @@ class SlotPenalties:
         return amounts, (text.num_seen + counted - text.first, window, draw.counts_input)
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
-        """Upload the penalties of a sequence that starts to draw in `slot`, and return its `_Text`, the slot's record.
+        """Upload the penalties of a sequence that starts to draw in `slot`, and return the record kept for the slot.
 
         `counted` is the number of the sequence's tokens that `penalties` already includes.
         """
@@ -290,7 +291,7 @@ class SlotPenalties:
 
 @dataclass(slots=True)
 class _Text:
-    """The record of the sequence whose penalties a slot has on the device, and how many of its tokens they count."""
+    """A slot's record of the penalties that the device has: whose they are, and how many tokens they count."""
 
     penalties: DrawPenalties
     first: int  # the number of the text's tokens that were counted when the slot took it over
@@ -299,7 +300,7 @@ class _Text:
 
 
 def _penalty_error(decay: float, length: int) -> float:
-    """Return an upper bound of the relative error of a penalty that the device has computed over `length` tokens.
+    """Return an upper bound of the relative error of a penalty that the device has summed up over `length` tokens.
 
     A number is a sum of f32, and each addition may be off by half a unit in the last place.
     If the penalties decay, that error's share of the sum shrinks with later additions.

@@ -26,7 +26,7 @@ from shaders import Constant
 
 
 class GivenEmbeddings:
-    """The stage that loads the input embeddings that runs supply instead of token ids.
+    """The stage that loads input embeddings for the token runs that bring embeddings instead of token ids.
 
     Its table of embeddings is overwritten before each step that has such runs.
     """
@@ -58,15 +58,15 @@ class GivenEmbeddings:
             yield from self._stage.dispatches(step)
 
     def upload(self, rows: F32) -> None:
-        """Upload the embeddings `rows` [n, D] that the runs of the next step supply."""
+        """Upload the embeddings `rows` [n, D] that the token runs of the next step bring."""
         for variable, array in self._format.pack(rows).items():
             self._memory.upload(self._stored[variable], 0, array)
 
 
 def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
-    """Upload a model's embedding table and build the stages that write each token's input vector.
+    """Upload a model's embedding table, and return the stages that write each token's input vector.
 
-    Return the stages that look up token ids, and the stage for embeddings that runs supply.
+    These are the stages that look up token ids, and the stage for embeddings that token runs bring.
     """
     names = context.model.shape.tensor_names
     vectors = PackedVectors.load(context, "embedding norm", f"{names.embedding_norm}.", ("weight", "bias"))
@@ -84,7 +84,7 @@ def table_stages(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> tuple[Stage, ...]:
-    """Upload the tensor `name` [V, C] in parts that fit a binding, and return the stage of each part.
+    """Upload the table `name` [V, C] in parts that each fit a buffer binding, and return a stage for each part.
 
     The kernel must include table_part.wgsl. It runs one workgroup for each token of a step.
     """
@@ -119,7 +119,7 @@ def table_stages(
 
 
 class Head:
-    """The last norm and the head's weights on the device; `bind` returns the stages that compute logits from them."""
+    """The model's last norm and head matrix on the device. `bind` returns the stages that compute logits from them."""
 
     def __init__(self, context: BuildContext) -> None:
         shape = context.model.shape
@@ -130,7 +130,10 @@ class Head:
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
-        """Return the stages that write logits to `outputs`. Run them only in steps with at least one logit row."""
+        """Return the stages that compute a step's logits and write them to `outputs`, find candidates, and draw tokens.
+
+        Run them only in steps with at least one logit row.
+        """
         context = self._context
         shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
         norm = context.kernel_stage(
@@ -186,9 +189,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class HeadStages:
-    """The stages after the last layer, bound to one `HeadOutputs`: they compute logits and candidates and draw
-    tokens.
-    """
+    """The stages after a model's last layer, which compute logits, find the top candidates and draw tokens."""
 
     logits: tuple[Stage, ...]  # write the logits
     candidates: Stage  # reduces them to candidates
@@ -197,7 +198,7 @@ class HeadStages:
 
 @dataclass(frozen=True, slots=True)
 class FindCandidates:
-    """The stage that finds the top candidates of each logit row. In steps without masks, it runs a quicker kernel."""
+    """The stage that finds the top candidates of each logit row, with a quicker kernel for steps without masks."""
 
     without_masks: KernelStage
     with_masks: KernelStage
@@ -219,7 +220,7 @@ LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
 
 
 class ForwardPass:
-    """A model loaded onto a device. Its methods return the plan of a step: the list of its kernel dispatches."""
+    """A model loaded onto a device. Its methods return plans: lists of the kernel dispatches of a step."""
 
     def __init__(
         self,
@@ -231,7 +232,10 @@ class ForwardPass:
         format_of: FormatOf,
         progress: Progress,
     ) -> None:
-        """Upload `model`, whose file may be closed afterwards. Raises DeviceError if its width is no multiple of 8."""
+        """Upload `model` to the device; its file may be closed afterwards.
+
+        Raises DeviceError if its width is no multiple of 8.
+        """
         shape = model.shape
         if shape.width % COLUMNS_AT_ONCE:
             raise DeviceError(
@@ -269,19 +273,18 @@ class ForwardPass:
 
     @property
     def weight_bytes(self) -> int:
-        """The size in bytes of all matrices that a step with logits reads: those of all layers and the head."""
+        """The total size in bytes of the matrices that a step with logits reads: those of all layers and the head."""
         return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0].logits))
 
     def logits_plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches of a step up to the logits, without masks and draws.
+        """Return the dispatches of a step of size `step` up to the logits, which leaves out masks and draws.
 
         If the step has rows, their logits are written to `outputs[side]`.
         """
         return Plan(tuple(self._logits_dispatches(step, side)))
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
-        """Return the dispatches that follow `logits_plan` in a step with rows: find the candidates, and draw tokens if
-        asked to.
+        """Return the dispatches that a step with logit rows runs after `logits_plan`: find candidates and draw tokens.
 
         Upload the step's masks before submitting them.
         """
@@ -290,7 +293,7 @@ class ForwardPass:
         return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
 
     def plan(self, step: StepSize, side: int) -> Plan:
-        """Return all dispatches of a step. If it has rows, they write their logits and read-out to `outputs[side]`."""
+        """Return all dispatches of a step of size `step`. Logits and read-outs of its rows go to `outputs[side]`."""
         logits = self.logits_plan(step, side).dispatches
         return Plan((*logits, *self.readout_plan(step, side).dispatches) if step.num_rows else logits)
 
@@ -300,8 +303,8 @@ class ForwardPass:
 
 
 def _create_states(layer: int, initial: F32, num_slots: int, memory: Memory) -> Buffer:
-    """Create the buffer of a layer's states, with `initial` [stride] in each slot."""
-    buffer = memory.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes)
+    """Create the device buffer with a layer's states of all slots, and fill each slot with `initial` [stride]."""
+    buffer = memory.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes, use="states")
     if initial.any():  # a new buffer holds zeros
         memory.upload(buffer, 0, np.tile(initial, num_slots))
     return buffer

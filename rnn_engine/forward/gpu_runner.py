@@ -1,4 +1,4 @@
-"""The runner of a model on a GPU. It executes one batch of token runs in each step."""
+"""The runner of a model on a GPU. It executes one batch of token runs (consecutive tokens of a slot) in each step."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
 from rnn_engine.types import (
     F32,
     Batch,
+    DeviceMemory,
     Drawn,
     Model,
     ModelShape,
@@ -36,12 +37,11 @@ from rnn_engine.types import (
 
 
 class OpenRuns:
-    """The open runs: those in flight for which the device has not reported yet how many tokens it drew.
+    """Records the open token runs: those in flight for which the device has not yet reported how many tokens it drew.
 
-    A run with a draw counts as complete until the device reports how many tokens it has drawn. So a run that follows it
-    can be submitted at once. On the device it does nothing if the run before is not complete. Each drawn token swaps
-    the side of the slot's state from which the next step reads the token shifts. After the report, `close` corrects
-    these sides.
+    A run with a draw counts as complete until then, so that a run that follows it can be submitted at once. On the
+    device it does nothing if the run before is not complete. Each drawn token swaps the side of the slot's state from
+    which the next step reads the token shifts. After the report, `close` corrects these sides.
     """
 
     def __init__(self, states: SlotStates) -> None:
@@ -50,7 +50,7 @@ class OpenRuns:
         self._followable: set[int] = set()  # slots whose last run has a draw
 
     def check(self, batch: Batch) -> None:
-        """Raise InvalidRequestError if a run of `batch` `follows` a run without a draw in its slot."""
+        """Raise InvalidRequestError if a token run of `batch` `follows` another one in its slot that has no draw."""
         for position, run in enumerate(batch):
             if run.follows and run.slot not in self._followable:
                 raise InvalidRequestError(
@@ -58,7 +58,7 @@ class OpenRuns:
                 )
 
     def add(self, ticket: Ticket, batch: Batch) -> None:
-        """Record the runs of `batch`, submitted as `ticket`, as if each draw had drawn all the tokens it may."""
+        """Record the token runs of `batch`, submitted as `ticket`, as if each draw had drawn all the tokens it may."""
         self._steps[ticket] = {}
         for run in batch:
             if run.draw is None:
@@ -71,9 +71,9 @@ class OpenRuns:
                 self._steps[ticket][run.slot] = run
 
     def close(self, ticket: Ticket, batch: Batch, drawn: Sequence[Drawn]) -> None:
-        """Correct the slots' sides after the oldest step in flight, by how many tokens the device really drew.
+        """After a step, correct which side of the token shifts each slot reads next, now that its draws are known.
 
-        `drawn` has one item for each run of `batch`; it is empty if the step failed.
+        The step is the oldest in flight. `drawn` has one item for each run of `batch`; it is empty if the step failed.
         """
         own = self._steps.pop(ticket)
         for run, one in zip(batch, drawn, strict=False):
@@ -86,13 +86,13 @@ class OpenRuns:
                         del later[run.slot]
 
     def forget(self, slot: int) -> None:
-        """Drop the records of the runs of `slot`, because another state is written to it."""
+        """Drop the records of all token runs in `slot`, because another state is written to it."""
         self._followable.discard(slot)
         for step in self._steps.values():
             step.pop(slot, None)
 
     def any_in(self, slots: Iterable[int]) -> bool:
-        """Return True if a run in one of `slots` is open, so that the side of the slot's state is still unknown."""
+        """Return True if any of `slots` has an open token run: one whose number of drawn tokens is not known yet."""
         return any(slot in step for slot in slots for step in self._steps.values())
 
     def _correct(self, run: TokenRun, num_run: int) -> None:
@@ -106,7 +106,10 @@ _MAX_IN_FLIGHT = 2
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A submitted step. Steps with an even ticket number use side 0 of the double buffers, others side 1."""
+    """A submitted step, with its results once the device has executed it.
+
+    Steps with an even ticket number use side 0 of the double buffers, others side 1.
+    """
 
     ticket: Ticket
     batch: Batch
@@ -122,7 +125,7 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It allocates device memory of its own and frees it at `close`; the device may be shared.
+    """A `Runner` on a GPU. It frees its device memory at `close`; other models may use the same device.
 
     The buffers that the device writes and the host reads, logits and answer, exist twice.
     The buffers that the host writes exist once: uploads and submissions run in the order of the calls, so a step's
@@ -141,7 +144,7 @@ class GpuRunner:
         limits: StepLimits,
         progress: Progress,
     ) -> None:
-        """Upload `model`, which may be closed afterwards, and allocate the buffers of its steps.
+        """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
 
         `matmuls` are kernels of `device` for steps of `limits`.
         `memory` is an empty group of buffers of `device`. The caller closes it if this fails, else the runner does.
@@ -199,13 +202,18 @@ class GpuRunner:
         return self._device
 
     @property
+    def memory(self) -> DeviceMemory:
+        """The bytes of device memory that the runner has allocated, by what they are for."""
+        return self._memory.used
+
+    @property
     def allocated_bytes(self) -> int:
         """The bytes of device memory that the runner has allocated."""
-        return self._memory.allocated_bytes
+        return self.memory.total
 
     @property
     def weight_bytes(self) -> int:
-        """The size in bytes of all matrices that a step with logits reads."""
+        """The total size in bytes of all matrices that a step with logits reads."""
         return self._forward.weight_bytes
 
     def plan(
@@ -218,7 +226,7 @@ class GpuRunner:
         has_draws: bool = False,
         has_following: bool = False,
     ) -> Plan:
-        """Return the dispatches of a step with these numbers of tokens, runs and rows."""
+        """Return the kernel dispatches of a step with the given numbers of tokens, token runs and logit rows."""
         size = StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws, has_following=has_following)
         return self._plan(size, side=0)
 
@@ -244,7 +252,7 @@ class GpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        """Wait for the step of `ticket`, the oldest not yet collected, and return its read-out. See `Runner`.
+        """Wait for the step `ticket`, the oldest not yet collected, and return its read-out. See `Runner`.
 
         Returns at once for a step without rows, since it has no results.
         """
@@ -257,12 +265,9 @@ class GpuRunner:
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Compile the kernels by running steps of each of `token_counts` in slot 0, one with a mask and one with a
-        draw.
+        """Compile the kernels by running steps in slot 0: of each of `token_counts`, with a mask, and with a draw.
 
-        Slot 0 has the initial state afterwards.
-
-        Each step has as many rows as it may have.
+        The first ones have as many rows as they may have. Slot 0 has the initial state afterwards.
         """
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
@@ -303,7 +308,7 @@ class GpuRunner:
             self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
-        """Upload the inputs of `batch`, submit its dispatches and start the download of its read-outs and draws.
+        """Upload the inputs of `batch`, submit its dispatches, and start the download of its read-outs and draws.
 
         Masks are made while the device computes the logits. If several tokens are drawn after each run, this submits
         one plan for each of them, so that the device begins while the later ones are encoded.
@@ -337,16 +342,14 @@ class GpuRunner:
         return _Step(ticket, batch, submission, download)
 
     def _upload_masks(self, batch: Batch) -> bool:
-        """Make the masks of `batch` and upload them. Return False if no run has a mask, so that nothing was
-        uploaded.
-        """
+        """Make the token masks of `batch` and upload them; return False if no token run has one."""
         masks = encode_masks(batch, self._shape.vocab_size)
         if masks is not None:
             self._memory.upload(self._forward.buffers.masks, 0, masks)
         return masks is not None
 
     def _finish(self, step: _Step) -> None:
-        """Wait until the device has executed `step`, and store its results or its error in it."""
+        """Wait until the device has executed `step`, and store the results or the error in `step`."""
         if step.download is None:
             self._recorder.wait(step.submission)
         else:
@@ -362,7 +365,7 @@ class GpuRunner:
         self._open.close(step.ticket, step.batch, step.drawn)
 
     def _finish_open(self, slots: Iterable[int]) -> None:
-        """Wait for all steps in flight if one of `slots` has an open run; see `OpenRuns`."""
+        """Wait for all steps in flight if one of `slots` has an open token run; see `OpenRuns`."""
         if self._open.any_in(slots):
             while self._unfinished:
                 self._finish(self._unfinished.popleft())

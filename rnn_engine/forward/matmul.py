@@ -31,7 +31,7 @@ from shaders import Constant, ShaderSource
 
 @dataclass(frozen=True, slots=True)
 class MatMulBuffers:
-    """The buffers of a matmul other than its weights: the step's batch, the operands, the inputs and the outputs."""
+    """The device buffers of a matmul other than its weights: batch, operands, inputs and outputs."""
 
     batch: Buffer
     vectors: Buffer
@@ -41,7 +41,7 @@ class MatMulBuffers:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """The matrices that one dispatch multiplies, in buffers on the device.
+    """The matrices, or rows of them, that one dispatch multiplies, in buffers on the device.
 
     It has no reference to the weights on the host, so that their memory can be freed.
     """
@@ -56,13 +56,13 @@ class LoadedPart:
 
 
 class MatMulKernels:
-    """The matmul kernels of one model on one device, compiled when first used, and a list of the model's matmuls.
+    """The matmul kernels of one model on one device, compiled when first used; also lists the model's matmuls.
 
     `tuning` may be replaced before the first plan is made.
     """
 
     def __init__(self, kernels: Kernels, tuning: Tuning, limits: StepLimits, *, activations: str = "f32") -> None:
-        """Compile kernels with `kernels`, as `tuning` chooses them, for steps of at most `limits`.
+        """Prepare to compile the matmul kernels that `tuning` chooses, for steps of at most `limits`.
 
         `activations` is f32, or int8 to quantise the inputs of matrices with 8-bit weights to bytes.
         """
@@ -79,7 +79,7 @@ class MatMulKernels:
         }
 
     def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
-        """Return the kernel of `variant` for matrices of the format `weights`. The first call compiles it."""
+        """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it."""
         include = weights.packed if variant.number == "int8" else weights.include
         assert include is not None
         return self.kernels.get(
@@ -89,8 +89,9 @@ class MatMulKernels:
         )
 
     def source(self, part: LoadedPart) -> ShaderSource:
-        """Return the WGSL of a kernel for `part`, to make its bind group. All variants for `part` have the same
-        bindings.
+        """Return the WGSL of a kernel that multiplies `part`, from which its bind group is made.
+
+        All variants for `part` have the same bindings.
         """
         return self.get(self.tuning.matmul(1, part.kind), part.format).source
 
@@ -99,7 +100,7 @@ class MatMulKernels:
         return "int8" if self._quantises and weights.packed is not None else "f32"
 
     def packed_inputs(self, memory: Memory, token_bytes: int) -> Buffer:
-        """Return the buffer for the quantised inputs of a matmul, of `token_bytes` for each token.
+        """Return the device buffer for a matmul's inputs quantised to bytes, with `token_bytes` for each token.
 
         All matmuls with the same `token_bytes` share it, and each overwrites it.
         """
@@ -110,7 +111,7 @@ class MatMulKernels:
 
 
 class MatMul:
-    """One or more matrices on the device, multiplied with the activations of a step's tokens or logit rows."""
+    """One or more matrices on the device that one stage multiplies with the activations of a step."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class MatMul:
         *,
         counts_rows: bool = False,
     ) -> None:
-        """Upload `matrices`. They are multiplied with the step's tokens, or with its logit rows if `counts_rows`."""
+        """Upload `matrices` to the device. They multiply a step's tokens, or its logit rows if `counts_rows`."""
         self._label = label
         self._kernels = kernels
         self._memory = memory
@@ -133,8 +134,9 @@ class MatMul:
         self._parts = [self._load(part, memory) for part in split_matrices(readers, memory.max_binding_bytes)]
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
-        """Return the stage that multiplies `buffers.inputs` and writes `buffers.outputs`. It shares this object's
-        weights.
+        """Return the stage that multiplies `buffers.inputs` by the matrices and writes `buffers.outputs`.
+
+        It shares this object's weights.
         """
         parts = []
         quantised, stage = self._quantise(buffers)
@@ -153,7 +155,7 @@ class MatMul:
         return bound
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
-        """Return the buffer of the quantised inputs, and the stage that writes it from `buffers.inputs`.
+        """Return the buffer of the inputs quantised to bytes, and the stage that computes them from `buffers.inputs`.
 
         If no matrix needs quantised inputs, return `buffers.inputs` and None.
         """
@@ -188,7 +190,7 @@ class MatMul:
 
 @dataclass(frozen=True, slots=True)
 class BoundMatMul:
-    """The stage that runs a `MatMul` on given inputs and outputs."""
+    """The stage that multiplies the matrices of a `MatMul` with given input and output buffers."""
 
     label: str
     kernels: MatMulKernels
@@ -202,7 +204,7 @@ class BoundMatMul:
         return sum(part.weight_bytes for part, _ in self.parts)
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        """Yield the dispatch that quantises the inputs, if they are quantised, then one for each part of the matrices.
+        """Yield the matmul's dispatches in a step: one to quantise its inputs, if needed, and one for each part.
 
         The step must have at least one token, or one row if the inputs are rows.
         """
@@ -214,7 +216,7 @@ class BoundMatMul:
             yield self.dispatch(part, bind_group, variant, count)
 
     def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
-        """Return the dispatch that multiplies `part` with `count` tokens or rows by the kernel of `variant`."""
+        """Return the dispatch that multiplies `part`, a part of the matrices, with `count` tokens or logit rows."""
         tiles = -(-count // variant.tokens)
         moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
         kernel = self.kernels.get(variant, part.format)

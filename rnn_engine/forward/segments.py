@@ -1,4 +1,4 @@
-"""Division of the matrices of a matmul into parts, one for each dispatch, and their upload."""
+"""Functions that divide the matrices of a matmul into parts, one for each dispatch, and upload them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ SEGMENT_WORDS = 12  # of struct Segment
 
 
 class Activation(IntEnum):
-    """The function that a matmul applies to each finished sum before it is written. segments.wgsl uses the same
-    numbers.
-    """
+    """The function that a matmul applies to each output before it is written. segments.wgsl has the same numbers."""
 
     NONE = 0
     TANH = 1
@@ -42,14 +40,14 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentWeights:
-    """The weights of a matrix, and the format in which the device stores them."""
+    """The weights of one matrix on the host, and the format in which the device stores them."""
 
     values: NDArray[Any] | Blocks  # [R, C], any float type, or in blocks
     format: WeightFormat
 
     @property
     def numbers(self) -> NDArray[Any]:
-        """The weights as an array of floats. Fails if `values` are quantised blocks.
+        """The weights of the matrix as an array of floats. Fails if `values` are quantised blocks.
 
         Transposed and three-dimensional tensors are never in blocks.
         """
@@ -63,10 +61,10 @@ class SegmentWeights:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a matmul: its weights, and the offsets of its inputs, outputs and operands in their buffers, in
-    floats.
+    """One matrix of a matmul: its weights, its activation, and the places of its inputs, outputs and operands.
 
-    An operand is what the activation combines a sum with: a bias, or a factor of each token.
+    They are offsets and strides in the buffers, in floats. An operand is what the activation combines a sum with: a
+    bias, or a factor of each token.
     """
 
     weights: SegmentWeights
@@ -85,9 +83,9 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `start` to `end` of `matrix`, as stored in one part of a matmul.
+    """A range of a matrix's rows, `start` to `end`, that is stored in one part of a matmul.
 
-    Their first row is row `first_row` of the part.
+    The first of them is row `first_row` of the part.
     """
 
     matrix: Matrix
@@ -98,16 +96,16 @@ class Segment:
 
     @property
     def rows(self) -> NDArray[Any] | Blocks:
-        """The weights [rows, C] of the segment."""
+        """The weights [rows, C] of the segment, a range of a matrix's rows."""
         return self.matrix.weights.values[self.start : self.end]
 
     @property
     def row_blocks(self) -> int:
-        """The number of blocks of the weight format in each row."""
+        """The number of the weight format's blocks in each row of the segment."""
         return self.matrix.weights.row_blocks
 
     def pack(self) -> list[int]:
-        """Return the words of the segment's struct Segment of segments.wgsl."""
+        """Return the segment as the 4-byte words of `struct Segment` of segments.wgsl."""
         matrix = self.matrix
         return [
             self.first_row,
@@ -127,7 +125,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """The segments, row ranges of matrices, that one dispatch multiplies: one weight format, within one binding."""
+    """The segments (row ranges of matrices) that one dispatch multiplies, all of one weight format."""
 
     format: WeightFormat
     segments: tuple[Segment, ...]
@@ -139,7 +137,7 @@ class SegmentPart:
 
     @property
     def num_weights(self) -> int:
-        """The number of weights in the part, without padding."""
+        """The number of weights in all segments of the part, without padding."""
         return sum((s.end - s.start) * s.matrix.num_columns for s in self.segments)
 
     @property
@@ -149,7 +147,7 @@ class SegmentPart:
 
 
 def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[SegmentPart]:
-    """Yield parts for one dispatch each, which together have all rows of `matrices`.
+    """Divide `matrices` by rows into parts, each small enough for one dispatch, and yield the parts.
 
     The matrices of a part share a weight format. Its weights take at most `max_bytes` in each of the format's buffers.
     """
@@ -161,7 +159,7 @@ def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Segme
 
 
 def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:
-    """Yield the tuple of segments of each part, so that no part has more than `max_blocks` blocks of its format."""
+    """Divide `matrices` by rows into parts of at most `max_blocks` blocks, and yield the segments of each part."""
     part: list[Segment] = []
     first_row = blocks = 0
     for matrix in matrices:
@@ -190,11 +188,12 @@ R = TypeVar("R")
 
 
 def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num_blocks: int) -> dict[str, Buffer]:
-    """Allocate buffers for `num_blocks` blocks of the format `weights`. Return them by the name of their WGSL
-    variable.
+    """Allocate device buffers for `num_blocks` blocks of the format `weights`.
+
+    Return them by the name of their WGSL variable.
     """
     return {
-        variable: memory.create_buffer(f"{label} {variable}", num_blocks * num_bytes)
+        variable: memory.create_buffer(f"{label} {variable}", num_blocks * num_bytes, use="weights")
         for variable, num_bytes in weights.block_bytes.items()
     }
 
@@ -206,8 +205,9 @@ def upload_rows(
     rows: NDArray[Any] | Blocks,
     first_block: int,
 ) -> None:
-    """Convert `rows` [R, C] to the format `weights` on all cores, and upload them to `buffers` from block `first_block`
-    on.
+    """Convert matrix rows [R, C] to the format `weights`, on all cores, and upload them to `buffers`.
+
+    They are stored from block `first_block` on.
     """
     blocks = row_blocks(weights, rows.shape[1])
     piece = max(1, _PIECE_BYTES // (4 * rows.shape[1]) // PANEL_ROWS) * PANEL_ROWS

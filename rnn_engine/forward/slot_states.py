@@ -1,4 +1,4 @@
-"""The live states of a runner's slots on the device: their memory layout, and how they are written, read and copied."""
+"""The live states of a runner's slots on the device: their memory layout, and writing, reading and copying them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS_AT_ONCE: Final = 8  # the keys that a kernel of a recurrence loads at once
 
 
 class StateLayout:
-    """The memory layout of a slot's state in the buffer of one layer.
+    """The layout in memory of one slot's state within the device buffer of one layer.
 
     The fields lie one after another, each from a multiple of 4 floats on.
 
@@ -36,7 +36,7 @@ class StateLayout:
             self.stride += round_up(_stored_size(field), 4)
 
     def pack(self, state: State) -> F32:
-        """Return `state` in this layout as an array [L, stride], with the token shifts in side 0."""
+        """Return `state` as an array [L, stride] in the device's memory layout, with token shifts in side 0 of two."""
         packed = np.zeros((self._num_layers, self.stride), np.float32)
         for field in self._fields:
             values = state[field.name]
@@ -51,7 +51,10 @@ class StateLayout:
         return packed
 
     def unpack(self, packed: F32, side: int) -> dict[str, F32]:
-        """Return the state fields of `packed` [L, stride], an array in this layout, with the token shifts of `side`."""
+        """Return the state fields of `packed` [L, stride], an array in the device's memory layout.
+
+        `side`, 0 or 1, is the copy of the token shifts to return.
+        """
         return {field.name: self._unpack_field(packed, field, side) for field in self._fields}
 
     def _unpack_field(self, packed: F32, field: StateField, side: int) -> F32:
@@ -69,7 +72,7 @@ class StateLayout:
 
 
 def _stored_size(field: StateField) -> int:
-    """Return the number of floats that the state field `field` takes in a layer's buffer."""
+    """Return the number of floats that a state field takes in a layer's device buffer."""
     match field.kind:
         case FieldKind.SHIFT:
             return 2 * prod(field.shape)
@@ -93,7 +96,7 @@ class SlotStates:
     def __init__(
         self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, memory: Memory
     ) -> None:
-        """Use `buffers` for the states: for each layer [slots, layout.stride] f32."""
+        """Use `buffers` for the states: one for each layer, [slots, layout.stride] f32."""
         self._buffers = buffers
         self._layout = layout
         self._memory = memory
@@ -108,17 +111,14 @@ class SlotStates:
 
     @property
     def sides(self) -> Sequence[int]:
-        """For each slot, the side, 0 or 1, from which the next step reads the token shifts; that step writes the other
-        side.
+        """For each slot, the copy of the token shifts, 0 or 1, that the next step reads; it writes the other one.
 
         A run that draws counts as if it had drawn all its tokens, until the device reports how many it has drawn.
-
-        A run that draws counts as complete until it is known how far it came.
         """
         return self._sides
 
     def advance(self, slot: int, times: int = 1) -> None:
-        """Record that `times` forward passes over `slot` were submitted. Each pass swaps the slot's side."""
+        """Record that `times` forward passes in `slot` were submitted; each swaps the copies of its token shifts."""
         self._sides[slot] ^= times & 1
 
     def write(self, slot: int, state: State) -> None:
@@ -133,7 +133,7 @@ class SlotStates:
         self._sides[target] = self._sides[source]
 
     def start_read(self, slot: int) -> SlotRead:
-        """Start to download the state of `slot` after all steps submitted so far; return the `SlotRead`.
+        """Start to download the state of `slot` after all steps submitted so far; return the read in progress.
 
         Waits only if no staging buffer is free: at four reads under way, or earlier if the device has no room for more.
         Raises DeviceError if the device rejects it.
@@ -154,7 +154,7 @@ class SlotStates:
         return read
 
     def close(self) -> None:
-        """Abandon the downloads under way: `SlotRead.result` raises DeviceError for them from now on."""
+        """Abandon the downloads of states in progress. From now on, their `SlotRead.result` raises DeviceError."""
         while self._reads:
             self._reads.popleft().abandon()
 
@@ -177,7 +177,7 @@ class SlotStates:
         return self._memory.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
 
     def _plan_copy(self, kernels: Kernels) -> Plan:
-        """Return the dispatches that copy a state from one slot to another, one for each layer."""
+        """Return the plan that copies a slot's state to another slot, with one dispatch for each layer."""
         kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": self._layout.stride})
         num_groups = -(-self._layout.stride // (4 * _COPY_THREADS))
         return Plan(
@@ -189,7 +189,7 @@ class SlotStates:
 
 
 class SlotRead:
-    """A `PendingState` that is being downloaded from the device."""
+    """The download of one slot's state from the device, in progress or done; implements `PendingState`."""
 
     def __init__(
         self, layout: StateLayout, side: int, download: Download, on_finished: Callable[[SlotRead], None]
@@ -213,7 +213,7 @@ class SlotRead:
         return self._layout.unpack(self._packed, self._side)
 
     def finish(self) -> None:
-        """Wait for the download, store the state on the host, and free the staging buffer."""
+        """Wait for the download of the state, store it on the host, and free the staging buffer."""
         if self._download is None:
             return
         download, self._download = self._download, None
@@ -224,6 +224,6 @@ class SlotRead:
         self._on_finished(self)
 
     def abandon(self) -> None:
-        """Drop the download. `result` raises DeviceError from now on."""
+        """Drop the download of the state. `result` raises DeviceError from now on."""
         self._download = None
         self._packed = DeviceError("a state was not read before the runner was closed")

@@ -19,7 +19,7 @@ from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 
 
 class Stage(Protocol):
-    """The protocol of a part of the forward pass, such as a norm or a matmul, which yields the dispatches of a step."""
+    """The protocol of a part of the forward pass, such as a norm or a matmul, that yields kernel dispatches."""
 
     @property
     def weight_bytes(self) -> int:
@@ -31,7 +31,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelStage:
-    """A stage of one dispatch that reads no weight matrix."""
+    """A stage of the forward pass that runs one kernel and reads no weight matrix."""
 
     label: str
     kernel: Kernel
@@ -56,7 +56,7 @@ _THREADS: Final = 64  # of a workgroup
 
 @dataclass(frozen=True, slots=True, order=True)
 class BufferSource:
-    """Where the inputs of one or more matrices lie in a buffer: first index, stride and length, in floats."""
+    """The place in a buffer from which matrices read their inputs: first index, stride and length, in floats."""
 
     start: int
     stride: int
@@ -73,7 +73,7 @@ class BufferSource:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedInputs:
-    """The layout of quantised inputs for some matrices: for each token, the blocks of all distinct inputs in turn."""
+    """The layout of the quantised inputs of several matrices: for each token, the blocks of all distinct inputs."""
 
     sources: tuple[BufferSource, ...]
 
@@ -83,7 +83,7 @@ class QuantisedInputs:
 
     @property
     def num_blocks(self) -> int:
-        """The number of quantised blocks of each token."""
+        """The number of quantised blocks that the inputs of each token take."""
         return sum(source.num_blocks for source in self.sources)
 
     @property
@@ -91,7 +91,7 @@ class QuantisedInputs:
         return 4 * _BLOCK_WORDS * self.num_blocks
 
     def read_by(self, matrix: Matrix) -> Matrix:
-        """Return a copy of `matrix` that reads quantised inputs; its offset and stride then count 4-byte words."""
+        """Return a copy of `matrix` that reads quantised inputs. Its input offset and stride count 4-byte words."""
         before = self.sources[: self.sources.index(BufferSource.of(matrix))]
         start = _BLOCK_WORDS * sum(source.num_blocks for source in before)
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)
@@ -107,7 +107,7 @@ class QuantisedInputs:
         packed: Buffer,
         counts_rows: bool,
     ) -> KernelStage:
-        """Return the stage that quantises the floats of `inputs` and writes the blocks to `packed`."""
+        """Return the stage that quantises the floats in `inputs` to bytes and writes them to `packed` in blocks."""
         kernel = kernels.get("quantise_inputs", {**limits.constants(), "THREADS": _THREADS})
         table = self._table(counts_rows=counts_rows)
         sources = memory.create_buffer("sources of inputs", table.nbytes)
@@ -122,7 +122,7 @@ class QuantisedInputs:
         )
 
     def _table(self, *, counts_rows: bool) -> NDArray[np.uint32]:
-        """Return the words of struct Sources of quantise_inputs.wgsl: where to read the inputs of each source."""
+        """Return the words of `struct Sources` of quantise_inputs.wgsl: the places of all inputs to quantise."""
         words, first_block = [int(counts_rows), len(self.sources), self.num_blocks, 0], 0
         for source in self.sources:
             words += [source.start, source.stride, -(-source.num_columns // COLUMNS_AT_ONCE), first_block]

@@ -1,4 +1,4 @@
-"""The size limits and device buffers of a step, and the conversion of its batch and results to and from device words.
+"""The size limits and device buffers of steps, and the encoding of batches and decoding of results for the device.
 
 Batches are encoded for batch.wgsl, read-outs decoded from readout.wgsl.
 """
@@ -30,13 +30,13 @@ from shaders import Constant
 
 
 def slot_penalty_bytes(vocab_size: int) -> int:
-    """Return the bytes of one slot in the penalties' buffer: two rows of `vocab_size` words."""
+    """Return the bytes that the penalties of one slot take on the device: two rows of `vocab_size` words."""
     return 2 * 4 * vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The size of a step: its numbers of tokens, runs and logit rows, and flags for its kinds of inputs.
+    """The size of a step: its numbers of tokens, token runs and logit rows, and flags for its kinds of inputs.
 
     Steps of equal size have the same dispatches.
     """
@@ -52,7 +52,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The maximum size of a step, and the number of slots."""
+    """The greatest numbers of tokens, rows, candidates and draws of a step, and the number of slots."""
 
     num_slots: int
     max_tokens: int
@@ -78,22 +78,25 @@ class StepLimits:
 
     @property
     def max_logprobs(self) -> int:
-        """The most alternative tokens whose log-probabilities can be reported with each drawn token."""
+        """The most other tokens whose log-probabilities the device can report with each drawn token."""
         return min(MOST_DRAW_LOGPROBS, self.num_candidates)
 
     @property
     def told_words(self) -> int:
-        """The most 4-byte words of log-probabilities and token ids that all draws of a step can report."""
+        """The most 4-byte words of log-probabilities and token ids that the draws of one step can report."""
         return self.num_slots * self.max_draws * (2 + 2 * self.max_logprobs)
 
     def constants(self) -> dict[str, Constant]:
-        """Return the constants with which batch.wgsl is compiled. A step has at most one run for each slot."""
+        """Return the constants with which shaders that include batch.wgsl are compiled.
+
+        A step has at most one run for each slot.
+        """
         return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """The device buffers of a step's inputs, and those activation buffers that models of every version have."""
+    """The device buffers of a step's inputs, and of those activations that models of every version have."""
 
     batch: Buffer  # struct Batch of batch.wgsl
     masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
@@ -124,14 +127,14 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True)
 class HeadOutputs:
-    """The device buffers of a step's results: the logits and the read-out."""
+    """The device buffers of a step's results: its logits, and the read-out of each logit row."""
 
     logits: Buffer  # [R, V] f32
     readout: Buffer  # [R] struct Readout of readout.wgsl
 
     @classmethod
     def create_pair(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> tuple[HeadOutputs, HeadOutputs]:
-        """Return the outputs of even and of odd steps, so that two steps can be in flight.
+        """Create the output buffers of even and of odd steps, so that two steps can be in flight.
 
         They have logits of their own but share the read-out, which each step copies to its answer at its end.
         """
@@ -145,9 +148,9 @@ NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
-    """Encode `batch` as the words of `struct Batch` of batch.wgsl, up to its last token.
+    """Encode `batch` as the 4-byte words of `struct Batch` of batch.wgsl, up to its last token.
 
-    `shift_sides` has the side of each slot from which the step reads the token shifts.
+    `shift_sides` has for each slot the copy of the token shifts, 0 or 1, that the step reads.
     """
     ids = given_ids(batch, vocab_size)
     slots = [run.slot for run in batch]
@@ -182,7 +185,7 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], v
 
 
 def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
-    """Make the masks of all runs with a mask function. Return them as [rows, ceil(V / 32)], in the order of the runs.
+    """Make the token masks of `batch`: [rows, ceil(V / 32)] for the rows of all token runs with a mask function.
 
     Return None if none of these runs restricts its tokens.
     """
@@ -202,7 +205,7 @@ def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
 def decode_readout(
     answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32], drawn: Sequence[Drawn]
 ) -> Readout:
-    """Return the read-out of `batch`, decoded from `answer`: the bytes of a `struct Readout` for each row.
+    """Decode the read-out of `batch` from `answer`, the bytes of a `struct Readout` for each logit row.
 
     The read-out's `full_row` and `drawn` are the arguments of these names.
     """
@@ -228,7 +231,7 @@ def decode_readout(
 
 
 def _target_logits(logits: F32, batch: Batch) -> F32:
-    """Return a copy of `logits` [R] with NaN in the rows of runs without targets."""
+    """Return a copy of the target logits [R], with NaN for the rows of token runs that have no targets."""
     if all(run.targets is None for run in batch):
         return np.full_like(logits, np.nan)
     has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])

@@ -1,5 +1,6 @@
-"""The search for the fastest matmul kernels of a model on its device: a cost model preselects variants, which are
-timed.
+"""The search for the fastest matmul kernels of a model on its device, by timing the variants that look promising.
+
+A cost model chooses the variants that are timed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
 class Choice:
     """The variant chosen for a class of matmuls and a token count, with its times and those of the fixed choice.
 
-    Times are seconds per dispatch.
+    Times are seconds per dispatch. `default_measured` is infinite if the device rejects the fixed choice.
     """
 
     kind: MatMulClass
@@ -62,20 +63,21 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """The speed of the chosen kernel divided by the speed of the fixed choice."""
+        """The speed of the chosen kernel variant divided by the speed of the default."""
         return self.default_measured / self.measured
 
 
 @dataclass(slots=True)
 class _Task:
-    """A class of matmuls and a token count that need a choice of kernel, with the times measured so far."""
+    """A class of matmuls at a token count for which a kernel variant is searched, with the times measured so far."""
 
     kind: MatMulClass
     tokens: int
     parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]  # of all layers
     default: MatMulVariant
     predicted: dict[MatMulVariant, float]
-    measured: dict[MatMulVariant, list[float]] = field(default_factory=lambda: defaultdict(list))
+    measured: dict[MatMulVariant, list[float]] = field(default_factory=dict)
+    rejected: set[MatMulVariant] = field(default_factory=set)  # by the device
 
     @property
     def best_predicted(self) -> float:
@@ -83,15 +85,18 @@ class _Task:
 
     @property
     def work_seconds(self) -> float:
-        """The predicted seconds, with the fixed choice, of the task's dispatches in all layers together."""
+        """The predicted seconds of all dispatches of this class of matmuls in a step, with the default variant."""
         return len(self.parts) * self.predicted[self.default]
 
     def ranked(self) -> list[MatMulVariant]:
-        """Return the measured variants, the fastest first."""
+        """Return the kernel variants that were measured, the fastest first."""
         return sorted(self.measured, key=lambda variant: median(self.measured[variant]))
 
     def choice(self) -> Choice:
-        default = median(self.measured[self.default])
+        """Return the fastest measured variant, or the fixed choice if that is hardly slower. Needs a measured
+        variant.
+        """
+        default = median(self.measured.get(self.default, (math.inf,)))
         best = self.ranked()[0]
         gain = _LEAST_GAIN if len(self.measured[best]) >= _SURE else _LEAST_GAIN_UNSURE
         if median(self.measured[best]) > (1 - gain) * default:
@@ -108,7 +113,7 @@ class _Task:
 
 
 class Tuner:
-    """Searches the fastest kernels for one loaded model by timing them. No step may run meanwhile."""
+    """Searches for the fastest matmul kernels of one loaded model by timing them. No step may run meanwhile."""
 
     def __init__(
         self,
@@ -119,7 +124,10 @@ class Tuner:
         half: bool = False,
         counts: Sequence[int] = TOKEN_COUNTS,
     ) -> None:
-        """Tune `matmuls`, the kernels of `runner`, for the token counts `counts`. `half` also tries products in f16."""
+        """Prepare to tune the matmul kernels of `runner` for the token counts `counts`.
+
+        `matmuls` are these kernels. `half` also tries products in f16.
+        """
         self._runner = runner
         self._matmuls = matmuls
         self._device = runner.device
@@ -137,11 +145,11 @@ class Tuner:
         exhaustive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> Chosen:
-        """Return the best variant for each class of matmuls and token count, except classes that are `known` or hardly
-        matter.
+        """Return the fastest kernel variant found for each class of matmuls and token count.
 
-        Ends after `seconds`, once the trial under way is done, or at Ctrl-C, and returns what was found until then.
-        `exhaustive` measures every variant and has no time limit.
+        Classes that are `known` or hardly matter are left out. The search ends after `seconds`, once the trial under
+        way is done, or at Ctrl-C, and returns what was found until then. `exhaustive` measures every variant and has no
+        time limit.
         """
         begun = clock()
         tasks = [task for task in _that_matter(list(self._tasks())) if task.kind not in known]
@@ -171,13 +179,16 @@ class Tuner:
     def times(
         self, kind: MatMulClass, tokens: int, wanted: Sequence[MatMulVariant], rounds: int
     ) -> dict[MatMulVariant, float]:
-        """Return the median seconds per dispatch of each variant in `wanted`, each measured `rounds` times in turns."""
+        """Return the median seconds per dispatch of each variant in `wanted`, each measured `rounds` times in turns.
+
+        Raises DeviceError if the device rejects a variant.
+        """
         (task,) = (task for task in self._tasks() if (task.kind, task.tokens) == (kind, tokens))
         with closing(self._device.allocate()) as memory:
             measure = _Measure(self._device, memory)
             for _ in range(rounds):
                 for variant in wanted:
-                    self._try(measure, task, variant)
+                    task.measured.setdefault(variant, []).append(measure(task, variant))
         return {variant: median(task.measured[variant]) for variant in wanted}
 
     def _tasks(self) -> Iterator[_Task]:
@@ -204,7 +215,7 @@ class Tuner:
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
-        """Yield the variants to time, the most promising first, each with the tasks for which it is timed.
+        """Yield the kernel variants to time, the most promising first, each with the classes of matmuls to time it for.
 
         Variants for steps of one sequence, of all slots and of prompts come before all others.
         Tasks that need the same kernel share its compilation.
@@ -224,18 +235,24 @@ class Tuner:
             yield key[2], fitting[key]
 
     def _try(self, measure: _Measure, task: _Task, variant: MatMulVariant) -> None:
-        """Time `variant` once more for `task`. If the device rejects it, drop its times."""
+        """Time `variant` once more for `task`. If the device rejects it, drop its times and don't try it again."""
+        if variant in task.rejected:
+            return
         try:
             seconds = measure(task, variant)
         except DeviceError as error:
             _log.info("the kernel %s is left out, since the device refuses it: %s", variant, error)
             task.measured.pop(variant, None)
+            task.rejected.add(variant)
         else:
-            task.measured[variant].append(seconds)
+            task.measured.setdefault(variant, []).append(seconds)
 
 
 def _that_matter(tasks: list[_Task]) -> list[_Task]:
-    """Return the tasks with a relevant share of the predicted time of all tasks with the same token count."""
+    """Return the tasks (classes of matmuls) that take a relevant share of the time of all with the same token count.
+
+    The times are those predicted.
+    """
     totals: defaultdict[int, float] = defaultdict(float)
     for task in tasks:
         totals[task.tokens] += task.work_seconds
@@ -244,7 +261,7 @@ def _that_matter(tasks: list[_Task]) -> list[_Task]:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A callable that times one variant for one task.
+    """A callable that times a kernel variant for a class of matmuls at a token count.
 
     It reads the weights of several layers in turns, so that caches help no more than in a real step.
     """
@@ -253,8 +270,8 @@ class _Measure:
     memory: Memory
 
     def __call__(self, task: _Task, variant: MatMulVariant) -> float:
-        """Return the seconds of one dispatch of `variant`: the median of a few repeats after a warm-up."""
-        known = task.measured.get(task.default)
+        """Return the seconds of one dispatch of the kernel `variant`: the median of a few repeats after a warm-up."""
+        known = task.measured.get(task.default) or next(iter(task.measured.values()), None)
         wanted = math.ceil(_TIMED_SECONDS / max(median(known), 1e-9)) if known else 2
         count = min(_MOST_DISPATCHES, wanted)
         header = np.array([task.tokens, 1, task.tokens, 0], np.uint32)  # of struct Batch in batch.wgsl
@@ -267,6 +284,6 @@ class _Measure:
 
 
 def _idleness(plan: Plan) -> float:
-    """Return by what factor `plan` takes longer because its last workgroups leave some processors idle."""
+    """Return the factor by which `plan` takes longer because its last workgroups leave some processors idle."""
     groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
     return -(-groups // processors) * processors / groups

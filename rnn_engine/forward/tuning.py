@@ -1,4 +1,4 @@
-"""The choice of the matmul variant to run, by kind of device, matrix size and number of tokens.
+"""The choice of the matmul kernel variant to run, by kind of device, matrix size and number of tokens.
 
 The figures behind the fixed choices are in docs/performance.md; `tuner` finds better ones for a device.
 The choice affects speed alone, never a result's meaning: any variant is right on any device.
@@ -19,7 +19,7 @@ TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def rounded_count(num_tokens: int) -> int:
-    """Round `num_tokens` up to one of `TOKEN_COUNTS`; return the last of them if it is greater than all."""
+    """Return the least of `TOKEN_COUNTS` that is at least `num_tokens`, or the greatest of all if none is."""
     return next((count for count in TOKEN_COUNTS if num_tokens <= count), TOKEN_COUNTS[-1])
 
 
@@ -42,7 +42,7 @@ class MatMulClass:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The kernel settings of one device: fixed choices for its kind, and the variants that `tuner` found for it."""
+    """The kernel settings for one device: a fixed choice for its kind, and the variants that a search found for it."""
 
     matmuls: tuple[StreamVariant, ...]  # by ascending token count; the first that takes all tokens is run
     tiled: TiledVariant | None  # for more tokens; None = the last variant again and again
@@ -57,9 +57,7 @@ class Tuning:
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
     def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
-        """Return the variant to run for `num_tokens` tokens: the one found by tuning for `kind`, else the fixed
-        choice.
-        """
+        """Return the matmul kernel variant for `num_tokens` tokens: one that a search found, or the fixed choice."""
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
         fixed, tiled = self._fixed(kind)
@@ -75,20 +73,21 @@ class Tuning:
         return (in_blocks and self.blocks) or self.matmuls, self.tiled
 
     def token_counts(self, max_tokens: int) -> set[int]:
-        """Return token counts, at most `max_tokens`, whose steps together use every matmul kernel, so that all are
-        compiled.
-        """
+        """Return token counts, each at most `max_tokens`. Steps of these counts together use every matmul kernel."""
         counts = {variant.tokens for variant in self.matmuls} | {count for _, count in self.found} | {max_tokens}
         return {min(count, max_tokens) for count in counts}
 
     def step_tokens(self, shape: ModelShape) -> int:
-        """Return the default of the runner's `max_tokens`, the most tokens in one step, for a model of this shape."""
+        """Return how many tokens a step has at most by default, for a model of this shape."""
         tokens = int(self.max_step_operations / (2 * shape.num_layers * shape.layer_weights))
         return min(self.max_tokens, max(16, tokens // 16 * 16))
 
 
 def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
-    """Return the fixed kernel settings for `device`. `can_broadcast` is True if its subgroups have at least 8 lanes."""
+    """Return the fixed kernel settings for `device`.
+
+    `can_broadcast` is True if its subgroups have at least 8 lanes.
+    """
     if device.is_software:
         one = "broadcast" if can_broadcast else "direct"
         few = (

@@ -1,4 +1,4 @@
-"""Stand-ins that load a model without reading its weights, to count the device memory it would take.
+"""Stand-ins with which a model is loaded without reading its weights, to count the device memory it would take.
 
 They are a model of which only the header is read, and weight formats that pack no data.
 """
@@ -21,7 +21,10 @@ from shaders import Include
 
 @dataclass(frozen=True, slots=True)
 class UnreadModel:
-    """A `Model` whose tensors are zeros of the right shapes and types, and take no memory."""
+    """A `Model` made from a file's header alone: its tensors are zeros of the right shapes and types.
+
+    They take no memory.
+    """
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in BlinkDL's names and orientation
@@ -41,12 +44,12 @@ class UnreadModel:
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> None:
-        """Return None, as if the file had no quantised blocks, because they are not read."""
+        """Return None: the quantised blocks of tensors are not read from the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A weight format that has the block sizes of `format`, but whose `pack` returns no data."""
+    """A weight format with the block sizes of another one, `format`. Its `pack` returns no data."""
 
     format: WeightFormat
 

@@ -1,4 +1,4 @@
-"""The variants of the matmul kernels: their constants, the devices that can run them, and their predicted costs.
+"""The variants of the matmul kernels: their constants, the devices that can run them, and their predicted times.
 
 Any variant is right on any device that can run it.
 Variants differ in speed, and in rounding, since they add up the same sums in another order.
@@ -20,7 +20,10 @@ _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
-    """A variant of matmul.wgsl, which explains the constants. It reads every weight once for up to `tokens` tokens."""
+    """A set of constants for the kernel matmul.wgsl, which reads every weight once for up to `tokens` tokens.
+
+    matmul.wgsl explains the constants.
+    """
 
     tokens: int
     groups: int = 1
@@ -35,7 +38,7 @@ class StreamVariant:
 
     @property
     def rows(self) -> int:
-        """The number of matrix rows that a workgroup computes."""
+        """The number of matrix rows that one workgroup of the kernel computes."""
         return PANEL_ROWS * self.groups * self.panels
 
     @property
@@ -61,7 +64,7 @@ class StreamVariant:
 
 @dataclass(frozen=True, slots=True)
 class TiledVariant:
-    """A variant of the kernel matmul_tiled.wgsl, which computes the output in tiles.
+    """A set of constants for the kernel matmul_tiled.wgsl, which computes the output in tiles.
 
     A workgroup computes a tile of `rows` by `tokens`, and each of its threads `each_rows` by `each_tokens` of it.
     """
@@ -117,13 +120,14 @@ _KINDS: Final[dict[str, type[StreamVariant] | type[TiledVariant]]] = {
 
 
 def to_record(variant: MatMulVariant) -> dict[str, Any]:
-    """Return `variant` as a dict that can be written as JSON. `from_record` reads it."""
+    """Return a kernel variant as a dict that can be written as JSON and that `from_record` reads."""
     return {"shader": variant.shader, **asdict(variant)}
 
 
 def from_record(record: Mapping[str, Any]) -> MatMulVariant:
-    """Return the variant that `to_record` made into `record`. Raises ValueError, KeyError or TypeError for invalid
-    records.
+    """Return the kernel variant that `to_record` made into the dict `record`.
+
+    Raises ValueError, KeyError or TypeError for an invalid record.
     """
     fields = dict(record)
     kind = _KINDS[fields.pop("shader")]
@@ -143,8 +147,9 @@ class KernelLimits:
     has_f16: bool = False
 
     def allow(self, variant: MatMulVariant) -> bool:
-        """Return True if a device with these limits can run `variant` and its tiles evenly divide the rows of a
-        segment.
+        """Return True if a device with these limits can run the kernel variant `variant`.
+
+        Its tiles must also divide the rows of a segment evenly.
         """
         if ROW_ALIGNMENT % variant.rows or not 8 <= variant.threads <= self.threads:
             return False
@@ -177,7 +182,7 @@ _BYTE_PRODUCTS: Final = 4  # products of bytes that hardware computes in the tim
 
 @dataclass(frozen=True, slots=True)
 class MatMulWork:
-    """The size of one matmul dispatch: `rows` x `columns` weights times `tokens` tokens."""
+    """The size of one matmul dispatch, which multiplies `rows` x `columns` weights with `tokens` tokens."""
 
     rows: int
     columns: int
@@ -187,11 +192,10 @@ class MatMulWork:
 
 
 def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bool = False) -> Iterator[MatMulVariant]:
-    """Yield the variants for `work` that a device with `limits` can run. `half` adds those that multiply in f16.
+    """Yield the kernel variants that can run the matmul `work` on a device with `limits`.
 
-    On hardware, skip those that read the weights more than once for `TOKENS_A_PASS` tokens.
-
-    On hardware, leave out those that read the weights more than once for `TOKENS_A_PASS` tokens.
+    `half` adds those that multiply in f16. On hardware, variants that read the weights more than once for
+    `TOKENS_A_PASS` tokens are skipped.
     """
     passes = -(-work.tokens // TOKENS_A_PASS)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](
@@ -229,8 +233,9 @@ def _tiles(tokens: int, numbers: tuple[str, ...]) -> Iterator[TiledVariant]:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareCost:
-    """The predicted time of a matmul on a software driver, which runs a workgroup's threads as vector lanes, eight at
-    once.
+    """Predicts the time of a matmul on a software driver, which runs the threads of a workgroup as vector lanes.
+
+    Eight lanes run at once.
     """
 
     seconds_a_cycle: float = 1 / 3e9
@@ -242,7 +247,7 @@ class SoftwareCost:
     spilling: float = 1.7  # the factor by which loads and products are slower then
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the predicted seconds of the dispatch `work` with `variant`, if one processor runs all of it."""
+        """Return the predicted seconds of the matmul `work` with `variant` on one core of the processor."""
         lines, eights = work.rows / PANEL_ROWS, -(-work.columns // COLUMNS_AT_ONCE)
         passes = -(-work.tokens // variant.tokens)
         in_bytes = variant.number == "int8"
@@ -270,9 +275,7 @@ class SoftwareCost:
 
 @dataclass(frozen=True, slots=True)
 class HardwareCost:
-    """The predicted time of a matmul on a GPU: the longest of the times of memory access, cache access and
-    arithmetic.
-    """
+    """Predicts the time of a matmul on a GPU: the longest of the times of memory, cache and arithmetic."""
 
     memory: float  # bytes a second
     near_memory: float  # bytes a second of the first cache, and of workgroup memory
@@ -283,7 +286,7 @@ class HardwareCost:
     spilling: float = 2.0  # the factor by which it is slower then
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the predicted seconds of the dispatch `work` with `variant`."""
+        """Return the predicted seconds of the matmul dispatch `work` with the kernel `variant`."""
         passes = -(-work.tokens // variant.tokens)
         computed = work.rows * work.columns * variant.tokens * passes
         in_bytes = variant.number == "int8"
@@ -317,5 +320,5 @@ _HARDWARE: Final[Mapping[str, HardwareCost]] = {
 
 
 def cost_on(kind: str) -> SoftwareCost | HardwareCost:
-    """Return the cost model for a device whose `DeviceInfo.kind` is `kind`."""
+    """Return the object that predicts the times of matmuls on a device of the kind `kind`, as in `DeviceInfo.kind`."""
     return SoftwareCost() if kind == "software" else _HARDWARE.get(kind, _HARDWARE["integrated"])

@@ -1,4 +1,4 @@
-"""The choice of each matrix's weight format on the device, by class of matrix and by layer."""
+"""The choice of the weight format in which the device stores each matrix, by class of matrix and by layer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rnn_engine.bounds import STORED
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat, WeightFormat
 from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import MatrixPlace, Model, ModelShape
-
-STORED: Final = "stored"
-"""The choice that keeps each matrix in the float type or the blocks of the file."""
 
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
 """Returns the format of a matrix by the name of its tensor; None is the format in the file."""
@@ -30,7 +28,7 @@ _ACTIVATION_TYPES: Final = ("f32", "int8")
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """A weight format for each class of matrices, as the user chose them.
+    """The user's choice of weight formats: one for each class of matrices.
 
     The classes are:
 
@@ -50,11 +48,11 @@ class WeightChoice:
 
     @classmethod
     def parse(cls, text: str) -> WeightChoice:
-        """Parse a choice such as `int8,activations=int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
+        """Parse the user's choice of weight formats, such as `int8,activations=int8` or `int4,head=int8,layers=12`.
 
-        The leading format is for att, ffn and head. The adapters have it if it is a float type, else f16.
-        If it has 4 bits, the head, the first layer and the last become int8, since results depend on them more.
-        The embedding keeps the type in which it is stored.
+        Raises InvalidRequestError. The leading format is for att, ffn and head. The adapters have it if it is a float
+        type, else f16. If it has 4 bits, the head, the first layer and the last become int8, since results depend on
+        them more. The embedding keeps the type in which it is stored.
         """
         first, *rest = (part.strip() for part in text.split(","))
         _check_format(text, first)
@@ -66,8 +64,12 @@ class WeightChoice:
         if is_coarse:
             formats["first"] = formats["last"] = "int8"
         num_layers, activations = None, "f32"
+        given: set[str] = set()
         for part in rest:
             name, equals, value = part.partition("=")
+            if name in given:
+                raise InvalidRequestError("weights", text, f"{name}= at most once")
+            given.add(name)
             if name == _LAYERS and value.isdecimal():
                 num_layers = int(value)
                 continue
@@ -86,7 +88,7 @@ class WeightChoice:
         return cls(formats, num_layers, activations)
 
     def of(self, shape: ModelShape) -> FormatOf:
-        """Return the function from a tensor's name to its weight format, for a model of this shape."""
+        """Return the function that maps a tensor's name to its weight format, for a model of the given shape."""
         ends = {0: "first"}
         if shape.num_layers > _FEW_LAYERS:
             ends[shape.num_layers - 1] = "last"
@@ -108,8 +110,6 @@ def parse_weights(weights: str | FormatOf, shape: ModelShape) -> tuple[FormatOf,
     """Return a function from a matrix's name to its weight format, and the type of activations, f32 or int8.
 
     `weights` is a text for `WeightChoice.parse`, or such a function; then activations are f32.
-
-    `weights` is a text for `WeightChoice.parse`, or the formats themselves; activations are f32 then.
     """
     if not isinstance(weights, str):
         return weights, "f32"
@@ -123,7 +123,7 @@ def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:
 
 
 def bits(weights: WeightFormat) -> float:
-    """Return how many bits one weight takes in the format `weights`, its share of scales included."""
+    """Return how many bits one weight takes in the format `weights`, including its share of the scales."""
     return 8 * sum(weights.block_bytes.values()) / weights.block_columns
 
 
@@ -133,11 +133,9 @@ def _check_format(text: str, name: str) -> None:
 
 
 def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:
-    """Return the format that stores floats of `dtype`, or quantised blocks of `block_type`, without conversion.
+    """Return the weight format that stores floats of `dtype`, or blocks of `block_type`, without conversion.
 
     If there is no such format, return f32 for floats and f16 for blocks.
-
-    If no format does, return f32 for a float type and f16 for blocks.
     """
     if block_type is not None:
         return WEIGHT_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])

@@ -33,12 +33,10 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Convert a float matrix [R, C] to type `dtype` and to panels: [R / 8, C / B, 8 rows, B columns], B =
-    `block_columns`.
+    """Convert a float matrix [R, C] to the type `dtype` and the order that matmul kernels read, panels of 8 rows.
 
-    R and C are padded with zeros to multiples of 8 and B. Values out of the range of `dtype` are clamped to it.
-
-    R and C are rounded up by zeros. A value beyond the range of `dtype` becomes its greatest, with the same sign.
+    The result is [R / 8, C / B, 8 rows, B columns], with B = `block_columns`. R and C are padded with zeros to
+    multiples of 8 and B. Values out of the range of `dtype` are clamped to it.
     """
     target = np.dtype(dtype)
     if np.dtype(matrix.dtype) != target:
@@ -62,7 +60,7 @@ def _convert(matrix: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
 
 @cache
 def _halves() -> NDArray[np.float16]:
-    """Return a table from the bits of each bfloat16 to its value in f16, clamped to the range of f16."""
+    """Return a table that maps the bits of each bfloat16 to its value in f16, clamped to the range of f16."""
     every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
     limit = np.finfo(np.float16).max
     halves: NDArray[np.float16] = np.clip(every, -limit, limit).astype(np.float16)
@@ -70,17 +68,16 @@ def _halves() -> NDArray[np.float16]:
 
 
 def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
-    """Undo `to_panels`: return the matrix [num_rows, num_columns] as f32."""
+    """Return the matrix [num_rows, num_columns] as f32 that `to_panels` converted to `panels`."""
     matrix = panels.transpose(0, 2, 1, 3).reshape(panels.shape[0] * PANEL_ROWS, -1)
     return np.ascontiguousarray(matrix[:num_rows, :num_columns], np.float32)
 
 
 def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
-    """Reorder the bytes of blocks [R, C / B, bytes] so that the items of 8 rows lie side by side.
+    """Reorder the bytes of quantised blocks [R, C / B, bytes] so that the items of 8 rows lie side by side.
 
-    The result is [R / 8, C / B, items, 8 rows, item_bytes]: each block is cut into items of `item_bytes` bytes.
-
-    R is rounded up by zeros.
+    The result is [R / 8, C / B, items, 8 rows, item_bytes]: each block is cut into items of `item_bytes` bytes. R is
+    padded with zeros.
     """
     num_rows, num_blocks = rows.shape[:2]
     items = np.ascontiguousarray(rows).reshape(num_rows, -1).view(f"V{item_bytes}")
@@ -89,7 +86,7 @@ def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
 
 
 def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
-    """Reorder [R, K] to [R / 8, K, 8 rows] in one transposed copy. R is padded with zeros."""
+    """Reorder an array of items [R, K] to panels [R / 8, K, 8 rows] in one copy. R is padded with zeros."""
     num_rows, num_items = items.shape
     whole, rest = divmod(num_rows, PANEL_ROWS)
     panels = np.empty((whole + (rest > 0), num_items, PANEL_ROWS), items.dtype)
@@ -101,7 +98,7 @@ def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def restore_blocks(arranged: NDArray[np.uint8], num_rows: int) -> NDArray[np.uint8]:
-    """Undo `arrange_blocks`: return the blocks [num_rows, C / B, bytes]."""
+    """Return the quantised blocks [num_rows, C / B, bytes] that `arrange_blocks` reordered to `arranged`."""
     panels, num_blocks, items, _, item_bytes = arranged.shape
     rows = arranged.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL_ROWS, num_blocks, items * item_bytes)
     return np.ascontiguousarray(rows[:num_rows])
@@ -119,17 +116,17 @@ class WeightFormat(Protocol):
 
     @property
     def block_columns(self) -> int:
-        """The number of columns in a block, a multiple of 8."""
+        """The number of a row's columns in one block of the format, a multiple of 8."""
         ...
 
     @property
     def block_bytes(self) -> Mapping[str, int]:
-        """The bytes of a block in each buffer of the format, by the name of the buffer's WGSL variable."""
+        """The size of a block in bytes in each buffer of the format, by the name of the buffer's WGSL variable."""
         ...
 
     @property
     def include(self) -> Include:
-        """The WGSL file with which a kernel loads weights of this format.
+        """The WGSL file that a kernel includes to load weights of this format.
 
         It declares the variables of `block_bytes`, one at binding 2 and the others from 6 on, and a load function.
 
@@ -141,7 +138,7 @@ class WeightFormat(Protocol):
 
     @property
     def packed(self) -> Include | None:
-        """The WGSL file to multiply weights of this format with int8 inputs; None if the weights are not bytes.
+        """The WGSL file that multiplies weights of this format with int8 inputs; None if the weights are not bytes.
 
         It includes `include` and declares what products_int8.wgsl and tiles_int8.wgsl leave to the format: `Scale`,
         `load_bytes`, `load_scale` and `add_block`.
@@ -149,24 +146,20 @@ class WeightFormat(Protocol):
         ...
 
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
-        """Convert a matrix [R, C] to this format. Return the contents of each buffer, by its WGSL variable.
+        """Convert a matrix [R, C] to this format; return the contents of each device buffer, by its WGSL variable.
 
-        `matrix` has floats of any type, or quantised blocks.
-
-        Blocks of this format are not converted.
+        `matrix` has floats of any type, or quantised blocks. Blocks of this format are not converted.
         """
         ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
-        """Undo `pack`: return the weights [R, C] of its `arrays` as the device computes with them, after any
-        rounding.
-        """
+        """Return the weights [R, C] that `pack` converted to `arrays`, rounded as the device computes with them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """The format of weights as floats of type `dtype`. Weights out of its range are clamped to it."""
+    """The weight format of floats of type `dtype`. Weights out of its range are clamped to it."""
 
     name: str
     dtype: DTypeLike
@@ -187,7 +180,7 @@ class FloatFormat:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFormat:
-    """The format of weights in quantised blocks: integer codes, and f16 figures such as a scale for each block.
+    """The weight format of quantised blocks: integer codes, and f16 figures such as a scale for each block.
 
     `figures` is the name of the figures' variable in the WGSL.
     """
@@ -228,7 +221,7 @@ def _numbers(matrix: NDArray[Any] | Blocks) -> NDArray[Any]:
 
 
 def row_blocks(weights: WeightFormat, num_columns: int) -> int:
-    """Return the number of blocks in a row of `num_columns` columns, rounded up."""
+    """Return the number of blocks in a matrix row of `num_columns` columns, rounded up."""
     return blocks_of_row(num_columns, weights.block_columns)
 
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: list them, choose one, and open it once for all models that run on it."""
+"""The GPUs of this machine: functions that list, choose and open them, and the device that models share."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def list_devices() -> list[DeviceInfo]:
 
 
 def economical_device() -> str:
-    """Return the index of the first integrated GPU as a `choice` for `open_device`, to save power; "auto" if there is
-    none.
+    """Return the index of the first integrated GPU, which saves power, as a `choice` for `open_device`.
+
+    Return "auto" if there is none.
     """
     return next((str(info.index) for info in list_devices() if info.kind == "integrated"), "auto")
 
 
 def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
-    """Return the device that `choice` names: "auto" (the fastest kind of device), an index, or a part of a device's
-    name.
+    """Return the device that `choice` names: "auto" (the fastest kind), an index, or a part of a device's name.
 
-    Raises DeviceError if none fits. Its message lists the devices.
+    Raises DeviceError if no device fits. Its message lists the devices.
     """
     return _fitting(choice)[0]
 
@@ -57,7 +57,7 @@ def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
 def equal_devices(choice: str) -> list[DeviceInfo]:
     """Return the device that `choice` names (see `choose_adapter`) and all other matches of its kind and backend.
 
-    They are in the order of their indices. Raises DeviceError if none fits.
+    They are in the order of their indices. Raises DeviceError if no device fits.
     """
     first, *others = [info for info, _ in _fitting(choice)]
     alike = [info for info in others if (info.kind, info.backend) == (first.kind, first.backend)]
@@ -114,7 +114,7 @@ _LIMITS = (
 
 
 class Device:
-    """An open device with its compiled kernels and its groups of buffers. Models on different threads may share it.
+    """An open GPU with its compiled kernels and its groups of buffers. Models on different threads may share it.
 
     If `checked`, shader modules check every index at run time. Unchecked ones are faster and trust the shaders.
     """
@@ -141,7 +141,7 @@ class Device:
 
     @property
     def is_lost(self) -> bool:
-        """True if the device was reset or removed, so that it can't be used any more."""
+        """True if the GPU was reset or removed, so that this open device can't be used any more."""
         return is_lost(self.wgpu_device)
 
     @property
@@ -150,12 +150,12 @@ class Device:
         return not self._retired and not self.is_lost
 
     def retire(self) -> None:
-        """Mark the device as faulty, so that `open_device` opens it anew. Models already loaded stay on this object."""
+        """Mark the device as faulty, so that `open_device` opens it anew. Loaded models stay on this object."""
         self._retired = True
 
     @property
     def allocated_bytes(self) -> int:
-        """The bytes of all buffers that are allocated on the device."""
+        """The total size in bytes of all buffers that are allocated on the device."""
         with self._lock:
             return sum(group.allocated_bytes for group in self._groups)
 
@@ -176,7 +176,7 @@ _opening = threading.Lock()
 
 
 def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
-    """Return the open device that `choice` names (see `choose_adapter`), opening it at the first call.
+    """Return the device that `choice` names (see `choose_adapter`). The first call opens it.
 
     It stays open until the process ends. Without models it holds only its compiled kernels.
     A device that was lost or retired is opened anew. May be called from any thread.
@@ -190,7 +190,7 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
 
 
 def allocated_on(info: DeviceInfo) -> int:
-    """Return the bytes of device memory that all models of this process have allocated on the device `info`.
+    """Return how many bytes of device memory all models of this process have allocated on the device `info`.
 
     May be called from any thread.
     """

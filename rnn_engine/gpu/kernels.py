@@ -1,4 +1,4 @@
-"""The kernels of a device: compute pipelines, compiled once for each set of constants, and their bind groups.
+"""The kernels of a device: a cache that compiles WGSL for given constants, and the bind groups of kernels.
 
 Bind groups assign buffers by the names of the WGSL's variables.
 """
@@ -26,7 +26,10 @@ _KERNELS = 512  # that are kept for one device; a model has about twenty
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled compute pipeline. Kernels of the same WGSL file can use the same bind groups."""
+    """A compiled compute pipeline, the form in which a device runs a shader, with its source.
+
+    Kernels of the same WGSL file can use the same bind groups.
+    """
 
     label: str
     source: ShaderSource
@@ -34,13 +37,13 @@ class Kernel:
 
 
 class Kernels:
-    """The compiler of a device's kernels, with a cache of the most recently used. May be called from any thread."""
+    """Compiles the kernels of a device and caches the most recently used. May be called from any thread."""
 
     def __init__(self, device: wgpu.GPUDevice, device_name: str, *, checked: bool, limit: int = _KERNELS) -> None:
-        """Compile kernels for `device`, with run-time checks if `checked` (see `Device`), and cache at most `limit` of
-        them.
+        """Prepare to compile kernels for `device`. At most `limit` of them are cached.
 
-        A kernel that is dropped from the cache lives on in the models that use it.
+        Shaders check indices at run time if `checked`; see `Device`. A kernel that is dropped from the cache lives on
+        in the models that use it.
         """
         self._device = device
         self._device_name = device_name
@@ -56,7 +59,7 @@ class Kernels:
     def get(
         self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
     ) -> Kernel:
-        """Return the kernel of the shader `name`.wgsl with these constants and includes. The first call compiles it.
+        """Return the kernel made from `name`.wgsl with these constants and includes. The first call compiles it.
 
         Raises DeviceError if the device rejects it. The message has the WGSL file and line.
         """
@@ -69,7 +72,7 @@ class Kernels:
             return kernel
 
     def bind(self, source: ShaderSource, buffers: Mapping[str, Buffer]) -> BindGroup:
-        """Return a bind group for `source`. `buffers` maps the name of each variable that its WGSL binds to a buffer.
+        """Return a bind group that connects the variables of the shader `source` to `buffers`, given by variable name.
 
         Raises KeyError if the names are not those that the WGSL declares.
         """
@@ -122,7 +125,7 @@ class Kernels:
 
 
 def _with_origins(message: str, source: ShaderSource) -> str:
-    """Return the compiler's `message`, preceded by the name and line of the WGSL file that caused it."""
+    """Return a shader compiler's `message`, preceded by the name and line of the WGSL file that caused it."""
     found = re.search(r"wgsl:(\d+):(\d+)", message)
     place = source.origin(int(found[1])) if found else f"{source.name}.wgsl"
     return f"{place}: {message}"

@@ -1,4 +1,4 @@
-"""Device memory: groups of buffers that are freed together, and transfers to and from the host."""
+"""Device memory: groups of buffers that are freed together, and transfers between host and device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.gpu import native
+from rnn_engine.types import BufferUse, DeviceMemory
 
 
 def is_lost(device: wgpu.GPUDevice) -> bool:
-    """Return True if `device` was reset or removed.
+    """Return True if `device`, an open GPU, was reset or removed.
 
     Check this before calls for which wgpu-native would end the process if the device is lost.
     """
@@ -28,7 +29,7 @@ def is_lost(device: wgpu.GPUDevice) -> bool:
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """Return a context manager that converts wgpu's errors to DeviceError, with a message that begins with `what`."""
+    """Return a context manager that converts wgpu's errors to DeviceError, with messages that begin with `what`."""
     try:
         yield
     except (wgpu.GPUError, RuntimeError) as error:
@@ -56,17 +57,24 @@ class Memory:
         self._device_name = device_name
         self._on_close = on_close
         self.max_binding_bytes = max_binding_bytes
-        self._buffers: list[Buffer] = []
+        self._buffers: dict[BufferUse, list[Buffer]] = {"weights": [], "states": [], "buffers": []}
+
+    @property
+    def used(self) -> DeviceMemory:
+        """The bytes of the buffers in the group, by what they are for."""
+        return DeviceMemory(**{use: sum(buffer.size for buffer in found) for use, found in self._buffers.items()})
 
     @property
     def allocated_bytes(self) -> int:
-        """The bytes of all buffers in the group."""
-        return sum(buffer.size for buffer in self._buffers)
+        """The total size in bytes of all buffers in the group."""
+        return self.used.total
 
-    def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+    def create_buffer(
+        self, label: str, num_bytes: int, *, use: BufferUse = "buffers", mappable: bool = False
+    ) -> Buffer:
         """Allocate a zeroed buffer of at least `num_bytes`, for kernels to use, or if `mappable`, for the host to read.
 
-        Raises DeviceMemoryError if the device has no room for it.
+        `use` says what it is for. Raises DeviceMemoryError if the device has no room for it.
         """
         limit = self._device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
         if num_bytes > limit:
@@ -84,15 +92,14 @@ class Memory:
                 f"{label}: no room for {size / 1e6:.1f} MB on {self._device_name}, on which this model already takes"
                 f" {held:.1f} MB: {error}. Use fewer slots, or a smaller model"
             ) from error
-        self._buffers.append(buffer)
+        self._buffers[use].append(buffer)
         return buffer
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Write `data` to `buffer`, from byte `offset` on.
+        """Write `data` to a buffer on the device, from byte `offset` on.
 
-        The device does it after all earlier submissions and before all later ones.
-        More than 16 MB go in pieces, to keep staging small, and this waits for the device after each. Otherwise it does
-        not wait.
+        The device does it after all earlier submissions and before all later ones. More than 16 MB go in pieces, to
+        keep staging small, and this waits for the device after each. Otherwise it does not wait.
         """
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         queue = self._device.queue
@@ -104,7 +111,7 @@ class Memory:
                     native.wait_until_idle(self._device)
 
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
-        """Return `num_bytes` bytes of `buffer`, from byte `offset` on. Blocks until all submitted work is done."""
+        """Wait for all submitted work, and return `num_bytes` bytes of a device buffer, from byte `offset` on."""
         with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
             target = self._device.create_buffer(size=num_bytes, usage=_READ_BACK)
             encoder = self._device.create_command_encoder()
@@ -119,9 +126,10 @@ class Memory:
 
     def close(self) -> None:
         """Free all buffers of the group and wait until the device has released them. Idempotent."""
-        for buffer in self._buffers:
-            buffer.destroy()
-        self._buffers.clear()
+        for buffers in self._buffers.values():
+            for buffer in buffers:
+                buffer.destroy()
+            buffers.clear()
         if not is_lost(self._device):  # a lost one holds nothing
             self._device.queue.submit([])  # the last uploads keep their buffers until a submission
             native.wait_until_idle(self._device)

@@ -25,7 +25,7 @@ RawDispatch: TypeAlias = tuple[Handle, Handle, int, int]
 
 
 def handle(wgpu_object: object) -> Handle:
-    """Return the native pointer of a wgpu object."""
+    """Return the native pointer that a Python object of the library wgpu wraps."""
     return wgpu_object._internal  # type: ignore[attr-defined]
 
 
@@ -47,7 +47,7 @@ def create_trusted_module(device: wgpu.GPUDevice, label: str, code: str) -> wgpu
 
 
 def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDispatch]) -> None:
-    """Encode `dispatches` into `compute_pass`, in order. Errors are raised later, at the command encoder's `finish`."""
+    """Encode `dispatches` into a compute pass, in order. Errors are raised later, at the command encoder's `finish`."""
     encoder = handle(compute_pass)
     set_pipeline = lib.wgpuComputePassEncoderSetPipeline
     set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
@@ -63,18 +63,18 @@ def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDis
 
 
 def submit(device: wgpu.GPUDevice, commands: wgpu.GPUCommandBuffer) -> int:
-    """Submit `commands` to the device, after all pending writes. Return the submission's index, for `wait`."""
+    """Submit `commands` to the device, after all pending writes. Return the submission's index, which `wait` takes."""
     commands_array = ffi.new("WGPUCommandBuffer[]", [handle(commands)])
     return int(_api.libf.wgpuQueueSubmitForIndex(handle(device.queue), 1, commands_array))
 
 
 def timestamp_period(device: wgpu.GPUDevice) -> float:
-    """Return the nanoseconds in one tick of the device's timestamps."""
+    """Return the length of one tick of the device's timestamps, in nanoseconds."""
     return float(_api.libf.wgpuQueueGetTimestampPeriod(handle(device.queue)))
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:
-    """Block until the device has executed `submission` and all earlier ones. Later ones are not waited for."""
+    """Block until the device has executed `submission` and all earlier ones, but not later ones."""
     lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
 
 
@@ -84,15 +84,15 @@ def wait_until_idle(device: wgpu.GPUDevice) -> None:
 
 
 def poll(device: wgpu.GPUDevice) -> None:
-    """Let wgpu-native mark each `Mapping` as ready whose work the device has executed. Does not block."""
+    """Have wgpu-native mark each `Mapping` whose work the device has executed as ready. Does not block."""
     lib.wgpuDevicePoll(handle(device), False, ffi.NULL)
 
 
 class Mapping:
-    """A read of the first `num_bytes` of a mappable buffer, which may still be in progress.
+    """A read in progress or done of the first `num_bytes` of a device buffer that the host can map.
 
-    It is ready once the device has done all work submitted before it was made, and some thread has polled the device
-    or waited for it. No submission may use the buffer until `take` has returned.
+    It is ready once the device has done all work submitted before it was made, and some thread has polled the device or
+    waited for it. No submission may use the buffer until `take` has returned.
     """
 
     def __init__(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> None:
@@ -118,10 +118,9 @@ class Mapping:
         return self._settled.is_set()
 
     def take(self) -> bytes:
-        """Return the bytes and unmap the buffer, which may then be used again. Call it once, after waiting for the
-        device.
+        """Return the bytes that were read, and unmap the buffer. Call it once, after waiting for the device.
 
-        Raises RuntimeError if the buffer could not be mapped.
+        The buffer may then be used again. Raises RuntimeError if it could not be mapped.
         """
         self._settled.wait()  # another thread's poll may be about to report it
         if self._error is not None:
@@ -138,7 +137,7 @@ class Mapping:
 
 
 def copy_mapped(buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
-    """Return a copy of the first `num_bytes` of a mapped buffer."""
+    """Return a copy of the first `num_bytes` of a buffer that is mapped to the host's memory."""
     address = _api.libf.wgpuBufferGetConstMappedRange(handle(buffer), 0, num_bytes)
     return bytes(ffi.buffer(address, num_bytes))
 

@@ -1,6 +1,7 @@
-"""Plans, that is lists of a step's dispatches, and the recorder that submits them with little host time per step.
+"""Plans, each the list of a step's dispatches, and the recorder that submits them to a device.
 
-WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step.
+WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step, with little host
+time.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from rnn_engine.gpu.memory import Buffer, device_errors, is_lost
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One run of a kernel over x * y workgroups. `label` says what it computes.
+    """One run of a kernel over x * y workgroups. Its `label` names what it computes.
 
-    `moved_bytes` counts the bytes of matrices and states that it reads and writes. `operations` counts the products
-    and sums with its matrices. Neither includes activations.
+    `moved_bytes` counts the bytes of matrices and states that it reads and writes. `operations` counts the products and
+    sums with its matrices. Neither includes activations.
     """
 
     label: str
@@ -37,7 +38,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The dispatches of one step, in order. `str` returns them as a readable list."""
+    """The dispatches of one step of the model, in order. `str` returns them as a readable list."""
 
     dispatches: tuple[Dispatch, ...]
 
@@ -51,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BufferCopy:
-    """A copy of `num_bytes` bytes from one buffer to another, which runs after a plan's dispatches."""
+    """A copy of `num_bytes` bytes from one device buffer to another, which runs after a plan's dispatches."""
 
     source: Buffer
     source_offset: int
@@ -61,7 +62,7 @@ class BufferCopy:
 
 
 class Download:
-    """A transfer of bytes from a mappable buffer to the host. Only one thread may use it at a time."""
+    """A transfer of bytes from a device buffer to the host. Only one thread may use it at a time."""
 
     def __init__(self, device: wgpu.GPUDevice, buffer: Buffer, num_bytes: int, submission: int) -> None:
         self._device = device
@@ -78,7 +79,7 @@ class Download:
         return self._mapping.is_ready
 
     def take(self) -> bytes:
-        """Wait for the transfer and return the bytes. The buffer may then be used again. Call this once.
+        """Wait for the transfer and return the bytes. Call this once; the buffer may then be used again.
 
         Raises DeviceError if the bytes can't be read.
         """
@@ -91,13 +92,13 @@ class Download:
 
 
 class Recorder:
-    """Submits plans to one device."""
+    """Submits plans (lists of kernel dispatches) to one device, waits for them, and starts downloads."""
 
     def __init__(self, device: Device) -> None:
         self._device = device.wgpu_device
 
     def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
-        """Submit `plan` and then `copies` to the device, without waiting. Return the submission's index for `wait`.
+        """Submit the dispatches of `plan`, then `copies`, to the device without waiting; return an index for `wait`.
 
         Submissions run in order, each after the uploads before it. Raises DeviceError if the device rejects it.
         """
@@ -118,8 +119,7 @@ class Recorder:
         native.wait(self._device, submission)
 
     def download(self, buffer: Buffer, num_bytes: int, submission: int) -> Download:
-        """Start a transfer of the first `num_bytes` of a mappable buffer to the host, after `submission`. Does not
-        block.
+        """Start to transfer the first `num_bytes` of a mappable buffer to the host after `submission`. Does not block.
 
         Submit nothing that uses the buffer until `Download.take` has returned.
         """

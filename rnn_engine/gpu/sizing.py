@@ -1,4 +1,4 @@
-"""A stand-in for a device that only counts allocations. Load a model onto it to count the memory that it would need.
+"""A stand-in for a device that only counts allocations, to find out how much memory a model would need.
 
 It replaces wgpu under `Device`, `Memory` and `Kernels`, so that the code that allocates on a device also counts here.
 """
@@ -26,23 +26,26 @@ _LEAST_LIMITS: Final = {
 
 
 class SizingDevice(Device):
-    """A device that stores and runs nothing. A runner loaded onto it reports its `allocated_bytes`; steps fail."""
+    """A device that only counts the buffers allocated on it. A model loaded onto it can't run steps."""
 
     def __init__(self, info: DeviceInfo, limits: Mapping[str, int]) -> None:
         super().__init__(info, _CountingAdapter(limits), checked=True)
 
     @classmethod
     def like(cls, choice: str) -> SizingDevice:
-        """Return a sizing device with the kind and limits of the device that `choice` names (see `choose_adapter`).
+        """Return a sizing device (one that only counts) with the kind and limits of the device that `choice` names.
 
-        The real device is not opened.
+        For `choice` see `choose_adapter`. The real device is not opened.
         """
         info, adapter = choose_adapter(choice)
         return cls(info, adapter.limits)
 
     @classmethod
     def smallest(cls) -> SizingDevice:
-        """Return a sizing device with the limits that every WebGPU device has, for machines without one."""
+        """Return a sizing device (one that only counts) with the least limits that WebGPU allows.
+
+        It is for machines without a GPU.
+        """
         return cls(DeviceInfo(0, "any device", "discrete", "none", "none"), _LEAST_LIMITS)
 
     def allocate(self) -> Memory:
@@ -50,13 +53,13 @@ class SizingDevice(Device):
 
 
 class _SizingMemory(Memory):
-    """A group of buffers that have a size but no contents."""
+    """A group of buffers on a `SizingDevice`, which have a size but no contents."""
 
     def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Do nothing, since the buffers have no contents."""
+        """Do nothing, since buffers of a device that only counts have no contents."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing, since a device that only counts has no memory to free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,7 @@ class _WgpuDevice:
         return _Buffer(label, size, usage)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return a function that ignores its arguments and returns None, for each `create_` method but
-        `create_buffer`.
-        """
+        """Return a function that does nothing, for any method of `wgpu.GPUDevice` that creates an object."""
         if not name.startswith("create_"):
             raise AttributeError(name)
         return lambda **_: None

@@ -1,4 +1,4 @@
-"""Measurements of a device: the times of a plan's dispatches, its peak speeds, and its subgroup size."""
+"""Measurements of a device: the times of dispatches and plans, its peak speeds, and its subgroup size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_DISPATCHES = 2048  # WebGPU promises query sets of 4096 times
 
 
 def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Return the median seconds of each dispatch of `plan` over `repeats` runs, after one run to warm up.
+    """Run `plan` `repeats` times after a warm-up, and return the median seconds of each of its dispatches.
 
     Each dispatch is a compute pass of its own here, so the times do not show dispatches that overlap within a step.
     Blocks. Raises DeviceError if the device has no clock, or fails.
@@ -36,9 +36,9 @@ def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
 
 
 def time_plan(device: Device, plan: Plan, repeats: int) -> list[float]:
-    """Run `plan` `repeats` times. Return, for each run, the seconds of all its dispatches together. Blocks.
+    """Run `plan` `repeats` times, and return for each run the seconds that all its dispatches took together.
 
-    The times are by the device's own clock if it has one and the plan has at most 2048 dispatches.
+    Blocks. The times are by the device's own clock if it has one and the plan has at most 2048 dispatches.
     For a software device they are the time of all processors together, since other work on the machine changes that
     little. Otherwise they last until the host learns of the end.
     Raises DeviceError if the device fails.
@@ -90,7 +90,7 @@ _REPEATS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class DevicePeaks:
-    """The measured peak speeds of a device, to compare kernels with."""
+    """The measured peak speeds of a device: its copy bandwidth, and its operations per second in f32 and f16."""
 
     copy: float  # bytes a second, read and written
     f32: float  # operations a second; a product and a sum are two
@@ -98,7 +98,7 @@ class DevicePeaks:
 
 
 def measure_peaks(device: Device) -> DevicePeaks:
-    """Measure the peak speeds of `device`. Takes a second or so. Raises DeviceError if it has no clock."""
+    """Measure the peak speeds of `device`, which takes about a second. Raises DeviceError if it has no clock."""
     return DevicePeaks(
         copy=measure_copy(device),
         f32=_measure_operations(device, "f32"),
@@ -107,7 +107,7 @@ def measure_peaks(device: Device) -> DevicePeaks:
 
 
 def measure_copy(device: Device) -> float:
-    """Return the copy bandwidth of `device` in bytes per second, counting bytes read and bytes written."""
+    """Measure and return the copy bandwidth of `device` in bytes per second, counting bytes read and bytes written."""
     num_bytes = min(_COPIED_BYTES, device.max_binding_bytes // 2)
     recorder = Recorder(device)
     with closing(device.allocate()) as memory:
@@ -137,7 +137,7 @@ def _measure_operations(device: Device, number: str) -> float:
 
 
 def measure_subgroup_size(device: Device) -> int:
-    """Return the number of lanes in a subgroup of the device.
+    """Measure and return the number of lanes in a subgroup of `device`.
 
     Return 0 if the device has no subgroups, or does not number lanes as it numbers threads.
     """

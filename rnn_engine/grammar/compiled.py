@@ -1,4 +1,4 @@
-"""Compiled grammars: compilation of any kind of grammar for a vocabulary, and the token masks of kbnf's grammars."""
+"""The compilation of a grammar for a vocabulary, and the token masks of grammars that the library kbnf runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rnn_engine.types import mask_words, unpack_masks
 
 
 class KbnfMask:
-    """A `rnn_engine.sampling.TokenMask` of one text, for a grammar that the library kbnf runs."""
+    """A `rnn_engine.sampling.masks.TokenMask` of one text, for a grammar that the library kbnf runs."""
 
     def __init__(self, engine: kbnf.Engine, vocab_size: int) -> None:
-        """Take ownership of `engine`: the caller must not use it any more."""
+        """Take ownership of `engine`, kbnf's state of one text: the caller must not use it any more."""
         self._engine = engine
         self._mask = np.zeros(mask_words(vocab_size), np.uint32)
 
@@ -55,7 +55,7 @@ class KbnfGrammar:
     """A grammar compiled by the library kbnf. May be used on several threads."""
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Compile `grammar`. Raises GrammarError if it is invalid. Blocks all other Python threads meanwhile."""
+        """Compile `grammar` for `vocabulary`. Blocks all other Python threads. Raises GrammarError if it is invalid."""
         self._size = vocabulary.size
         try:
             self._engine = kbnf.Engine(grammar.text, vocabulary.for_kbnf)
@@ -63,14 +63,12 @@ class KbnfGrammar:
             raise GrammarError(_with_place(grammar.text, str(error))) from error
 
     def start(self) -> KbnfMask:
-        """Return the token mask of a new text, before its first token."""
+        """Return the token mask of a new text that follows the grammar, before its first token."""
         return KbnfMask(deepcopy(self._engine), self._size)
 
 
 def _with_place(text: str, message: str) -> str:
-    """Replace the unread rest of `text`, which kbnf's `message` repeats, by its line and column. Return the new
-    message.
-    """
+    """Return kbnf's error `message` with a line and column in place of the unread rest of the grammar `text`."""
     unread = re.search(r'errors: \[\("((?:[^"\\]|\\.)*)"', message)
     if unread is None:
         return message
@@ -87,14 +85,15 @@ START_SECONDS: Final = 2.0  # of processor time that following the beginning of 
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Compile `grammar` for `vocabulary`. Raises GrammarError if it is invalid. Any number of texts may use the
-    result.
+    """Return `grammar`, compiled for `vocabulary`. Any number of texts may use it.
+
+    Raises GrammarError if `grammar` is invalid.
     """
     return (KbnfGrammar if grammar.kind == "kbnf" else GuidanceGrammar)(grammar, vocabulary)
 
 
 def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
-    """Check that a text can follow the grammar up to its second token. Raises GrammarError if it can't."""
+    """Raise GrammarError if no text can follow `grammar` up to its second token."""
     text = grammar.start()
     try:
         allowed = np.flatnonzero(unpack_masks(text.next(), vocab_size))
@@ -108,7 +107,7 @@ def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
 
 
 def start_after(grammar: CompiledGrammar, tokens: Sequence[int]) -> GuidanceMask | KbnfMask:
-    """Return the token mask of a text that begins with `tokens`, advanced past them.
+    """Return the grammar's token mask of a text that begins with `tokens`, advanced past them.
 
     Raises StepError if the grammar allows no such beginning, if the text ends with it, or if following it takes too
     long.

@@ -1,4 +1,4 @@
-"""A compiler of grammars that works on threads of its own, with a cache that all requests share.
+"""A compiler of grammars that works on threads of its own, with a cache of compiled grammars for all requests.
 
 There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first lane moves on
 to the second. So another grammar waits for a fraction of a second at most, plus the start of a process.
@@ -42,12 +42,12 @@ class _CompiledEntry:
 
     @property
     def owner(self) -> str:
-        """The part of `scope` before the first slash: the client that the entry counts for."""
+        """The client whose share of the cache the entry counts towards: the part of `scope` before the first slash."""
         return self.scope.partition("/")[0]
 
 
 class _Lane:
-    """A thread that compiles grammars one after another, with a process in which it tries each of them first.
+    """A thread that compiles grammars one after another, and a process in which each of them is tried first.
 
     A trial may take at most `seconds` of processor time.
     """
@@ -58,15 +58,16 @@ class _Lane:
         self._trials: Trials | None = None
 
     def trials(self, vocabulary: Vocabulary) -> Trials:
-        """Return the lane's `Trials`, made at the first call. Call this only on the lane's thread, with the same
-        vocabulary.
+        """Return the `Trials` that try grammars for this lane, made at the first call with the given vocabulary.
+
+        Call this only on the lane's thread, and always with the same vocabulary.
         """
         if self._trials is None:
             self._trials = Trials(vocabulary, self._seconds)
         return self._trials
 
     def close(self) -> None:
-        """Cancel the waiting grammars, and block until the current one is done."""
+        """Cancel the grammars that wait to be compiled, and block until the current one is done."""
         self.thread.shutdown(cancel_futures=True)
         if self._trials is not None:
             self._trials.close()
@@ -81,7 +82,7 @@ class GrammarCompiler:
         seconds: float = 2.0,
         note_seconds: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Compile grammars of at most `seconds` of processor time each.
+        """Prepare to compile grammars. Each may take at most `seconds` of processor time.
 
         `make_vocabulary` is called on another thread when a vocabulary is first needed.
         `note_seconds` is called with the seconds that each grammar took, on any thread, but on one at a time.
@@ -93,36 +94,46 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], _CompiledEntry] = OrderedDict()  # least recently used first
         self._kept_bytes = 0
+        self._is_closed = False
 
     def compile(self, grammar: Grammar, scope: str = "") -> Future[CompiledGrammar]:
         """Return a future of the compiled `grammar`. It is compiled on another thread unless it is cached for `scope`.
 
         `scope` is `owner` or `owner/part`.
         The future raises GrammarError if the grammar is wrong or takes too much. It raises UnavailableError if trying
-        it failed; the next call tries it again. Several callers may share the future.
+        it failed; the next call tries it again. Several callers may share the future. After `close`, the future of a
+        grammar that is not cached is cancelled.
         """
         key = scope, grammar
         with self._lock:
             entry = self._kept.get(key)
             if entry is None:
-                entry = self._kept[key] = _CompiledEntry(grammar, scope)
+                entry = _CompiledEntry(grammar, scope)
+                if self._is_closed:
+                    entry.future.cancel()
+                    return entry.future
                 self._lanes[0].thread.submit(self._run, entry, self._lanes)
+                self._kept[key] = entry
             self._kept.move_to_end(key)
         return entry.future
 
     def close(self) -> None:
-        """Stop compiling and cancel the waiting futures. Blocks until the grammars in progress are done."""
+        """Stop compiling and cancel the futures of waiting grammars. Blocks until the grammars in progress are done."""
+        with self._lock:
+            self._is_closed = True
         for lane in self._lanes:
             lane.close()
-        for entry in self._kept.values():
-            entry.future.cancel()
+        with self._lock:
+            futures = [entry.future for entry in self._kept.values()]
+        for future in futures:
+            future.cancel()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
 
     def _run(self, entry: _CompiledEntry, lanes: Sequence[_Lane]) -> None:
-        """Compile a grammar in the first of `lanes`, or move it to the next lane if it takes too long.
+        """Compile a grammar in the first of `lanes`, or move it to the second one if it takes too long.
 
         Runs on the thread of the first of `lanes`.
         """
@@ -160,8 +171,6 @@ class GrammarCompiler:
         """Count the memory of the cache entry `done`, and evict other entries while the cache exceeds its limits.
 
         If not `is_lasting`, remove `done` instead.
-
-        If not `is_lasting`, drop `done` instead.
         """
         with self._lock:
             self._note_seconds(done.seconds)
@@ -177,7 +186,7 @@ class GrammarCompiler:
                 self._kept_bytes -= victim.memory_bytes
 
     def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
-        """Return the cache entry to evict next, never `done`; None if there is none.
+        """Return the cache entry to evict next, never the new entry `done`; None if there is none.
 
         The owner that uses the most of the cache loses its least recently used entry.
         """

@@ -17,9 +17,7 @@ GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice"
 
 
 class GrammarError(Exception):
-    """A grammar is invalid, or takes more time or memory than allowed. The message has the place of the error and the
-    reason.
-    """
+    """A grammar is invalid, or takes more time or memory than allowed. The message gives the reason."""
 
 
 class SlowGrammarError(GrammarError):
@@ -58,8 +56,7 @@ class Grammar:
 
 
 def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
-    """Return the grammar of the JSON texts that `schema` allows. `name` is the request's field that contains the
-    schema.
+    """Return the grammar of all JSON texts that fit `schema`. `name` is the request's field that contains the schema.
 
     Keywords that a grammar can't enforce are refused, or ignored if `strict` is False.
     """
@@ -72,14 +69,13 @@ def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema",
 
 
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
-    """Return the grammar that allows each text of `choices`. `name` is the request's field that contains the
-    choices.
-    """
+    """Return the grammar that allows just the texts in `choices`. `name` is the request's field that contains them."""
     return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name, is_written=False)
 
 
 def written_grammar(text: str, name: str = "grammar") -> Grammar:
-    """Return the grammar `text`, in the syntax of llama.cpp or Lark, which is detected. `name` is the request's
-    field.
+    """Return the grammar written in `text`, after detecting if it is in llama.cpp's syntax or in Lark's.
+
+    `name` is the request's field that contains the text.
     """
     return Grammar("lark" if is_lark_syntax(text) else "gbnf", text, name)

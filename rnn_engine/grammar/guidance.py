@@ -1,12 +1,14 @@
-"""Grammars that the library llguidance runs, that is all kinds except kbnf, and the token masks of their texts."""
+"""Grammars that the library llguidance runs, that is all kinds except kbnf, and token masks made from them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeAlias
+from urllib.parse import quote
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -29,7 +31,10 @@ _MOST_TRIES: Final = 100  # parts of a schema that are compiled to find an error
 
 
 def load_schema(text: str) -> Schema:
-    """Return the JSON schema in `text`. Raises GrammarError if it is not one, or refers to another document."""
+    """Parse `text` as a JSON schema, and correct its URIs for llguidance, which refuses a schema for a wrong one.
+
+    Raises GrammarError if it is not a schema, or refers to another document.
+    """
     try:
         schema = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError) as error:
@@ -42,7 +47,35 @@ def load_schema(text: str) -> Schema:
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if isinstance(reference, str) and not reference.startswith("#"):
             raise GrammarError(f"$ref {reference[:80]!r} refers to another document, and none is fetched (at {place})")
+        if isinstance(part, dict):
+            _correct_uris(part)
     return schema
+
+
+def _correct_uris(part: dict[str, object]) -> None:
+    """Quote the reference of a part of a schema, and remove an `$id` that is no URI and a `$schema` that is not known.
+
+    A reference is often a plain name with spaces or brackets, and an `$id` a title.
+    """
+    match part.get("$ref"):
+        case str(reference):
+            part["$ref"] = f"#{_NOT_IN_URI.sub(_percent_encoded, reference[1:])}"
+    match part.get("$id"):
+        case str(name) if _NOT_IN_URI.search(name.replace("#", "", 1)):
+            del part["$id"]
+    match part.get("$schema"):
+        case str(dialect) if not _DIALECT.fullmatch(dialect):
+            del part["$schema"]
+
+
+_NOT_IN_URI: Final = re.compile(r"[^A-Za-z0-9._~:/?@!$&'()*+,;=%-]|%(?![0-9A-Fa-f]{2})")
+_DIALECT: Final = re.compile(
+    r"http://json-schema\.org/draft-0[467]/schema#?|https://json-schema\.org/draft/20\d\d-\d\d/schema#?"
+)
+
+
+def _percent_encoded(found: re.Match[str]) -> str:
+    return quote(found[0], safe="")
 
 
 def _number(text: str) -> float | int:
@@ -64,14 +97,14 @@ def with_spacing(schema: Schema) -> Schema:
 
 
 def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
-    """Return the JSON pointer of the smallest part of `schema` that fails with the same error as the whole."""
+    """Return the JSON pointer of the smallest part of a schema that fails to compile with the whole's error."""
     definitions = (
         {} if isinstance(schema, bool) else {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     )
     found = "#"
     parts = ((place, part) for place, part in _parts(schema, with_data=False) if isinstance(part, Mapping))
     for place, part in islice(parts, _MOST_TRIES):
-        if place.startswith(found) and fails_alike({**definitions, **part}):
+        if place.startswith(f"{found}/") and fails_alike({**definitions, **part}):
             found = place
     return found
 
@@ -86,9 +119,9 @@ _BY_NAME: Final = frozenset(
 
 
 def _parts(schema: object, *, with_data: bool = True) -> Iterator[tuple[str, object]]:
-    """Yield `schema` and every value in it with its JSON pointer, outer ones first.
+    """Yield a JSON schema and every value in it, each with its JSON pointer, outer values first.
 
-    Without data, leave out the values of keywords that hold no schemas.
+    If not `with_data`, leave out the values of keywords that hold no schemas.
     """
     unseen: list[tuple[str, object, bool]] = [("#", schema, False)]
     while unseen:
@@ -109,7 +142,7 @@ def _parts(schema: object, *, with_data: bool = True) -> Iterator[tuple[str, obj
 
 
 def _escaped(key: str) -> str:
-    """Escape `key` for a JSON pointer."""
+    """Escape `key`, the key of a JSON object, for use in a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -122,10 +155,10 @@ _LIMITS: Final = LLParserLimits(
 
 
 class GuidanceMask:
-    """A `rnn_engine.sampling.TokenMask` of one text, for a grammar that the library llguidance runs."""
+    """A `rnn_engine.sampling.masks.TokenMask` of one text, for a grammar that the library llguidance runs."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        """Take ownership of `matcher`: the caller must not use it any more."""
+        """Take ownership of `matcher`, llguidance's state of one text: the caller must not use it any more."""
         self._matcher = matcher
         self._mask = np.empty(mask_words(vocab_size), np.uint32)
         self._place = self._mask.ctypes.data, self._mask.nbytes  # kept, since reading it takes as long as a mask
@@ -160,14 +193,14 @@ class GuidanceGrammar:
     """A grammar compiled by the library llguidance. May be used on several threads."""
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
-        """Compile `grammar`. Raises GrammarError if it is invalid. Other threads can run meanwhile."""
+        """Compile `grammar` for `vocabulary`. Other Python threads can run. Raises GrammarError if it is invalid."""
         self._size = vocabulary.size
         self._matcher = _compile(_source(grammar), vocabulary)
         if error := self._matcher.get_error():
             raise GrammarError(_message(grammar, error, vocabulary))
 
     def start(self) -> GuidanceMask:
-        """Return the token mask of a new text, before its first token."""
+        """Return the token mask of a new text that follows the grammar, before its first token."""
         return GuidanceMask(self._matcher.deep_copy(), self._size)
 
 
@@ -176,7 +209,7 @@ def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:
 
 
 def _source(grammar: Grammar) -> str:
-    """Return the source of `grammar` in the form that llguidance compiles."""
+    """Return `grammar` as source text in the form that the library llguidance compiles."""
     match grammar.kind:
         case "json_schema":
             return _json_source(load_schema(grammar.text))
@@ -208,7 +241,7 @@ def _load_choices(text: str) -> list[str]:
 
 
 def _translate(text: str) -> str:
-    """Translate a grammar of llama.cpp to Lark."""
+    """Translate a grammar in llama.cpp's syntax to Lark. Raises GrammarError if it is invalid."""
     try:
         return gbnf_to_lark(text)
     except RecursionError:
@@ -249,7 +282,7 @@ def tagged_text(
     ending: str = "",
     otherwise: Mapping[str, object] | bool | None = None,
 ) -> Grammar:
-    r"""Return the grammar of texts that contain `tags`.
+    r"""Return the grammar of texts that contain tagged parts, such as tool calls; `tags` lists the possible ones.
 
     The text is free until `trigger`, with which each tag begins. Then one of the tags follows to its end, then free
     text again, and so on.
@@ -288,7 +321,7 @@ def tagged_text(
 
 
 def _body(tag: Tag, trigger: str) -> str:
-    """Return the grammar rule for the part of a tag that follows the trigger."""
+    """Return the grammar rule for the part of a tagged text that follows `trigger`, the beginning of every tag."""
     json_text = f"%json {_spaced(tag.schema)}"
     return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), json_text, _quoted(tag.end))))
 

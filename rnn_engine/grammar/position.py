@@ -1,4 +1,4 @@
-"""The position of an error in a grammar's text, as found from the error messages of the grammar libraries."""
+"""Functions that find the position of an error in a grammar's text from a grammar library's error message."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _LITERALS: Final = {
 
 
 class TextPosition(NamedTuple):
-    """A position in a text. `column` counts characters."""
+    """A position in a text, as line and column. The column counts characters."""
 
     line: int  # from 1
     column: int  # from 1
 
 
 def error_position(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return the position in the grammar `text` of the error that a library reported as `message`. `kind` is the
-    grammar's.
+    """Return the position in the grammar `text` of the error that a grammar library reported as `message`, or None.
 
-    Return None if the message does not give it.
+    It is None if the message does not give it. `kind` is the grammar's kind.
     """
     match kind:
         case "regex":
@@ -48,7 +47,7 @@ def error_position(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | None:
-    """Return the line and column that `message` mentions, limited to positions in `text`; None if there are none.
+    """Return the line and column that the error `message` mentions, moved into `text` if outside; None if it has none.
 
     The message counts columns in bytes if `in_bytes`, else in characters.
     """
@@ -64,9 +63,9 @@ def _told(text: str, message: str, *, in_bytes: bool = False) -> TextPosition | 
 
 
 def _in_regex(text: str, message: str) -> TextPosition | None:
-    """Return the position of the caret that `message` shows below the regular expression.
+    """Return the position of an error in a regular expression, which `message` marks with a caret below the expression.
 
-    The message shows line breaks and slashes escaped.
+    It is None if there is no caret. The message shows line breaks and slashes escaped.
     """
     if (found := _REGEX_CARET.search(message)) is None:
         return None
@@ -90,11 +89,9 @@ def _in_json(text: str, message: str) -> TextPosition | None:
 
 
 def json_offset(text: str, keys: list[str]) -> int | None:
-    """Return the offset of a value in the JSON `text`; None if there is no such value.
+    """Return the character offset of a value in the JSON `text`; None if there is no such value.
 
-    `keys` are the path to it: the keys of objects, and the indices of lists as text.
-
-    `keys` lead to it: keys of objects, and indices in lists as text.
+    `keys` are the path to the value: the keys of objects, and the indices of lists as text.
     """
     try:
         offset = _space(text, 0)
@@ -106,8 +103,9 @@ def json_offset(text: str, keys: list[str]) -> int | None:
 
 
 def _member(text: str, offset: int, wanted: str) -> int:
-    """Return the offset of the member `wanted` of the object or list that starts at `offset`. Raises KeyError without
-    one.
+    """Return the character offset of a member of the JSON object or list at `offset`: the one with the key `wanted`.
+
+    For a list, the key is an index as text. Raises KeyError if there is no such member.
     """
     decoder, is_object, number = json.JSONDecoder(), text[offset] == "{", 0
     offset = _space(text, offset + 1)
@@ -133,7 +131,7 @@ def _space(text: str, offset: int) -> int:
 
 
 def _in_gbnf(text: str, message: str) -> TextPosition | None:
-    """Return the position that `message` gives as a line and the text before and after it."""
+    """Return the position of an error for which `message` gives the line and the text before and after it, or None."""
     if (found := _GBNF_CONTEXT.search(message)) is None:
         return None
     line, before, after = int(found[1]), ast.literal_eval(found[2]), ast.literal_eval(found[3])
@@ -142,7 +140,7 @@ def _in_gbnf(text: str, message: str) -> TextPosition | None:
 
 
 def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
-    """Return the position of the first use of the rule that `message` reports as undefined."""
+    """Return the position of the first use of a rule that `message` reports as undefined; None if it reports none."""
     if (found := _MISSING_RULE.search(message)) is None:
         return None
     bare = _LITERALS[kind].sub(lambda literal: re.sub(r"[^\n]", " ", literal[0]), text)
@@ -152,5 +150,5 @@ def _missing_rule(kind: str, text: str, message: str) -> TextPosition | None:
 
 
 def _at(text: str, offset: int) -> TextPosition:
-    """Return the position of the character at `offset` in `text`."""
+    """Return the line and column of the character at `offset` in `text`."""
     return TextPosition(text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))

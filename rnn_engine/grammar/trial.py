@@ -1,7 +1,7 @@
-"""Trial compilations of grammars in another process, to protect this one from grammars that crash or take too long.
+"""Trial compilations of grammars in a child process, so that a crash or a hang does not affect this process.
 
 The grammar libraries overflow the stack on some grammars and work for minutes on others. Neither can be stopped inside
-a process. A grammar that ends the other process is refused.
+a process. A grammar that ends the child process is refused.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _LOOK_SECONDS: Final = 0.05  # between two checks of the processor time that a g
 
 
 class TrialError(Exception):
-    """A grammar could not be tried, for a temporary reason that does not depend on the grammar."""
+    """A grammar could not be compiled on trial, for a temporary reason that does not depend on the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a trial: the error, or the time and memory that the grammar takes."""
+    """The result of compiling a grammar on trial: the error, or the time and memory that it took."""
 
     error: str | None  # None if it can be compiled
     seconds: float = 0.0  # of processor time
@@ -49,19 +49,19 @@ class Verdict:
 
 
 class Trials:
-    """Tries grammars one after another in a child process, which the first trial starts. Not thread-safe."""
+    """Compiles grammars on trial, one after another, in a child process of its own. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
-        """Try grammars for `vocabulary`. Each may take at most `seconds` of processor time."""
+        """Prepare to try grammars for `vocabulary`. Each may take at most `seconds` of processor time."""
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, grammar: Grammar) -> Verdict:
-        """Try `grammar`: compile it in the child process. Return the verdict if it can be used.
+        """Compile `grammar` on trial in the child process, and return the verdict: its time and memory.
 
-        Raises GrammarError if it is wrong or takes too much memory, and SlowGrammarError if it takes too much time.
-        Raises TrialError or OSError if it could not be tried.
+        Raises GrammarError if the grammar is wrong or takes too much memory, and SlowGrammarError if it takes too much
+        time. Raises TrialError or OSError if it could not be tried.
         """
         if self._process is not None and self._process.poll() is not None:  # it has ended since the last grammar
             self.close()
@@ -76,7 +76,7 @@ class Trials:
         return verdict
 
     def close(self) -> None:
-        """Kill the child process, if there is one. The next trial starts another. May be called on any thread."""
+        """Kill the child process, if there is one; the next trial starts another. May be called on any thread."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -119,7 +119,7 @@ class Trials:
 
 
 class _Watch:
-    """A context manager that kills a process if it takes too long. It encloses code that waits for the process."""
+    """A context manager that kills a child process if it takes too long, while the block waits for its answer."""
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, takes_too_much: Callable[[], bool]) -> None:
         """Kill `process` after `seconds` by the clock, or when `takes_too_much` returns True.
@@ -160,7 +160,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def _exchange(process: subprocess.Popen[bytes], question: object) -> bytes:
-    """Send `question` to a process and return the line that it answers; empty if the process has ended."""
+    """Send `question` to a child process and return the line that it answers; empty if the process has ended."""
     try:
         pickle.dump(question, _open(process.stdin))
         _open(process.stdin).flush()
@@ -170,7 +170,7 @@ def _exchange(process: subprocess.Popen[bytes], question: object) -> bytes:
 
 
 def main() -> None:
-    """Run the child process: try each grammar from standard input, and print a line with its verdict."""
+    """Run the child process: compile each grammar that comes on standard input, and print a line with the verdict."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that output of a library does not mix with the answers
     _limit_memory()

@@ -37,7 +37,7 @@ class _Tokenizer(Protocol):
 
 
 class Vocabulary:
-    """The bytes of each token of a vocabulary. Token 0 ends a text, whatever its bytes.
+    """A model's vocabulary for grammars: the bytes of each token. Token 0 ends a text, whatever its bytes.
 
     Grammars never allow other tokens without bytes.
     """
@@ -52,7 +52,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: _Tokenizer, size: int) -> Self:
-        """Return the vocabulary of a model with `size` tokens, whose bytes and encoding are those of `tokenizer`."""
+        """Return the vocabulary of a model with `size` tokens, made from its `tokenizer`."""
         return cls([tokenizer.decode_bytes(token) for token in range(size)], tokenizer.encode)
 
     @property
@@ -65,27 +65,25 @@ class Vocabulary:
         return any(self.pieces)
 
     def prepare(self, kind: GrammarKind) -> None:
-        """Make the library's form of the vocabulary for grammars of `kind`, so that the first one compiles as fast as
-        others.
-        """
+        """Convert the vocabulary for the library that compiles grammars of `kind`, before a grammar needs it."""
         _ = self.for_kbnf if kind == "kbnf" else self.for_guidance
 
     @cached_property
     def for_guidance(self) -> LLTokenizer:
-        """The vocabulary in llguidance's form. The first access takes some tenths of a second."""
+        """The vocabulary in the library llguidance's form. The first access takes some tenths of a second."""
         slices = [*WORD_SLICES, *LLTokenizer.general_slices()]
         return LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(self)), slices=slices)
 
     @cached_property
     def for_kbnf(self) -> kbnf.Vocabulary:
-        """The vocabulary in kbnf's form. The first access takes some tenths of a second."""
+        """The vocabulary in the library kbnf's form. The first access takes some tenths of a second."""
         pieces = {token: piece for token, piece in enumerate(self.pieces) if piece}
         tokens = {token: kbnf.Token(piece) for token, piece in pieces.items()}
         return kbnf.Vocabulary(tokens, {token: repr(piece) for token, piece in pieces.items()})
 
 
 class _GuidanceTokenizer:
-    """A tokenizer with the attributes that llguidance requires."""
+    """An adapter that gives a `Vocabulary` the attributes that the library llguidance requires of a tokenizer."""
 
     eos_token_id = END
     bos_token_id = None

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIs
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, disable_progress_bars
 
-from rnn_engine.errors import ModelError, RnnEngineError, is_inner_path
+from rnn_engine.errors import ModelError, RnnEngineError, hide_credentials, is_inner_path
 from rnn_engine.hub.local import Wanted, model_path, models_folder
 
 _HUB: Final = "https://huggingface.co"
@@ -33,49 +33,85 @@ class RemoteFile:
     digest: str  # SHA-256 of large files, which the hub stores separately; else git's id of the file
 
 
-class Hub:
-    """A client of the Hugging Face Hub, or of a mirror of it that HF_ENDPOINT names."""
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A planned download: the files of a model, and the folder for them."""
 
-    def __init__(self, *, shows_progress: bool = True) -> None:
-        """`shows_progress`: `pull` draws a bar for each file on stderr."""
+    repository: str
+    commit: str
+    folder: Path
+    files: tuple[RemoteFile, ...]
+
+    def target(self, file: RemoteFile) -> Path:
+        """Return the path to which a file is downloaded."""
+        return self.folder / file.path
+
+    def num_done(self, file: RemoteFile) -> int:
+        """Return how many bytes of a file are on this computer."""
+        target = self.target(file)
+        with suppress(FileNotFoundError):
+            return _part_of(target, file).stat().st_size
+        with suppress(FileNotFoundError):
+            return target.stat().st_size
+        return 0
+
+
+class Hub:
+    """A client that downloads models from the Hugging Face Hub, or from a mirror of it that HF_ENDPOINT names."""
+
+    def __init__(self, *, shows_progress: bool = True, folder: Path | None = None) -> None:
+        """`shows_progress`: a download draws a bar for each file on stderr. `folder`: in place of `models_folder`."""
         if not shows_progress:
             disable_progress_bars()
         self._endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+        self._place = hide_credentials(self._endpoint)  # for messages
         self._api = HfApi(endpoint=self._endpoint)
+        self._folder = models_folder() if folder is None else folder
 
     def pull(self, wanted: Wanted) -> Path:
         """Download a model, except for files that are already here, and return the path to open.
 
-        Draws a progress bar for each file on stderr. If this ends early, the incomplete file is kept, and the next call
-        resumes it.
+        Raises ModelError, as `plan` and `fetch` do.
+        """
+        return self.fetch(self.plan(wanted))
 
-        Raises ModelError if there is no such model, if it can't be downloaded, or if a file does not have the checksum
-        that the hub lists. Also raises ModelError, before anything is downloaded, if a file would be written outside of
-        the model's folder.
+    def plan(self, wanted: Wanted) -> Download:
+        """Look up the files of a model.
+
+        Raises ModelError if there is no such model, if the hub can't be reached, or if a file would be written outside
+        of the model's folder.
         """
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)
-        chosen = wanted.choose(list(files))
-        folder = models_folder() / wanted.repository
-        for path in chosen:
-            self._check(wanted.repository, files[path], folder)
-        for path in chosen:
-            target = folder / path
-            with self._in_words(wanted.repository):
+        chosen = tuple(files[path] for path in wanted.choose(list(files)))
+        download = Download(wanted.repository, commit, self._folder / wanted.repository, chosen)
+        for file in chosen:
+            self._check(wanted.repository, file, download.folder)
+        return download
+
+    def fetch(self, download: Download) -> Path:
+        """Download files, except for those that are already here, and return the path to open.
+
+        Draws a progress bar for each file on stderr. If this ends early, the incomplete file is kept, and the next call
+        resumes it. Raises ModelError if a file can't be downloaded or does not have the checksum that the hub lists.
+        """
+        for file in download.files:
+            target = download.target(file)
+            with self._in_words(download.repository):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with WeakFileLock(_lock_of(target)):
-                    self._fetch(wanted.repository, commit, files[path], target)
-        return model_path(folder, chosen)
+                    self._fetch(download.repository, download.commit, file, target)
+        return model_path(download.folder, [file.path for file in download.files])
 
     def _check(self, repository: str, file: RemoteFile, folder: Path) -> None:
-        """Raise ModelError if the file would be written outside of `folder`, or if its checksum is unusable."""
+        """Raise ModelError if a file would be written outside of `folder`, or if its checksum is of an unknown kind."""
         if not is_inner_path(file.path):
             raise ModelError(
-                f"{repository}: {self._endpoint} lists a file {file.path!r}; expected a path inside of the repository"
+                f"{repository}: {self._place} lists a file {file.path!r}; expected a path inside of the repository"
             )
         if not _DIGEST.fullmatch(file.digest):
             raise ModelError(
-                f"{repository}: {self._endpoint} gives {file.digest!r} as the checksum of {file.path}; expected a "
+                f"{repository}: {self._place} gives {file.digest!r} as the checksum of {file.path}; expected a "
                 "SHA-1 or SHA-256"
             )
         target = folder / file.path
@@ -87,7 +123,7 @@ class Hub:
                 )
 
     def _list_files(self, repository: str) -> tuple[str, dict[str, RemoteFile]]:
-        """Return the newest commit of a repository, and a map from path to file."""
+        """Return the id of a repository's newest commit, and a map from path to file in that commit."""
         found = self._api.model_info(repository, files_metadata=True)
         files = {
             each.rfilename: RemoteFile(
@@ -124,37 +160,36 @@ class Hub:
         if (found := _digest(part, file)) != file.digest:
             part.unlink()
             raise ModelError(
-                f"{repository}: {file.path} has the checksum {found}, but {self._endpoint} gives {file.digest}; "
+                f"{repository}: {file.path} has the checksum {found}, but {self._place} gives {file.digest}; "
                 "the downloaded file was removed: pull it again"
             )
         part.replace(target)
 
     @contextmanager
     def _in_words(self, repository: str) -> Iterator[None]:
-        """Raise ModelError for the errors that the hub's client raises."""
+        """Within the `with` block, turn errors of the Hugging Face Hub's client into ModelError in plain words."""
         try:
             yield
         except (RnnEngineError, KeyboardInterrupt):
             raise
         except GatedRepoError as error:
             raise ModelError(
-                f"{repository}: its owner grants access on request; accept the terms at {self._endpoint}/{repository} "
-                "and "
-                "set HF_TOKEN"
+                f"{repository}: its owner grants access on request; accept the terms at {self._place}/{repository} "
+                "and set HF_TOKEN"
             ) from error
         except RepositoryNotFoundError as error:
             raise ModelError(
-                f"{repository}: {self._endpoint} has no such repository, or it is private and HF_TOKEN gives no access"
+                f"{repository}: {self._place} has no such repository, or it is private and HF_TOKEN gives no access"
             ) from error
         except HfHubHTTPError as error:
-            raise ModelError(f"{repository}: {self._endpoint} refused: {_first_line(error)}") from error
+            raise ModelError(f"{repository}: {self._place} refused: {_first_line(error)}") from error
         except OfflineModeIsEnabled as error:
             raise ModelError(f"{repository}: HF_HUB_OFFLINE is set, so nothing is fetched") from error
         except OSError as error:
             raise ModelError(f"{repository}: {_first_line(error)}") from error
         except Exception as error:  # errors of its HTTP library, which differs between versions
             raise ModelError(
-                f"{repository}: {self._endpoint} can't be reached: {_first_line(error)}. Check the network, "
+                f"{repository}: {self._place} can't be reached: {_first_line(error)}. Check the network, "
                 "or set HF_ENDPOINT to a mirror. The parts downloaded so far are kept"
             ) from error
 
@@ -169,11 +204,11 @@ def _lock_of(target: Path) -> Path:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return hide_credentials((str(error) or type(error).__name__).splitlines()[0])
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
-    """Return the digest of the file at `path`, of the kind that `file` has."""
+    """Return the digest of the file at `path`: SHA-256 or git's SHA-1, whichever `file.digest` is."""
     if len(file.digest) == hashlib.sha256().digest_size * 2:
         digest = hashlib.sha256()
     else:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,14 +42,17 @@ class Wanted:
             return KNOWN[text]
         repository, colon, file = text.partition(":")
         if not _REPOSITORY.fullmatch(repository) or (colon and not file):
-            raise InvalidRequestError("model", text, f"OWNER/REPOSITORY[:FILE] or one of {', '.join(KNOWN)}")
+            nearest = get_close_matches(text, KNOWN, n=1, cutoff=0.8)
+            allowed = f"OWNER/REPOSITORY[:FILE] or one of {', '.join(KNOWN)}"
+            advice = f"did you mean {nearest[0]}?" if nearest else f"expected {allowed}"
+            raise InvalidRequestError("model", text, allowed, f"unknown model {text!r}; {advice}")
         return cls(repository, file or None)
 
     def __str__(self) -> str:
         return self.repository if self.file is None else f"{self.repository}:{self.file}"
 
     def choose(self, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths`, the files of the repository, that belong to the model.
+        """Return those of `paths`, a repository's files, that belong to the wanted model.
 
         Raises ModelError if no file matches, or if the repository has several models and `file` is None.
         """
@@ -76,7 +80,7 @@ def age(path: str) -> tuple[str, str]:
 
 
 def could_be_wanted(text: str) -> bool:
-    """Return True if `text`, which is not an existing path, could be a model's short name or a repository."""
+    """Return True if `text`, which is no existing path, could be a model's short name or a repository on the hub."""
     return text in KNOWN or (
         _REPOSITORY.fullmatch(text.partition(":")[0]) is not None and (":" in text or not text.endswith(WEIGHTS))
     )
@@ -91,7 +95,7 @@ def _listing(paths: Sequence[str]) -> str:
 
 
 def _sizes(name: str, repository: str, pattern: str, sizes: Mapping[str, str]) -> dict[str, Wanted]:
-    """Map the short names of a series of models, `NAME-SIZE`, to the models.
+    """Return the models of a series by short name, `NAME-SIZE`: one for each of `sizes`.
 
     `pattern` is the file's name with {} for the size. `sizes` maps a short name's size to that in the file's name.
     """
@@ -130,7 +134,7 @@ KNOWN: Final[Mapping[str, Wanted]] = {
         {"0.1b": "0.1B", "0.4b": "0.4B", "1.5b": "1.5B", "3b": "3B", "7b": "7B"},
     ),
 }
-"""Models by short name: the newest file of each series and size."""
+"""Models of the Hugging Face Hub by short name: the newest file of each series and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class LocalModel:
 
 
 def searches_cache() -> bool:
-    """Return True if Hugging Face's cache is searched for models: that needs the packages of the extra `hub`."""
+    """Return True if Hugging Face's cache is searched for models, for which the extra `hub` must be installed."""
     return find_spec("huggingface_hub") is not None
 
 
@@ -179,8 +183,13 @@ def locate_model(named: str | Path) -> Path:
     return found
 
 
+def model_name(path: Path) -> str:
+    """Return the default name of the model at `path`: the file's name without its ending, or the folder's name."""
+    return path.resolve().name if path.is_dir() else path.stem
+
+
 def find_local(wanted: Wanted) -> Path | None:
-    """Return the path of the wanted model on this computer; None if it is not here.
+    """Return the path of a wanted model on this computer; None if it is not here.
 
     Raises ModelError if `wanted` names no file, and several files of weights of its repository are here.
     """
@@ -205,7 +214,7 @@ def model_path(folder: Path, paths: list[str]) -> Path:
 
 
 def _models(repository: str, folder: Path, paths: list[str]) -> Iterator[LocalModel]:
-    """Yield the models in `folder`: one if its files make up a single model, else one for each file of weights.
+    """Yield the downloaded models of a repository in `folder`: one for all its files, or one for each file of weights.
 
     `paths` are the files, relative to `folder`.
     """

@@ -1,1 +1,1 @@
-"""Load the parts of an engine from files and settings: model, runner, tokenizer, state cache and named states."""
+"""Load the parts of an engine from a model file and settings: runner, tokenizer, state cache and named states."""

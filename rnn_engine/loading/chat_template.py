@@ -1,4 +1,4 @@
-"""Load the chat template that a user chose, or find a model's own."""
+"""Load the chat template that a user chose, or find the one that comes with a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rnn_engine.chat_template.conversation import ChatTemplate, WorldTemplate
 from rnn_engine.chat_template.jinja import JinjaTemplate
-from rnn_engine.chat_template.messages import ChatTemplate, ToolFormats
-from rnn_engine.chat_template.world import WorldTemplate
+from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.model.huggingface import read_json
 from rnn_engine.tensor_files.formats import open_source
@@ -68,7 +68,7 @@ def _world(model_path: Path) -> WorldTemplate:
 
 
 def _from_gguf(model_path: Path) -> ChatTemplate | None:
-    """Return the chat template in a GGUF file's metadata.
+    """Return the chat template in a GGUF file's metadata; None if there is none that can be used.
 
     Returns None for another kind of file, for a file without a template, and for one that only names a template that
     is built into llama.cpp. A template that can't be read is logged, and None is returned.
@@ -130,7 +130,7 @@ def _token_text(value: object) -> str:
 
 
 def _default_of(templates: list[Any]) -> str | None:
-    """Return the source of one of several named templates: `tool_use`, or else `default`; None if there is neither.
+    """Return the source of the template `tool_use`, or else `default`, among named templates; None without both.
 
     Each item of `templates` is a JSON object with `name` and `template`.
     """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +13,7 @@ from typing import Any, Final
 import psutil
 from numpy.typing import NDArray
 
-from rnn_engine.gpu import list_devices
+from rnn_engine.gpu import DeviceInfo, list_devices
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import OpenModel
 from rnn_engine.quantised import Blocks
@@ -25,12 +24,10 @@ _TIMES_FASTER: Final = 2  # by which numpy must be faster to be chosen
 _LAYERS: Final = (1, 3)  # of the two partial models that are measured
 _REPEATS: Final = 3
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The prefill and decode speed for a single client: `prompt` and `answer` tokens per second."""
+    """A model's measured speed for a single client: prompt tokens and generated tokens per second."""
 
     prompt: float
     answer: float
@@ -41,34 +38,53 @@ class Speed:
         return _PROMPT / self.prompt + _GENERATED / self.answer
 
 
-def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -> str:
-    """Return "cpu", which means numpy, if that is more than twice as fast as the software driver; else `device`.
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """The device on which to run a model, as `load_runner` takes it, and why, in words for the log."""
+
+    device: str
+    reason: str
+
+
+def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -> DeviceChoice:
+    """Choose "cpu", which means numpy, if that is more than twice as fast as the software driver; else `device`.
 
     Only for "auto", and only if every WebGPU device is a software driver, the first layers of `model` are run with both
-    to measure them, which takes about a second; the result is logged. If there is no room for the weights in f32, numpy
-    is not tried. `weights` is the format of the weights on the software device.
+    to measure them, which takes about a second. If there is no room for the weights in f32, numpy is not tried.
+    `weights` is the format of the weights on the software device.
     """
     if device != "auto":
-        return device
-    if not (devices := list_devices()) or not all(each.is_software for each in devices):
-        return device
+        return DeviceChoice(device, "as --device says")
+    devices = list_devices()
+    if not devices or not all(each.is_software for each in devices):
+        return DeviceChoice(device, _why_first(devices))
     if sum(4 * prod(info.shape) for info in model.tensors.values()) > psutil.virtual_memory().available // 2:
-        return device  # numpy computes in f32, for which there is no room
+        return DeviceChoice(device, "no GPU was found, and numpy has no room for the weights in f32")
     software = measure_speed(model, partial(load_runner, weights=weights, num_slots=num_slots))
     numpy = measure_speed(model, partial(load_runner, device="cpu", num_slots=num_slots))
-    chosen = "cpu" if software.request_seconds > _TIMES_FASTER * numpy.request_seconds else "auto"
-    _log.info(
-        "no GPU was found. One client's prompts and answers run at about %.0f and %.0f tokens/s on %s, at %.0f and"
-        " %.0f with numpy: --device %s is used",
-        software.prompt, software.answer, devices[0].name, numpy.prompt, numpy.answer, chosen,
-    )  # fmt: skip
-    return chosen
+    measured = (
+        f"no GPU was found, and one client's prompts and answers run at about {software.prompt:.0f} and "
+        f"{software.answer:.0f} tokens/s on {devices[0].name}, and at {numpy.prompt:.0f} and {numpy.answer:.0f} with "
+        "numpy"
+    )
+    times = software.request_seconds / numpy.request_seconds
+    if times > _TIMES_FASTER:
+        return DeviceChoice("cpu", measured)
+    why = "" if times <= 1 else f"; numpy is used only if it is {_TIMES_FASTER} times as fast"
+    return DeviceChoice(device, f"{measured}{why}")
+
+
+def _why_first(devices: Sequence[DeviceInfo]) -> str:
+    """Say why `auto` takes the first of the fastest kind of `devices`."""
+    if len(devices) == 1:
+        return "the only device that WebGPU finds"
+    return f"the first of the fastest kind of the {len(devices)} devices that WebGPU finds"
 
 
 def measure_speed(
     model: Model, load: Callable[[Model], Runner], clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
-    """Estimate the speed of `model` by running its first layers alone.
+    """Estimate a model's speed on a device by running only its first layers.
 
     Runs one layer and then three, and extrapolates to all layers; a model of at most three layers is run whole. `load`
     loads a model and returns its runner; `clock` returns seconds.
@@ -86,7 +102,7 @@ def _extrapolate(few: float, more: float, num_layers: int) -> float:
 
 
 def _seconds_a_token(model: Model, load: Callable[[Model], Runner], clock: Callable[[], float]) -> tuple[float, float]:
-    """Load `model` and return its shortest measured seconds per prompt token and per generated token."""
+    """Load `model`, run a few steps, and return the least seconds per prompt token and per generated token."""
     with closing(load(model)) as runner:
         count = min(runner.max_tokens, 64)
         prompt, answer = [TokenRun(0, [0] * count, rows=1)], [TokenRun(0, [0], rows=1)]
@@ -105,7 +121,7 @@ def _least_seconds(runner: Runner, batch: list[TokenRun], clock: Callable[[], fl
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """A model made of the embedding, the first `num_layers` layers and the head of another model."""
+    """A partial model for speed measurements: the embedding, first `num_layers` layers and head of another model."""
 
     model: Model
     num_layers: int

@@ -11,7 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from rnn_engine.errors import check_finite
+from rnn_engine.bounds import TUNE_SECONDS
+from rnn_engine.errors import check_numbers
 from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
@@ -20,7 +21,6 @@ from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
 from rnn_engine.forward.variants import KernelLimits, from_record, to_record
 from rnn_engine.gpu import Device, measure_subgroup_size
 
-DEFAULT_SECONDS: Final = 10.0
 _LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels matters
 _RECIPE: Final = 2  # increased whenever the form of a record changes
 
@@ -37,7 +37,7 @@ class TuneOrder:
     """The settings of the search for the fastest kernels when a model is loaded.
 
     `seconds` bounds the search. With 0, the fixed choices are used, and nothing is read or recorded. With None, the
-    search may take `DEFAULT_SECONDS` on a hardware device with a model large enough; otherwise only recorded choices
+    search may take `TUNE_SECONDS` on a hardware device with a model large enough; otherwise only recorded choices
     are used.
     """
 
@@ -48,20 +48,20 @@ class TuneOrder:
     on_found: Callable[[Chosen], None] = lambda _: None  # called with the choices that were found
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequestError unless `seconds` is None or a finite number from 0 on."""
-        check_finite("seconds", self.seconds)
+        """Raise InvalidRequestError for a number that is negative or not finite."""
+        check_numbers(self)
 
     def budget(self, device: Device, weight_bytes: int) -> float:
         if self.seconds is not None:
             return self.seconds
-        return 0.0 if device.info.is_software or weight_bytes < _LEAST_BYTES else DEFAULT_SECONDS
+        return 0.0 if device.info.is_software or weight_bytes < _LEAST_BYTES else TUNE_SECONDS
 
 
 FIXED: Final = TuneOrder()
 
 
 def kernel_limits(device: Device) -> KernelLimits:
-    """Return what `device` allows its kernels: threads and memory of a workgroup, subgroup broadcasts and f16."""
+    """Return the limits of `device` for kernels: threads and memory of a workgroup, subgroup broadcasts and f16."""
     limits = device.wgpu_device.limits
     return KernelLimits(
         threads=min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]),
@@ -74,7 +74,7 @@ def kernel_limits(device: Device) -> KernelLimits:
 def choose_kernels(
     order: TuneOrder, runner: GpuRunner, matmuls: MatMulKernels, limits: KernelLimits, progress: Progress
 ) -> None:
-    """Set the kernels of `matmuls` to the fastest recorded ones, after a search in the time that `order` allows.
+    """Set a model's matmul kernels to the fastest that are recorded for its device, after a search if `order` allows.
 
     `matmuls` belong to `runner`, which must not have run any step yet. Newly found choices are recorded and passed to
     `order.on_found`. With `order.seconds` 0 the function does nothing.
@@ -99,7 +99,7 @@ def choose_kernels(
 
 @dataclass(frozen=True, slots=True)
 class KeptChoices:
-    """The file that records the chosen kernels for one device and driver and this version of the kernels."""
+    """The file that records the fastest matmul kernels found for one device, driver and version of the kernels."""
 
     path: Path
     key: Mapping[str, Any]
@@ -118,7 +118,7 @@ class KeptChoices:
         return cls(choices_folder() / f"{name}.json", key)
 
     def read(self, limits: KernelLimits) -> dict[tuple[MatMulClass, int], Choice]:
-        """Return the recorded choices, by matmul class and number of tokens.
+        """Return the recorded choices of kernels, by kind of matmul and number of tokens.
 
         If the file is damaged, is for another device, or has a kernel that `limits` forbid, that is logged and no
         choice is returned.
@@ -138,7 +138,7 @@ class KeptChoices:
         return {(choice.kind, choice.tokens): choice for choice in choices}
 
     def write(self, choices: Chosen) -> None:
-        """Replace the recorded choices by `choices`. A file that can't be written is logged."""
+        """Replace the recorded choices of kernels by `choices`. A failure to write the file is only logged."""
         try:
             write_record(self.path, {**self.key, "choices": [_to_json(choice) for choice in choices.values()]})
         except OSError as error:
@@ -146,13 +146,13 @@ class KeptChoices:
 
 
 def kept_records() -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Yield the path and the JSON content of each recorded choice file; the content is None if it is damaged."""
+    """Yield the path and JSON content of each file of recorded kernel choices; the content is None if damaged."""
     for path in sorted(choices_folder().glob("*.json")):
         yield path, read_record(path)
 
 
 def choices_folder() -> Path:
-    """Return the folder that holds a file of kernel choices for each device; it may not exist."""
+    """Return the folder with a file of recorded kernel choices for each device; it may not exist."""
     return cache_folder() / "kernels"
 
 
@@ -169,7 +169,7 @@ def _to_json(choice: Choice) -> dict[str, Any]:
 
 
 def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
-    """Yield the kernel choices in `record`, the JSON content of a device's file.
+    """Yield the kernel choices in `record`, the JSON content of a file of recorded choices.
 
     Raises KeyError, TypeError, ValueError or AttributeError if the content is not valid.
     """
@@ -196,18 +196,18 @@ def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
 
 @cache
 def kernels_version() -> str:
-    """Return a digest of the matmul's WGSL files: measurements of other kernels are not valid for these."""
+    """Return a digest of the matmul's WGSL files. Speeds measured with other files do not apply to these."""
     return version_of(kernel_texts())
 
 
 def kernel_texts() -> dict[str, str]:
-    """Return the matmul's WGSL files, by name."""
+    """Return the texts of the matmul's WGSL files, by file name."""
     kernels = (file for file in files("shaders").iterdir() if file.name.startswith(_KERNEL_FILES))
     return {file.name: file.read_text("utf-8") for file in kernels}
 
 
 def version_of(texts: Mapping[str, str]) -> str:
-    """Return a digest of what the compiler sees of WGSL files: without comments, blank lines and indentation."""
+    """Return a digest of WGSL files that ignores comments, blank lines and indentation."""
     digest = hashlib.sha256()
     for name, text in sorted(texts.items()):
         lines = (line.partition("//")[0].strip() for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""Compute the device memory that a model will need, before it is loaded, and describe its file."""
+"""Compute the device memory that a model will need, choose settings with which it fits, and describe model files."""
 
 from __future__ import annotations
 
@@ -9,35 +9,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import psutil
 
+from rnn_engine.bounds import AUTO, AUTO_FORMATS, STORED
 from rnn_engine.errors import DeviceError, DeviceMemoryError, InvalidRequestError, TokenizerError
 from rnn_engine.forward.unread import UnreadModel
-from rnn_engine.forward.weight_choice import STORED, has_kept_blocks
+from rnn_engine.forward.weight_choice import has_kept_blocks
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on, list_devices
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import MergedModel, OpenModel
 from rnn_engine.tokenizer import load_tokenizer
+from states.cache.config import CacheConfig
 from states.files.reading import is_time_state
 
-AUTO: Final = "auto"
-"""The choice that selects the best weight format that fits into the device's memory."""
-
-AUTO_FORMATS: Final = ("f16", "int8", "int4")
-"""The formats that `AUTO` tries, best first; `STORED` takes the place of f16 for a quantised file."""
-
 Measure: TypeAlias = Callable[[str, RunnerSize], int]
-"""Returns the bytes of a device's memory that a runner of this size takes with these weights."""
+"""A function from a weight format and a runner's size to the bytes of device memory that the runner takes."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The weight format and the bytes of spare slots with which a model fits on a device."""
+    """The weight format for a model on a device, and the bytes that spare slots (for cached states) may take there."""
 
     weights: str
     spare_bytes: int
@@ -46,13 +42,12 @@ class MemoryPlan:
 def plan_memory(
     model: OpenModel, device: str, size: RunnerSize, *, weights: str | None, device_memory: int | None = None
 ) -> MemoryPlan:
-    """Choose the weights if they are None or `AUTO`, and as many spare bytes as there is room for.
+    """Choose a weight format for a model on a device, and the bytes for spare slots, so that all fits into its memory.
 
-    None selects `usual_weights`.
-
-    `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` is the device's number of bytes, for
-    devices whose memory can't be found out; if given, it is always used. The bytes of this process's other models there
-    are subtracted from it.
+    `weights` is kept if it is a format; None selects `usual_weights`, and `AUTO` the best format that fits. `device` is
+    as `load_runner` has it; on "cpu" weights are f32. `device_memory` is the device's number of bytes, for devices
+    whose memory can't be found out; if given, it is always used. The bytes of this process's other models there are
+    subtracted from it.
 
     Raises DeviceMemoryError if the model does not fit; the message says what would. Raises InvalidRequestError for
     `AUTO` on a device of unknown memory, and for weights other than f32 on "cpu". Raises DeviceError as `load_runner`
@@ -60,8 +55,8 @@ def plan_memory(
     """
     if device == "cpu":
         if not cpu_has(weights):
-            allowed = "auto, f32 or stored, without activations=int8, on the device cpu"
-            raise InvalidRequestError("weights", weights, allowed)
+            message = f"the device cpu has no weights {weights!r}; expected auto, f32 or stored"
+            raise InvalidRequestError("weights", weights, "auto, f32 or stored on the device cpu", message)
         return MemoryPlan("f32", size.spare_bytes)
     usual = usual_weights(model)
     weights = usual if weights is None else weights
@@ -69,11 +64,8 @@ def plan_memory(
     available = _free_memory(like.info, device_memory)
     if available is None:
         if weights == AUTO:
-            raise InvalidRequestError(
-                "weights",
-                weights,
-                f"a format, or auto with --device-memory, since the memory of {like.info.name} is unknown",
-            )
+            message = f"--weights auto needs --device-memory, since the memory of {like.info.name} is unknown"
+            raise InvalidRequestError("weights", weights, "a format, or auto with --device-memory", message)
         _log.info("the memory of %s is unknown, so it is not checked if the model fits", like.info.name)
         return MemoryPlan(weights, size.spare_bytes)
     choices = (usual, *AUTO_FORMATS[1:])
@@ -82,12 +74,12 @@ def plan_memory(
 
 
 def cpu_has(weights: str | None) -> bool:
-    """Return True if `weights` is allowed on the device "cpu": None, auto, f32 or stored. There all weights are f32."""
+    """Return True if the device "cpu" accepts `weights`: None, auto, f32 or stored. All its weights are f32."""
     return weights in (None, AUTO, "f32", STORED)
 
 
 def usual_weights(model: OpenModel) -> str:
-    """Return the weight format for a model if the user chose none: `STORED` for a quantised file, else f16.
+    """Return a model's weight format if the user chose none: `STORED` for a quantised file, else f16.
 
     LoRAs turn quantised blocks into plain numbers, so a model with LoRAs is f16.
     """
@@ -96,7 +88,7 @@ def usual_weights(model: OpenModel) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The free memory of a device, and the means to check if a model fits into it.
+    """The free memory of a device, and a function to measure which settings of a model fit into it.
 
     `measure` returns the model's bytes, and `size` is the wanted size without spare slots. `choices` are the weight
     formats to suggest if the model does not fit.
@@ -109,7 +101,7 @@ class Room:
     choices: tuple[str, ...]
 
     def plan(self, formats: tuple[str, ...], spare_bytes: int) -> MemoryPlan:
-        """Choose the first of `formats` that fits, and at most `spare_bytes` of the memory that is left.
+        """Choose the first of these weight formats that fits into the memory, and as many spare bytes as still fit.
 
         Raises DeviceMemoryError if no format fits; the message suggests settings that would.
         """
@@ -127,7 +119,7 @@ class Room:
         return self.measure(weights, self._with_slots(num_slots)) <= self.available
 
     def most_slots(self, weights: str) -> int:
-        """Return the greatest number of slots that fit with `weights`, at most `size.num_slots`; 0 if none fits."""
+        """Return the greatest number of slots, up to `size.num_slots`, with which the model fits; 0 if none fits."""
         counts = range(1, self.size.num_slots + 1)
         return bisect.bisect_left(counts, True, key=lambda count: not self.fits(weights, count))
 
@@ -148,16 +140,16 @@ class Room:
 
 
 def measure_on(device: SizingDevice, model: OpenModel) -> Measure:
-    """Return a function that computes the bytes that a runner of `model` allocates on a device like `device`.
+    """Return a function that computes the bytes that a runner of `model` takes on a device like `device`.
 
     The function takes the weight format and the runner's size, and caches its results.
     """
     unread = UnreadModel(model.shape, model.tensors)
-    return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights))
+    return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights).total)
 
 
 def find_memory(device: DeviceInfo) -> int | None:
-    """Return the bytes of free memory on `device`; None if they are unknown.
+    """Return the bytes of free memory on a device; None if they are unknown.
 
     WebGPU does not report a device's memory. For software and integrated devices, it is the computer's free memory.
     """
@@ -165,9 +157,9 @@ def find_memory(device: DeviceInfo) -> int | None:
 
 
 def _free_memory(device: DeviceInfo, device_memory: int | None) -> int | None:
-    """Return the bytes that a model may take on `device`, which has `device_memory` bytes, if that is given.
+    """Return the bytes that a model may take on a device; None if they are unknown.
 
-    None if they are unknown.
+    `device_memory` is the device's size in bytes, if the user gave it.
     """
     return find_memory(device) if device_memory is None else max(0, device_memory - allocated_on(device))
 
@@ -179,16 +171,24 @@ def in_words(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The bytes that a model takes of a device with one weight format, and whether the device has as many."""
+    """The bytes that a model takes of a device with one weight format, and whether the device has as many.
+
+    The states that the cache keeps on the device are allocated as far as there is room; they are not needed.
+    """
 
     weights: str
-    num_bytes: int
+    num_bytes: int  # without kept states
     fits: bool | None  # None = the device's memory is unknown
+    weight_bytes: int
+    slot_bytes: int  # of the states of all slots
+    kept_bytes: int  # of the states that the cache keeps, unless it is set otherwise
+    buffer_bytes: int  # of one step
+    most_bytes: int  # with kept states, as a server allocates them if there is room
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """The bytes that a model takes of one device with each weight format, and the device's free memory."""
+    """The bytes of memory that a model takes on one device with each weight format, and the device's free memory."""
 
     device: str
     available_bytes: int | None  # None = unknown
@@ -256,13 +256,29 @@ def _name_tokenizer(choice: str, model: OpenModel) -> str:
 def _device_needs(model: OpenModel, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
     name = _title(device.info)
     available = _free_memory(device.info, device_memory)
-    measure, size = measure_on(device, model), RunnerSize(num_slots=num_slots)
+    unread, size = UnreadModel(model.shape, model.tensors), RunnerSize(num_slots=num_slots)
+    usual = usual_weights(model)
     try:
-        counted = {weights: measure(weights, size) for weights in (usual_weights(model), *WEIGHT_FORMATS)}
+        counted = {
+            weights: measure_runner(unread, device, size, weights=weights) for weights in (usual, *WEIGHT_FORMATS)
+        }
+        with_kept = replace(size, spare_bytes=CacheConfig().device_capacity)
+        most = measure_runner(unread, device, with_kept, weights=usual)
     except DeviceError as error:
         return DeviceNeeds(name, available, (), str(error))
+    kept, more_buffers = most.states - counted[usual].states, most.buffers - counted[usual].buffers
     needs = [
-        Need(weights, count, None if available is None else count <= available) for weights, count in counted.items()
+        Need(
+            weights=weights,
+            num_bytes=count.total,
+            fits=None if available is None else count.total <= available,
+            weight_bytes=count.weights,
+            slot_bytes=count.states,
+            kept_bytes=kept,
+            buffer_bytes=count.buffers + more_buffers,
+            most_bytes=count.total + kept + more_buffers,
+        )
+        for weights, count in counted.items()
     ]
     return DeviceNeeds(name, available, needs)
 

@@ -16,20 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from rnn_engine.bounds import AUTO
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
+from rnn_engine.hub import model_name
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
-from rnn_engine.loading.device_choice import choose_device
+from rnn_engine.loading.device_choice import DeviceChoice, choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged, spare_slot_bytes
-from rnn_engine.loading.settings import LoadSettings, StateSettings, make_state_store, open_states, share_names
+from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine.loading.states import make_state_store, open_states, share_names
 from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
-from rnn_engine.types import Runner
+from rnn_engine.types import DeviceMemory, Runner
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.tiers.tier import SlotPool
@@ -40,7 +43,7 @@ from states.shared.opening import OpenStore, open_store
 
 
 def freeze_modules() -> None:
-    """Make the garbage collector skip all objects that exist now. Call it before models are loaded.
+    """Make the garbage collector skip all objects that exist now. To be called before models are loaded.
 
     Imports leave some 130,000 objects. A full collection visits them all, which takes about 45 ms in which no thread of
     the process does anything else; while many tokens are generated, there are several collections a second.
@@ -54,12 +57,15 @@ MOST_DRAFTING = 4  # sequences of a step; each takes a spare slot
 _log = logging.getLogger(__name__)
 
 LoadRunner: TypeAlias = Callable[[Progress], Runner]
-"""Loads the same model on the same device again, with the same settings. Raises ModelError, DeviceError."""
+"""A function that loads an engine's model again, on the same device and with the same settings.
+
+Raises ModelError or DeviceError.
+"""
 
 
 @dataclass(slots=True)
 class EngineParts:
-    """The loaded parts of an engine: runner, tokenizer, state cache, named states and facts about them.
+    """The loaded parts of an engine: runner, tokenizer, state cache, named states and facts for clients.
 
     Sequences run in the first `info.num_slots` of the runner's slots; the others are spare.
     """
@@ -76,7 +82,7 @@ class EngineParts:
     drafts: DraftSettings = NO_DRAFTS
 
     def reopen(self, check: Callable[[], None]) -> Runner:
-        """Close the runner, open its device again, and return a new runner with the model loaded anew.
+        """Close the runner (the model on its device), open the device again, and return a new runner of the model.
 
         Only the thread that owns the runner may call this. The states that the cache stores on the device are lost; its
         other states and all other parts stay. `check` is called repeatedly while the model is loaded and may raise an
@@ -100,7 +106,7 @@ class EngineParts:
         return self.runner
 
     def close(self) -> None:
-        """Close all parts: write the cache's states that are to persist, free the device and unlock the folders.
+        """Close all parts of the engine: write cached states to disk, free the device and unlock folders.
 
         Only the thread that owns the runner may call this.
         """
@@ -147,7 +153,8 @@ def open_parts(
         num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
         spare_bytes = config.device_capacity + num_drafting * spare_slot_bytes(model.shape)
         size = RunnerSize(num_slots=num_slots, spare_bytes=spare_bytes)
-        device, plan = place_model(model, settings, size)
+        choice, plan = place_model(model, settings, size)
+        device = choice.device
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -170,6 +177,16 @@ def open_parts(
         named_states = share_names(store, own_states, fingerprint, states)
         undo.pop_all()
     on_gpu = runner if isinstance(runner, GpuRunner) else None
+    device_name = "the processor, with numpy" if on_gpu is None else on_gpu.device.info.name
+    _log.info(
+        "%s: device %s, weights %s%s, %d slots. Why this device: %s",
+        name or model_name(path),
+        device_name,
+        plan.weights,
+        " (the best format that fits)" if settings.weights == AUTO else "",
+        num_slots,
+        choice.reason,
+    )
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
 
     def load_again(progress: Progress) -> Runner:
@@ -184,7 +201,7 @@ def open_parts(
         model=name or model_name(path),
         device=device if on_gpu is None else on_gpu.device.info.name,
         weights=plan.weights,
-        device_bytes=None if on_gpu is None else on_gpu.allocated_bytes,
+        device_memory=None if on_gpu is None else on_gpu.memory,
         num_slots=num_slots,
         own_states=own_states,
         cache=kept,
@@ -198,22 +215,17 @@ def open_parts(
     )
 
 
-def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[str, MemoryPlan]:
-    """Choose the device on which to run `model`, and its weight format and spare memory there.
+def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[DeviceChoice, MemoryPlan]:
+    """Choose the device for `model`, its weight format there, and the memory for spare slots.
 
     For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
     """
     plan_on = partial(plan_memory, model, size=size, weights=settings.weights, device_memory=settings.device_memory)
     plan = plan_on(settings.device)
-    if not cpu_has(settings.weights):
-        return settings.device, plan
-    chosen = choose_device(model, settings.device, plan.weights, size.num_slots)
-    return chosen, plan if chosen == settings.device else plan_on(chosen)
-
-
-def model_name(path: Path) -> str:
-    """Return the default name of the model at `path`: the file's name without its ending, or the folder's name."""
-    return path.resolve().name if path.is_dir() else path.stem
+    if not cpu_has(settings.weights) and settings.device == "auto":
+        return DeviceChoice("auto", f"numpy has no weights in {settings.weights}"), plan
+    choice = choose_device(model, settings.device, plan.weights, size.num_slots)
+    return choice, plan if choice.device == settings.device else plan_on(choice.device)
 
 
 def assemble(
@@ -223,7 +235,7 @@ def assemble(
     model: str,
     device: str,
     weights: str,
-    device_bytes: int | None = None,
+    device_memory: DeviceMemory | None = None,
     num_slots: int | None = None,
     own_states: LocalStateStore | None = None,
     cache: StateCache | None = None,
@@ -249,7 +261,7 @@ def assemble(
         max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
         tokenizer=tokenizer.name,
         created=int(time.time()),
-        device_bytes=device_bytes,
+        device_memory=device_memory,
         folders={use: folder.path for use, folder in (folders or {}).items()},
         loras=tuple(loras),
         chat_template=chat_template or WorldTemplate(),
@@ -262,7 +274,7 @@ def assemble(
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
-    """Lock the folders that only this process may write to, and yield each after its use: "cache" or "states".
+    """Lock the folders that only this process may write to; yield each lock after its use, "cache" or "states".
 
     A read-only folder of states is not locked; that is logged.
     """
@@ -279,7 +291,7 @@ def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[st
 def _open_cache(
     runner: Runner, first_slab: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
 ) -> StateCache | None:
-    """Create the state cache; its device tier is the runner's slots from `first_slab` on.
+    """Create an engine's state cache, which keeps states in the runner's slots from `first_slab` on, and elsewhere.
 
     `fingerprint` identifies the weights and their format. Returns None if `config` has no room for any state.
     """

@@ -1,4 +1,4 @@
-"""Open model files, and load models onto a device."""
+"""Open model files, and load models onto a device as runners."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, 
 from rnn_engine.model.lora import LoraChoice
 from rnn_engine.model.merged import MergedModel, OpenModel
 from rnn_engine.model.model_file import ModelFile
-from rnn_engine.types import Model, ModelShape, Runner
+from rnn_engine.types import DeviceMemory, Model, ModelShape, Runner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 from rnn_engine.versions.v5 import ShapeV5
 
@@ -90,7 +90,7 @@ def load_runner(
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
 ) -> Runner:
-    """Load `model` onto `device` and return its runner. The model may then be closed.
+    """Load `model` onto `device` and return its runner, which runs steps there. The model may then be closed.
 
     `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is the format of matrices on a GPU, as
     `WeightChoice.parse` reads it, or a function from each matrix to its format; with a function, products are in f32.
@@ -108,7 +108,8 @@ def load_runner(
         return _load_cpu_runner(model, size, versions)
     format_of, activations = parse_weights(weights, model.shape)
     if activations == "int8" and not has_bytes(model, format_of):
-        raise InvalidRequestError("weights", weights, "activations=f32, since no matrix is int8 or q8_0")
+        message = "activations=int8 needs a matrix in int8 or q8_0, and this model has none with these weights"
+        raise InvalidRequestError("weights", weights, "activations=f32", message)
     for line in describe_blocks(model, format_of):
         logger.info("%s", line)
 
@@ -138,7 +139,7 @@ def load_runner(
 
 @dataclass(frozen=True, slots=True)
 class RunnerSize:
-    """The capacities of a runner: slots, spare memory, tokens and logit rows of a step; see `load_runner`."""
+    """The capacities of a runner: its slots, bytes for spare slots, and tokens and rows of logits in a step."""
 
     num_slots: int = 8
     spare_bytes: int = 0
@@ -150,7 +151,7 @@ class RunnerSize:
         return min(self.num_candidates, shape.vocab_size)
 
     def rows_of(self, shape: ModelShape) -> int:
-        """Return how many logit rows a step may have at most, for a model of this shape: `max_rows` or its default."""
+        """Return the most rows of logits in a step for a model of this `shape`: `max_rows` or its default."""
         if self.max_rows is not None:
             return self.max_rows
         return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.vocab_size)))
@@ -163,8 +164,8 @@ def measure_runner(
     *,
     weights: str,
     versions: VersionTable = VERSIONS,
-) -> int:
-    """Return the bytes of device memory that a runner of `model` would allocate on a device like `device`.
+) -> DeviceMemory:
+    """Return the device memory that a runner of `model` would allocate on a device like `device`.
 
     Runs the code that loads a runner, but without weights. Raises DeviceError as `load_runner` does.
     """
@@ -177,7 +178,7 @@ def measure_runner(
     runner, _ = _load_gpu_runner(
         model, device, tuning, size, format_of, _no_progress, versions, activations=activations
     )
-    return runner.allocated_bytes
+    return runner.memory
 
 
 def _load_gpu_runner(
@@ -226,7 +227,7 @@ def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> 
 
 
 def spare_slot_bytes(shape: ModelShape) -> int:
-    """Return the bytes of one spare slot for a model of this shape: the most that it takes on any device."""
+    """Return the most bytes that a spare slot (for a cached state) takes on any device, for a model of this `shape`."""
     return shape.num_layers * 4 * StateLayout(shape).stride
 
 

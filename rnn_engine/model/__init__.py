@@ -1,4 +1,4 @@
-"""Read model files of any supported format as numpy arrays, under one set of tensor names and orientations."""
+"""Read model files of any supported format as numpy arrays, with the tensor names and shapes of BlinkDL's files."""
 
 from rnn_engine.model.lora import LoraChoice
 from rnn_engine.model.merged import MergedModel, OpenModel

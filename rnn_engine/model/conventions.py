@@ -1,4 +1,4 @@
-"""Find under which name and in which orientation a torch or safetensors file stores each tensor of a model.
+"""Find under which name, and in which orientation, a torch or safetensors file stores each tensor of an RWKV model.
 
 Files of torch and safetensors have BlinkDL's convention, or that of ai00's `.st` files. A version's layout says which
 tensors ai00 names differently, and which it stores with their last two dimensions swapped: the low-rank adapters and
@@ -30,7 +30,7 @@ _WIDTH: Final = "D"  # the letter of a model's width
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor in the file to how the file stores it.
+    """Map BlinkDL's name of each tensor in a torch or safetensors file to how the file stores the tensor.
 
     `tensors` maps the file's own names to the tensors' shapes and types. A tensor that is in no spec is listed under
     its own name, unchanged.
@@ -66,7 +66,7 @@ def _is_ai00(path: Path, by_stored_name: Mapping[str, TensorSpec], tensors: Tens
 
 
 def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | None:
-    """Return True if an adapter's shape shows that its last two dimensions are swapped, as in ai00's files.
+    """Return True if a low-rank matrix's shape shows that its dimensions are swapped, as in ai00's files.
 
     Returns False if they are in BlinkDL's order, and None if the shape fits both orders or neither.
     """
@@ -79,6 +79,6 @@ def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | 
 
 
 def _width(tensors: Tensors) -> int | None:
-    """Return D, the model's width: the last dimension of the embedding. None if the file has no embedding."""
+    """Return D, the width of the model with these tensors: the embedding's last dimension. None without one."""
     embedding = tensors.get("emb.weight")
     return embedding.shape[-1] if embedding is not None and embedding.shape else None

@@ -30,7 +30,7 @@ _SHOWN_DIGITS: Final = 32  # of the digest's 64
 
 
 def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArray[Any] | Blocks]) -> str:
-    """Return the fingerprint of a model of RWKV `version`, as 32 hexadecimal digits.
+    """Return the fingerprint of a model, a digest of its RWKV `version` and its tensors, as 32 hexadecimal digits.
 
     Calls `read` for each of `names` to get the tensor. Blocks until all tensors are read; holds one at a time.
     """
@@ -42,7 +42,7 @@ def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArra
 
 
 def with_settings(weights: str, settings: str) -> str:
-    """Return a fingerprint that also covers settings on which the model's outputs depend.
+    """Return a fingerprint of a model's weights together with a text of settings that change the model's outputs.
 
     `weights` is the fingerprint of the weights alone; it is returned unchanged if `settings` is empty.
     """
@@ -50,7 +50,7 @@ def with_settings(weights: str, settings: str) -> str:
 
 
 def _describe(name: str, tensor: NDArray[Any] | Blocks, pool: ThreadPoolExecutor) -> bytes:
-    """Return the bytes that a tensor adds to the model's digest: name, type, shape, and digests of its chunks."""
+    """Return the bytes that one tensor adds to a model's fingerprint: name, type, shape, and digests of its chunks."""
     kind, arrays = (
         (tensor.format.name, [tensor.codes, tensor.figures])
         if isinstance(tensor, Blocks)
@@ -71,7 +71,7 @@ def _digest(chunk: NDArray[np.uint8]) -> bytes:
 # quick to read and are not recorded.
 
 RECORDED_BYTES = 256 << 20
-"""The least size of a file whose fingerprint is recorded."""
+"""The least size in bytes of a model file whose fingerprint is recorded for later runs."""
 
 _RECIPE: Final = 1  # increased whenever `fingerprint` returns another value for the same weights
 _SETTLED_NANOSECONDS: Final = 2 * 10**9  # a file changed more recently may change again with the same time
@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
-    """Return the fingerprint of the file at `path`: the recorded one if there is one, else that of `compute`.
+    """Return the fingerprint of the model file at `path`: the one recorded by an earlier run, else that of `compute`.
 
     A newly computed fingerprint is recorded, except for files smaller than `RECORDED_BYTES` and files changed within
     the last two seconds. A record is valid for one `path` and `stamp`.

@@ -54,7 +54,7 @@ _COMMON_SIZES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How llama.cpp's files store the layers of one version of RWKV.
+    """How llama.cpp's GGUF files store the layers of one version of RWKV: names, transposed and divided tensors.
 
     `names` maps llama.cpp's name of each tensor of a layer to BlinkDL's, except for the fused mixes.
     """
@@ -102,7 +102,7 @@ _UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in
 
 
 def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor of the model to how a GGUF file stores it.
+    """Map BlinkDL's name of each tensor of an RWKV model to how a GGUF file stores the tensor.
 
     `names` are the tensors in the file. Raises ModelError for an architecture other than rwkv6 and rwkv7, and if a
     tensor is missing or unknown.
@@ -123,14 +123,14 @@ def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, Stor
 
 
 def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
-    """Yield the names of all tensors in a GGUF file by llama.cpp's converter; `architecture` is rwkv6 or rwkv7."""
+    """Yield the names of all tensors in a GGUF file that llama.cpp's converter writes for rwkv6 or rwkv7."""
     yield from _MODEL_NAMES
     for layer in range(num_layers):
         yield from _names_of_layer(_ARCHITECTURES[architecture], layer)
 
 
 def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
-    """Raise ModelError if a GGUF file's metadata contradicts `shape`, which was computed from its tensors.
+    """Raise ModelError if a GGUF file's metadata contradicts `shape`, the model's sizes computed from its tensors.
 
     Also raises ModelError for an epsilon of the layer norms other than 1e-5, which the kernels do not support.
     """
@@ -164,7 +164,7 @@ def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers
 
 
 def _layer_names(architecture: _Architecture, num_layers: int, num_tensors: int) -> Iterator[str]:
-    """Yield the tensor names of all layers. Raises ModelError if there are more layers than tensors."""
+    """Yield the names of a GGUF file's tensors in all layers. Raises ModelError for more layers than tensors."""
     if num_layers > num_tensors:
         raise ModelError(f"{num_tensors} tensors can't make up {num_layers} layers; expected the tensors of all layers")
     for layer in range(num_layers):
@@ -177,14 +177,14 @@ def _names_of_layer(architecture: _Architecture, layer: int) -> Iterator[str]:
 
 
 def _single_mixes(architecture: _Architecture) -> dict[str, str]:
-    """Map llama.cpp's name of each mix to BlinkDL's, for files of early converters, which did not fuse the mixes."""
+    """Map llama.cpp's name of each token shift mix to BlinkDL's, for old files, which store each mix by itself."""
     return {f"time_mix_lerp_{kind}.weight": f"{architecture.mix}{kind}" for kind in architecture.mixes}
 
 
 def _locate(
     architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str
 ) -> dict[str, StoredTensor]:
-    """Map BlinkDL's names of the model's tensors in one stored tensor to how they are stored.
+    """Map BlinkDL's names of the tensors that one tensor of a GGUF file holds to how they are stored in it.
 
     The stored tensor is called `name` within `layer`. It holds several tensors if it is the fused mixes, and none if
     the layer does not use it. `prefix` begins the metadata's keys.
@@ -208,7 +208,7 @@ def _locate(
 
 
 def _scale(metadata: Metadata, key: str, layer: int) -> float:
-    """Return the factor by which the file has divided a layer's matrices: 2 to the number of halvings before it.
+    """Return the factor, a power of 2, by which a GGUF file has divided matrices of `layer` to keep numbers in range.
 
     `key` is the metadata's number of layers between two halvings of the residual; if it is missing, the factor is 1.
     """
@@ -220,7 +220,7 @@ def _scale(metadata: Metadata, key: str, layer: int) -> float:
 
 
 def _positive(metadata: Metadata, key: str, default: int | None) -> int:
-    """Return the metadata's value of `key`, which must be an integer of at least 1, or `default` if it is missing.
+    """Return the value of `key` in a GGUF file's metadata, an integer of at least 1; `default` if the key is missing.
 
     Raises ModelError for any other value, and for a missing key if `default` is None.
     """
@@ -247,7 +247,7 @@ _MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for any larger x
 
 
 def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor of the model to how an rwkv.cpp file stores it.
+    """Map BlinkDL's name of each tensor of an RWKV model to how an rwkv.cpp file stores the tensor.
 
     `names` are the tensors in the file. An unknown tensor is listed under its own name.
     """
@@ -263,7 +263,7 @@ def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
 
 
 def check_sizes(sizes: Mapping[str, int], shape: ModelShape) -> None:
-    """Raise ModelError if the sizes in an rwkv.cpp file's header differ from `shape`, computed from its tensors."""
+    """Raise ModelError if the sizes in an rwkv.cpp file's header differ from `shape`, computed from the tensors."""
     for size, stated in sizes.items():
         if stated != shape.sizes[size]:
             raise ModelError(f"the header's {size} is {stated}; expected {shape.sizes[size]}, as the tensors have it")
@@ -284,13 +284,13 @@ def _steps(name: str, names: tuple[str, ...]) -> tuple[StoredStep, ...]:
 
 
 def _log_log(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w, given `decay` = exp(-exp(w)). The result is finite even if f32 has rounded `decay` to 0 or 1."""
+    """Return w for stored decays exp(-exp(w)). The result is finite even if f32 has rounded a decay to 0 or 1."""
     with np.errstate(all="ignore"):  # of a damaged file
         return _log(np.clip(-np.log(decay), _LEAST_LOG, _MOST_LOG))
 
 
 def _log_of_negative(decay: NDArray[Any]) -> NDArray[Any]:
-    """Return w, given `decay` = -exp(w)."""
+    """Return w for stored decays -exp(w)."""
     return _log(-decay)
 
 

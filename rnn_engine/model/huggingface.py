@@ -1,4 +1,4 @@
-"""Read models in Hugging Face folders: the config.json, the shards, and the libraries' tensor names."""
+"""Read RWKV models in Hugging Face folders: the config.json, the shards, and each library's tensor names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
-    """Return the JSON object in the file at `path` and the file's stamp. Raises ModelError as `read_json` does."""
+    """Return the JSON object in the file at `path`, and the file's stamp (size, times). Raises as `read_json` does."""
     file = BinaryFile(path)
     try:
         if file.stamp.size > _MOST_BYTES:
@@ -47,7 +47,7 @@ def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's names and values as a dict. Raises ValueError if a name occurs twice."""
+    """Return a parsed JSON object's names and values as a dict. Raises ValueError if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         repeated = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
@@ -151,7 +151,7 @@ _LAYER_V6: Final[dict[str, tuple[str, tuple[StoredStep, ...]]]] = {
     "ffn.receptance.linear.weight": ("ffn.receptance.weight", ()),
     "ffn.receptance.mu": ("ffn.time_maa_r", ()),
 }
-"""Tensor of a layer that RWKV-7 does not have -> BlinkDL's name in the layer, and the steps that make it."""
+"""RWKV-6's tensors of a layer: flash-linear-attention's name -> BlinkDL's name, and the steps that convert it."""
 
 
 def has_fla_names(names: Iterable[str]) -> bool:
@@ -159,7 +159,7 @@ def has_fla_names(names: Iterable[str]) -> bool:
 
 
 def locate_fla(names: Iterable[str]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield BlinkDL's name of each tensor of the model and how flash-linear-attention stores it.
+    """Yield BlinkDL's name of each tensor of an RWKV model, and how flash-linear-attention stores the tensor.
 
     `names` are the tensors in the file. An unknown tensor is yielded under its own name.
     """
@@ -203,7 +203,7 @@ def has_hf_names(names: Iterable[str]) -> bool:
 
 
 def locate_hf(names: Iterable[str]) -> Iterable[tuple[str, StoredTensor]]:
-    """Yield BlinkDL's name of each tensor of the model and how transformers stores it.
+    """Yield BlinkDL's name of each tensor of an RWKV model, and how transformers stores the tensor.
 
     `names` are the tensors in the file. An unknown tensor is yielded under its own name.
     """
@@ -244,7 +244,10 @@ _SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
     },
     "transformers": {**_COMMON, "layer_norm_epsilon": (_NORM_EPSILON,)},
 }
-"""Fields that change the computation, with the supported values. A missing field counts as supported."""
+"""The fields of config.json that change a model's computation, with the values that are supported.
+
+A missing field counts as supported.
+"""
 _SIZES: Final = {
     "hidden_size": "width",
     "attention_hidden_size": "width",
@@ -260,7 +263,7 @@ _RATIO_STEP: Final = 32  # the channel mix's width is rounded up to a multiple o
 
 @runtime_checkable
 class _HasGroupNorm(Protocol):
-    """The model shape of an RWKV version that normalises its heads with a group norm, whose epsilon can be set."""
+    """The shape of a model of an RWKV version that normalises heads with a group norm, whose epsilon can be set."""
 
     @property
     def version(self) -> str: ...
@@ -273,7 +276,7 @@ class _HasGroupNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The config.json of a model in a Hugging Face folder.
+    """The config.json of an RWKV model in a Hugging Face folder, checked for options that are not supported.
 
     `library` is the one whose tensor names the model has. If the folder has no config.json, `values` is empty and
     `stamp` is None.
@@ -286,7 +289,7 @@ class HfConfig:
 
     @classmethod
     def read(cls, folder: Path, library: Library) -> HfConfig:
-        """Read the config.json of a folder; without one, the config is empty.
+        """Read and check the config.json of a folder; the config is empty if there is no such file.
 
         Raises ModelError if it is damaged or sets an option that this engine does not support.
         """
@@ -310,7 +313,9 @@ class HfConfig:
         return tied is True
 
     def apply(self, shape: ModelShape) -> ModelShape:
-        """Return `shape` with the group norm's epsilon that the config implies, if the version has a group norm.
+        """Return the model's `shape` with the epsilon of the group norm that the config implies.
+
+        A version without a group norm keeps its shape.
 
         Raises ModelError if the config's version or sizes contradict `shape`, which was computed from the tensors.
         """
@@ -382,7 +387,7 @@ _MOST_SHARDS: Final = 512  # each is an open file
 
 
 def open_folder(folder: Path) -> TensorSource:
-    """Open the weights in a Hugging Face folder: safetensors before torch's format, and one file before shards.
+    """Open the weights in a Hugging Face folder: safetensors rather than torch's format, one file rather than shards.
 
     Transformers has the same order. Raises ModelError if the folder has no weights or no config.json, or if the index
     and the shards contradict each other.
@@ -417,7 +422,7 @@ def _open_shards(index: Path) -> JoinedFiles:
 
 
 def _read_index(path: Path) -> dict[str, set[str]]:
-    """Read an index file, and map each shard's file name to the names of its tensors.
+    """Read the index file of a model in shards, and map each shard's file name to the names of its tensors.
 
     Raises ModelError if the index is damaged or lists more than 512 shards.
     """
@@ -436,7 +441,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 
 
 def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
-    """Raise ModelError unless `file` is a plain file name without a folder.
+    """Raise ModelError unless `file`, from the index of a model in shards, is a plain file name without a folder.
 
     The index at `path` says that `tensor` is in `file`.
     """

@@ -1,4 +1,4 @@
-"""Describe the tensors that a version of RWKV expects in a file, and check a file's tensors against them.
+"""Describe the tensors that a version of RWKV has in a file, and check a model file's tensors against that.
 
 A version lists its tensors with letters for their dimensions. The sizes are read from the file's tensors, and then
 every tensor is checked against these sizes.
@@ -19,7 +19,7 @@ from rnn_engine.tensor_files.source import TensorInfo, count, show_all
 from rnn_engine.types import ModelShape
 
 Sizes = Mapping[str, int]
-"""Dimension letter -> its size."""
+"""The sizes of a model's dimensions: letter of the dimension, such as D -> size."""
 
 WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
@@ -42,13 +42,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The tensors of one version of RWKV, and the function that makes a model's shape of their sizes."""
+    """The description of one version of RWKV: its tensors, and a function from their sizes to a model's shape."""
 
     specs: Callable[[int], tuple[TensorSpec, ...]]  # number of layers -> every tensor
     make_shape: Callable[[int, Sizes], ModelShape]  # number of layers, sizes -> shape; raises ModelError
 
     def list_specs(self, names: Iterable[str]) -> tuple[TensorSpec, ...]:
-        """Return the specs of all tensors of a model with as many layers as the tensor `names` have.
+        """Return descriptions of all tensors of a model of this version, with as many layers as `names` mention.
 
         Raises ModelError if a layer below the last one has no tensor.
         """
@@ -57,14 +57,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """A model file's shape and tensors, after `check_tensors` found that they fit a layout."""
+    """A model file's shape and tensors, which `check_tensors` has found to fit a version of RWKV."""
 
     shape: ModelShape
     tensors: Mapping[str, TensorInfo]  # in the layout's order, surplus axes of size 1 gone
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
-    """Check a file's tensors against a layout, and return the model's shape with the tensors.
+    """Check a file's tensors against the description of an RWKV version; return the model's shape with the tensors.
 
     `tensors` has BlinkDL's names and orientation. Raises ModelError if tensors are missing, unknown, of the wrong type
     or of the wrong shape; the message lists them.
@@ -107,7 +107,7 @@ def _check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def _read_sizes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Map each dimension letter to its size in the first tensor that has this dimension."""
+    """Return the size of each dimension letter, as the first tensor with this dimension has it."""
     sizes: dict[str, int] = {}
     for spec in specs:
         shape = tensors[spec.name].shape
@@ -129,7 +129,7 @@ def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
 
 
 def squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
-    """Return the tensor's info without surplus axes of size 1, dropped until `num_dims` dimensions are left.
+    """Return a tensor's shape and type without surplus axes of size 1, so that `num_dims` dimensions are left.
 
     Leading axes are dropped first. Some files store vectors as [1, 1, D] or as [H, 1, 1].
     """

@@ -1,4 +1,4 @@
-"""Open LoRAs, small files that change a model's weights, and merge them tensor by tensor while the model is loaded.
+"""Open LoRAs, small files that change a model's weights, and merge them into the model's tensors at load.
 
 A low-rank pair adds to a matrix W [out, in]: W += alpha / R * B A, with A [R, in] and B [out, R]. A plain tensor
 replaces the model's own, or is added to it. PEFT does not do here: it needs torch, and a whole model in memory.
@@ -32,7 +32,7 @@ _MODULE: Final = re.compile(r"[\w.]+")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The scaling that a PEFT folder's adapter_config.json sets for its low-rank pairs."""
+    """The settings in a PEFT folder's adapter_config.json for the scale of each low-rank pair."""
 
     rank: int
     alpha: float
@@ -41,7 +41,7 @@ class PeftConfig:
     by_root: bool  # alpha is divided by the root of the rank
 
     def scale(self, module: str, rank: int, alpha: float | None) -> float:
-        """Return the factor by which the product of a module's low-rank pair is multiplied.
+        """Return the factor by which the low-rank product for a module is multiplied before it is added.
 
         `rank` is that of the stored pair. `alpha` replaces the config's if it is not None. Raises ModelError if the
         config sets another rank for the module.
@@ -123,6 +123,7 @@ class LoraChoice:
     def parse(cls, text: str) -> Self:
         """Parse `FILE` or `FILE:ALPHA`; text after the last colon that is no number belongs to FILE.
 
+        A text that is the path of an existing file or folder is FILE, even if it ends in a colon and a number.
         Raises InvalidRequestError if FILE is empty or ALPHA is not finite.
         """
         path, colon, number = text.rpartition(":")
@@ -130,7 +131,7 @@ class LoraChoice:
             alpha = float(number)
         except ValueError:
             return cls(Path(text))
-        if not colon:
+        if not colon or Path(text).exists():
             return cls(Path(text))
         if not path or not math.isfinite(alpha):
             raise InvalidRequestError("lora", text, "FILE or FILE:ALPHA with a finite number")
@@ -139,7 +140,7 @@ class LoraChoice:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A change that adds a low-rank product to a matrix: `scale` times the product of two of the LoRA's tensors."""
+    """A LoRA's change of one matrix: `scale` times the product of two of the LoRA's tensors is added."""
 
     down: str  # A [R, in]
     up: str  # B [out, R]
@@ -160,7 +161,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A change by a full-sized tensor of the LoRA: it is added `scale` times, or replaces the model's tensor."""
+    """A LoRA's change of one tensor by a full-sized tensor, which is added `scale` times or replaces the model's."""
 
     name: str
     scale: float | None = None  # None replaces
@@ -179,13 +180,13 @@ Change: TypeAlias = Pair | Plain
 
 
 class Lora:
-    """An open LoRA, which merges its changes into the tensors of a model that they fit.
+    """An open LoRA, which merges its changes into tensors of a model when they are loaded.
 
     It owns `source`, the LoRA's file: `close` closes it.
     """
 
     def __init__(self, choice: LoraChoice, source: TensorSource, changes: Mapping[str, Change]) -> None:
-        """Create a LoRA from its open file; `changes` maps BlinkDL's names of tensors to their changes."""
+        """Create a LoRA from its open file `source`; `changes` maps BlinkDL's names of tensors to their changes."""
         self.choice = choice
         self._source = source
         self._changes = changes
@@ -200,11 +201,11 @@ class Lora:
         return f"{fingerprint('lora', self._source.tensors, self._source.read)} {scales}"
 
     def changes(self, name: str) -> bool:
-        """Return True if the LoRA changes the tensor `name`."""
+        """Return True if the LoRA changes the tensor that BlinkDL calls `name`."""
         return name in self._changes
 
     def merge(self, name: str, weight: F32) -> None:
-        """Apply the LoRA's change of the tensor `name` to `weight`, in place.
+        """Apply the LoRA's change of the tensor `name` to `weight`, the model's values, in place.
 
         Raises ModelError as `TensorSource.read` does, and if the changed tensor is not finite.
         """
@@ -221,7 +222,7 @@ class Lora:
 def check_changes(
     changes: Mapping[str, Change], stored: Mapping[str, TensorInfo], model: Mapping[str, TensorInfo]
 ) -> None:
-    """Raise ModelError unless there are changes, and the LoRA's tensors fit the shapes of the model's.
+    """Raise ModelError unless a LoRA has changes and its tensors fit the shapes of the model's tensors.
 
     `changes` is by BlinkDL's name; `stored` are the LoRA's tensors.
     """
@@ -240,13 +241,13 @@ def check_changes(
 
 
 def refuse_unknown(names: Sequence[str]) -> None:
-    """Raise ModelError if `names`, the LoRA's tensors without a counterpart in the model, is not empty."""
+    """Raise ModelError if there are `names`: tensors of a LoRA for which the model has no tensor."""
     if names:
         raise ModelError(f"{count(names, 'tensor')} that the model has no place for: {show_all(sorted(names))}")
 
 
 def pair_rank(name: str, info: TensorInfo, axis: int) -> int:
-    """Return R, the rank of a low-rank pair: the size of `axis` of one of its matrices, which is called `name`.
+    """Return R, the rank of a low-rank pair: the size of one of its matrices, called `name`, along `axis`.
 
     Raises ModelError if the tensor is no matrix or is empty.
     """
@@ -294,7 +295,7 @@ _PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.(att|ffn)\.(key|value|receptan
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A tensor of the model that a LoRA may change.
+    """A tensor of a model that a LoRA may change.
 
     `name` is BlinkDL's; `swapped` is True if the LoRA stores the last two axes in the other order.
     """
@@ -329,7 +330,7 @@ def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -
 
 
 def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:
-    """Map tensors of the model, by BlinkDL's name, to their changes in a LoRA file of ai00 or BlinkDL.
+    """Map BlinkDL's names of a model's tensors to their changes in a LoRA file of ai00 or BlinkDL.
 
     A low-rank pair is named after the matrix that it changes, without `.weight`. The alpha of `choice` applies to the
     projections; the alpha of any other tensor is 1.
@@ -346,7 +347,7 @@ def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors
 
 
 def _read_plain(choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors) -> dict[str, Change]:
-    """Map tensors of the model, by BlinkDL's name, to their changes by full-sized tensors of ai00's or BlinkDL's files.
+    """Map BlinkDL's names of a model's tensors to changes by full-sized tensors in a LoRA file of ai00 or BlinkDL.
 
     A stored vector replaces the model's; a stored matrix is added to the model's.
     """
@@ -372,7 +373,7 @@ def _alpha(choice: LoraChoice, name: str) -> float:
 def _read_peft(
     config: PeftConfig, alpha: float | None, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors
 ) -> dict[str, Change]:
-    """Map tensors of the model, by BlinkDL's name, to their changes in a file of PEFT.
+    """Map BlinkDL's names of a model's tensors to their changes in a LoRA file of PEFT.
 
     The file has low-rank pairs, and whole tensors, which replace the model's.
     """
@@ -396,7 +397,7 @@ def _read_pairs(
     targets: Mapping[str, _Target],
     scale: Callable[[str, str, int], float],  # module, BlinkDL's name, rank -> the product's factor
 ) -> dict[str, Change]:
-    """Map tensors of the model, by BlinkDL's name, to the low-rank pairs whose names match `pattern`.
+    """Map BlinkDL's names of a model's tensors to the low-rank pairs for them: those whose names match `pattern`.
 
     `targets` maps the module names in the LoRA to the tensors of the model. Raises ModelError for an unknown module,
     and if half of a pair is missing.

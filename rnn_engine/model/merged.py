@@ -1,4 +1,4 @@
-"""Read a model file with LoRAs merged into its weights."""
+"""`MergedModel`: a model file that is read with LoRAs merged into its weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MergedModel:
     """
 
     def __init__(self, file: ModelFile, choices: Sequence[LoraChoice], specs: Sequence[TensorSpec]) -> None:
-        """Open the LoRAs of `choices` for the model in `file`. It owns `file`: `close`, or an error here, closes it.
+        """Open the LoRAs of `choices` for the model in `file`, which `close` closes, as does an error here.
 
         Raises ModelError if a LoRA can't be read or does not fit.
         """
@@ -100,7 +100,7 @@ class MergedModel:
         return self._file.has(name)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Read a tensor and merge the LoRAs; see `ModelFile.tensor`.
+        """Read the tensor that BlinkDL calls `name`, with the LoRAs merged into it; see `ModelFile.tensor`.
 
         Raises ModelError if a LoRA has changed on disk.
         """
@@ -115,7 +115,7 @@ class MergedModel:
         return merged
 
     def block_type(self, name: str) -> str | None:
-        """Return the name of the tensor's block format; None for plain numbers and for a tensor that a LoRA changes."""
+        """Return the name of a tensor's quantised block format; None for plain numbers, and if a LoRA changes it."""
         return self.tensors[name].block_type
 
     def blocks(self, name: str) -> Blocks | None:

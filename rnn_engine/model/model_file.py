@@ -28,7 +28,7 @@ from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_
 from rnn_engine.types import ModelShape
 
 FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]
-"""Returns the layout of the version that has these tensors. Raises ModelError if there is none."""
+"""A function from a file's tensors to the layout of the RWKV version that has them. Raises ModelError for none."""
 
 
 class ModelFile:
@@ -135,7 +135,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What `_find_model` found in an open file: where its tensors are, and that they fit a version's layout."""
+    """The model found in an open file: how the file stores each tensor, and the model's checked shape and tensors."""
 
     stored: Mapping[str, StoredTensor]  # BlinkDL's name -> where the tensor is
     checked: CheckedModel
@@ -143,9 +143,9 @@ class _Found:
 
 
 def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _Found:
-    """Find how the file stores each tensor, and check the tensors against the version's layout and the config.
+    """Find out how an open file stores each tensor of its model, and check the tensors and the config.
 
-    Raises ModelError if they do not fit; the message has the path.
+    They must fit the layout of an RWKV version. Raises ModelError if they do not; the message has the path.
     """
     config = _read_config(path, source.tensors)
     try:
@@ -165,9 +165,9 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
 
 
 def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
-    """Read the config of a model whose tensor `names` are those of a Hugging Face library; return None for other files.
+    """Read the config.json of a model with tensor names of a Hugging Face library; return None for other files.
 
-    Raises ModelError if `path` is a folder and its tensors have other names.
+    `names` are its tensors. Raises ModelError if `path` is a folder and its tensors have other names.
     """
     names, is_folder = tuple(names), path.is_dir()
     folder = path if is_folder else path.parent
@@ -186,7 +186,7 @@ def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
 def _locate(
     path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
 ) -> dict[str, StoredTensor]:
-    """Map BlinkDL's name of each tensor of the model to how the file stores it.
+    """Map BlinkDL's name of each tensor of a model to how its file, of any format, stores the tensor.
 
     Raises ModelError if two stored tensors are the same tensor of the model.
     """

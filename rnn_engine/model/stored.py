@@ -1,4 +1,4 @@
-"""Describe how a file stores a tensor: its name there, and the steps that convert it to BlinkDL's form."""
+"""How a file stores a model's tensor: its name there, and the steps that convert it to the form of BlinkDL's files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Shape = tuple[int, ...]
 
 
 class StoredStep(Protocol):
-    """One step in the conversion of a tensor from the file's form to the model's."""
+    """A step that converts a tensor from the form in which a file stores it towards the model's form."""
 
     def shape(self, stored: Shape) -> Shape:
-        """Return the shape of what `apply` returns for an array of shape `stored`.
+        """Return the shape of an array after this step, given its shape before it.
 
         Raises ModelError for a shape that the step can't convert; its message does not name the tensor.
         """
         ...
 
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return `array` as converted by this step, as a view if possible."""
+        """Return `array` after this step, as a view if possible."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A step that swaps the last two dimensions; it leaves a vector unchanged."""
+    """A step that swaps the last two dimensions of a tensor; it leaves a vector unchanged."""
 
     def shape(self, stored: Shape) -> Shape:
         return stored if len(stored) < 2 else (*stored[:-2], stored[-1], stored[-2])
@@ -44,7 +44,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A step that selects the entry `index` of the first dimension, which has `length` entries."""
+    """A step that selects one entry of a tensor's first dimension, which must have `length` entries."""
 
     index: int
     length: int
@@ -87,7 +87,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A step that splits the first dimension in two: [count * n, ...] becomes [count, n, ...]."""
+    """A step that splits a tensor's first dimension in two: [count * n, ...] becomes [count, n, ...]."""
 
     count: int
 
@@ -102,7 +102,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """A step that permutes equal parts of the first dimension: part `order[i]` becomes part i.
+    """A step that permutes equal parts of a tensor's first dimension: part `order[i]` becomes part i.
 
     The dimension is cut into `len(order)` parts.
     """
@@ -119,7 +119,7 @@ class Reorder:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A step that converts the numbers with `function`, which keeps the array's shape and element type."""
+    """A step that applies `function` to a tensor's numbers; their shape and element type stay."""
 
     function: Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -132,7 +132,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A step that multiplies every number by `factor` and keeps the element type."""
+    """A step that multiplies every number of a tensor by `factor` and keeps the element type."""
 
     factor: float
 
@@ -159,7 +159,7 @@ class StoredTensor:
         return Swap() in self.steps
 
     def describe(self, info: TensorInfo) -> TensorInfo:
-        """Return the shape and type that the model's tensor has after `orient`; `info` is the file's tensor.
+        """Return the shape and type of the model's tensor, given those of the file's tensor in `info`.
 
         Raises ModelError if a step can't convert that shape.
         """
@@ -176,13 +176,13 @@ class StoredTensor:
             raise ModelError(f"{show(self.name)}: {error}") from error
 
     def orient(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Apply all steps to `array`, the tensor as the file stores it, and return the model's tensor."""
+        """Return the tensor in the shape and orientation that the model has, from `array` as the file stores it."""
         for step in self.steps:
             array = step.apply(array)
         return array
 
     def orient_blocks(self, blocks: Blocks) -> Blocks | None:
-        """Apply all steps to the file's quantised blocks, and return the model's matrix in blocks.
+        """Convert a matrix in the file's quantised blocks to the model's matrix, in blocks too, by all steps.
 
         Returns None if a step can't be applied to blocks; `orient` must then convert the plain numbers.
         """

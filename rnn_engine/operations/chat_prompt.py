@@ -1,4 +1,4 @@
-"""Turn a conversation into the tokens that a model continues, and its tools into a grammar for the answer.
+"""Turn a conversation into a prompt's tokens, and its tools into a grammar for the model's answer.
 
 Text from clients never becomes a special token: if a message spells one, the text is cut within it before it is
 tokenised. The template's own text keeps its special tokens.
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import THINK_BEGINS, THINK_ENDS
-from rnn_engine.chat_template.messages import ToolFormat, to_json
+from rnn_engine.chat_template.tools import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
@@ -28,7 +28,7 @@ NO_SIZES: Mapping[int, int] = MappingProxyType({})
 def token_positions(
     engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int], sizes: Mapping[int, int] = NO_SIZES
 ) -> tuple[int, ...]:
-    """Return for each of `offsets`, in bytes of the tokens' text, how many of `tokens` end at or before it.
+    """Return, for each byte offset in the text of `tokens`, how many of the tokens end at or before it.
 
     `sizes` maps special tokens to the bytes that they take in the text, since their texts differ from their bytes.
     """
@@ -51,7 +51,7 @@ class ToolChoice:
     names: tuple[str, ...] | None = None
 
     def callable_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """Return those of `tools` that the model may call."""
+        """Return those of `tools` that this choice allows the model to call."""
         if self.mode == "none":
             return ()
         return [tool for tool in tools if self.names is None or tool.name in self.names]
@@ -70,7 +70,7 @@ def tool_grammar(
     ending: str = "",
     otherwise: Mapping[str, object] | bool | None = None,
 ) -> Grammar:
-    """Return the grammar of answers that may call `tools`, or must call one if `required`.
+    """Return the grammar of a model's answers that may call `tools`, or must call one if `required`.
 
     Once the text begins a call, only the names of `tools` can follow, and arguments by their schemas. A format without
     a closing text allows one call an answer. If a call is required, the answer begins with `lead` and may end with
@@ -105,7 +105,7 @@ _CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, which ha
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt made from a conversation: its tokens, its text, and what ends the model's answer."""
+    """The prompt made from a conversation: its tokens, its text, and the texts and tokens that end the answer."""
 
     tokens: list[int]
     text: str
@@ -116,12 +116,12 @@ class ChatPrompt:
 
     @property
     def ends_in_tag(self) -> bool:
-        """True if the prompt ends within a tag that opens or closes thoughts: the model must write the tag's ">"."""
+        """True if the prompt ends within a tag for thoughts, so that the model must write the tag's ">"."""
         return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
 
 
 def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
-    """Return the separator between a chat and the text that `initial_state` has taken in; empty without such a text."""
+    """Return the text to run between what the model has read in `initial_state` and a chat, such as a blank line."""
     if initial_state is None or initial_state.num_tokens == 0:
         return ""
     return template.follow(engine.detokenize(initial_state.last_tokens).decode(errors="replace"))
@@ -159,7 +159,10 @@ def make_chat_prompt(
 
 
 def _unused_cut(conversation: Conversation) -> str:
-    """Return a character that is in no text of the conversation. Raises InvalidRequestError if there is none."""
+    """Return a character to insert in texts that must not become special tokens: one that is in no text.
+
+    Raises InvalidRequestError if the conversation has all of these characters.
+    """
     texts = "".join(_texts(conversation))
     unused = next((character for character in _CUTS if character not in texts), None)
     if unused is None:
@@ -177,7 +180,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
 
 
 def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
-    """Return the conversation with the character `cut` inserted in every special token that a client's text spells.
+    """Return the conversation with the character `cut` put into each special token that a client's text spells.
 
     `special` maps the texts of special tokens to their ids. In an assistant's messages, only special tokens without
     bytes are cut: others, such as those around its thoughts, are allowed there.
@@ -203,7 +206,7 @@ def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str,
 
 
 def _cutter(texts: Collection[str], cut: str) -> Callable[[str], str]:
-    """Return a function that inserts `cut` after the first character of each occurrence of `texts` in its argument."""
+    """Return a function that inserts `cut` after the first character of each of `texts` that its argument contains."""
     pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
     return lambda text: pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
 
@@ -233,7 +236,7 @@ def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN40
 
 
 def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
-    """Split `text` at each `cut`, and yield the pieces, which must be tokenised separately.
+    """Split a prompt's text at each character `cut`, and yield the pieces, which must be tokenised separately.
 
     A special token that the tokenizer does not recognise in text is yielded as its token id.
     """
@@ -247,7 +250,7 @@ def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) 
 
 
 def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
-    """Map the number of messages to the byte offset at which the last of them ends in the prompt.
+    """Return the ends of messages in the prompt: number of messages -> byte offset at which the last one ends.
 
     The offset counts `before` and the rendered text without the cuts.
     """
@@ -260,7 +263,7 @@ def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
 
 
 def _thought(text: str, conversation: Conversation) -> bool | None:
-    """Return True if the prompt ends inside thoughts, False if it has just closed them, and None otherwise.
+    """Return True if a prompt ends inside the model's thoughts, False if it has just closed them, and None otherwise.
 
     `text` is the rendered prompt.
     """

@@ -1,4 +1,4 @@
-"""Embed texts: run them side by side, and turn each one's state after its last token into a vector."""
+"""Embed texts: run each through the model, and turn the recurrent state after its last token into a vector."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Layers: TypeAlias = int | Sequence[int] | Literal["all", "mean"]
 Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_means", "none"]
 
 ALL_PARTS = "all"
-"""The `part` that joins all fields of a state."""
+"""The value of `part` that selects all fields (recurrent tensors) of a state."""
 
 MAX_DIMENSIONS = 8192
 MAX_LAYERS = 1024  # in a list, which may name a layer twice
@@ -40,7 +40,7 @@ _U64 = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """The settings that select and scale the numbers of a state that become an embedding.
+    """The settings that choose the numbers of a recurrent state that make up an embedding, and scale them.
 
     From each selected layer, `part` selects a field of the state. A field is a vector [D], or a matrix for each head.
     With pooling, the matrices become one number for each key or value of each head [D]; without, all their numbers are
@@ -57,7 +57,7 @@ class EmbeddingSettings:
     normalize: bool = True  # scale the vector to length 1
 
     def check(self, shape: ModelShape) -> None:
-        """Raise InvalidRequestError for the first setting that is not allowed for a model of this shape."""
+        """Raise InvalidRequestError for the first setting that is not allowed for a model with the sizes `shape`."""
         if self.part is not None:
             _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
         _check_choice("pooling", self.pooling, get_args(Pooling))
@@ -80,7 +80,7 @@ class EmbeddingSettings:
             )
 
     def layers(self, shape: ModelShape) -> tuple[int, ...]:
-        """Return the selected layers, counted from 0.
+        """Return the layers whose state becomes the embedding, counted from 0.
 
         Raises InvalidRequestError for a layer that the model does not have.
         """
@@ -97,7 +97,7 @@ class EmbeddingSettings:
         return tuple(every[layer] for layer in chosen)
 
     def fields(self, shape: ModelShape) -> tuple[StateField, ...]:
-        """Return the fields of the state that `part` selects."""
+        """Return the fields (recurrent tensors) of a layer's state that become the embedding, selected by `part`."""
         every = shape.state_fields
         if self.part == ALL_PARTS:
             return every
@@ -106,13 +106,13 @@ class EmbeddingSettings:
         return tuple(field for field in every if field.name == self.part)
 
     def size(self, shape: ModelShape) -> int:
-        """Return the length of the vector before any projection."""
+        """Return the length of the embedding before any projection to fewer numbers."""
         part = sum(_pooled_size(field, self.pooling) for field in self.fields(shape))
         return part * (1 if self.layer == "mean" else len(self.layers(shape)))
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
-    """Return the numbers of `state` that `settings` select, neither projected nor scaled. -> [size] f32
+    """Return the numbers of a recurrent state that `settings` choose, neither projected nor scaled. -> [size] f32
 
     `settings` must have passed `check`.
     """
@@ -122,7 +122,9 @@ def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) ->
 
 
 def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
-    """Project and scale the numbers from `part_vector` as `settings` say. -> [dimensions or size] f32
+    """Project a vector from `part_vector` to fewer numbers, and scale it to length 1, as `settings` say.
+
+    -> [dimensions or size] f32
 
     A zero vector is not scaled.
     """
@@ -132,7 +134,7 @@ def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
 
 
 def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
-    """Return the selected numbers of one layer: a field, or several fields scaled to length 1 and joined. -> [n] f32"""
+    """Return a layer's part of an embedding: a field of its state, or several of length 1 joined. -> [n] f32"""
     pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
     return pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled])
 
@@ -143,7 +145,7 @@ def _unit(vector: F32) -> F32:
 
 
 def _pooled_size(field: StateField, pooling: Pooling) -> int:
-    """Return the length of the vector that `_pool` returns for one layer of `field`."""
+    """Return the length of the vector that `_pool` makes of one layer of a state's `field`."""
     if field.kind is not FieldKind.MATRIX or pooling == "none":
         return prod(field.shape)
     num_heads, num_values, num_keys = field.shape
@@ -151,7 +153,7 @@ def _pooled_size(field: StateField, pooling: Pooling) -> int:
 
 
 def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
-    """Return one layer of a field as a vector; a matrix field is pooled over its values or its keys. -> [n] f32"""
+    """Return a state's field of one layer as a vector; matrices are pooled over their values or keys. -> [n] f32"""
     pooled: F32 = values
     if field.kind is FieldKind.MATRIX:
         match pooling:
@@ -187,9 +189,9 @@ def _project(vector: F32, dimensions: int) -> F32:
 
 
 def _scramble(numbers: _U64) -> _U64:
-    """Return the outputs of the SplitMix64 random number generator at the positions `numbers`.
+    """Return the SplitMix64 random numbers at the positions `numbers`; equal on every machine and in every version.
 
-    It is used since numpy's generators may change from one version to the next.
+    numpy's generators may change from one version to the next.
     """
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -204,7 +206,7 @@ def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """The embedding vector of one input, and the number of tokens that it took."""
+    """The embedding vector of one text, and the number of prompt tokens that it took."""
 
     vector: F32  # [dimensions]
     cost: Cost
@@ -212,7 +214,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputState:
-    """The state after one input's last token, and the number of tokens that it took."""
+    """The recurrent state after one text's last token, and the number of prompt tokens that it took."""
 
     state: State
     cost: Cost
@@ -227,7 +229,7 @@ async def embed(
     centre: F32 | None = None,
     wait_for_room: bool = False,
 ) -> list[Embedding]:
-    """Return the embeddings of `inputs`, which are lists of token ids, in their order.
+    """Return the embeddings of `inputs`, each a list of token ids, in their order.
 
     The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. `centre`,
     from `find_centre` with the same settings, is subtracted from every vector before it is projected and scaled. Raises
@@ -256,9 +258,10 @@ async def find_centre(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[F32, list[Cost]]:
-    """Return the mean of the vectors of `inputs` before projection and scaling, [size] f32, and each input's cost.
+    """Return the mean of the vectors [size] f32 of all `inputs`, and for each input how many tokens it took.
 
-    The mean can be subtracted as `centre` in `embed`. Raises as `embed` does.
+    The vectors are neither projected nor scaled. The mean can be subtracted as `centre` in `embed`.
+    Raises as `embed` does.
     """
     shape = engine.info.shape
     settings.check(shape)
@@ -278,7 +281,7 @@ async def run_states(
     initial_state: InitialState | None = None,
     wait_for_room: bool = False,
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """Run `inputs`, lists of token ids, in parallel, and yield (index of the input, its state) as each one ends.
+    """Run `inputs`, lists of token ids, in parallel; yield each one's index and the state after it as soon as it ends.
 
     Raises InvalidRequestError before anything runs. `wait_for_room` is as in `ParallelRequests`.
     """

@@ -1,4 +1,4 @@
-"""Create and advance named states by running the model, and compare two states."""
+"""Create and advance named states (recurrent states under names) by running the model, and compare two states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScored, Started, TokenInfo
-from rnn_engine.sampling import LogitRow, top_logprobs
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
 from states.frozen import FrozenState, freeze_state
 from states.named.entry import NamedState, Retention, check_changeable
@@ -24,12 +25,12 @@ from states.named.entry import NamedState, Retention, check_changeable
 MAX_TOP_K = 1024
 
 Likeliest: TypeAlias = tuple[tuple[int, float], ...]
-"""Tokens with their log-probabilities, the likeliest first."""
+"""Token ids with their log-probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """What `run_tokens` returns: the state and logits after the last token, and the tokens' log-probabilities."""
+    """The result of `run_tokens`: the state and logits after the last token, and the tokens' log-probabilities."""
 
     frozen: FrozenState
     logits: F32  # [V] after the last token
@@ -39,7 +40,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """What `advance_state` returns: the named state after its tokens, and the requested log-probabilities."""
+    """The result of `advance_state`: the named state after its tokens, and the requested log-probabilities."""
 
     named: NamedState
     scored: tuple[TokenInfo, ...]
@@ -57,7 +58,7 @@ async def create_state(
     initial_state: FrozenState | None = None,
     priority: int = 0,
 ) -> tuple[NamedState, Cost]:
-    """Run `tokens` from `initial_state`, store the state after them under `name`, and return it and the cost.
+    """Run tokens from a recurrent state, store the state after them under `name`, and return it and the token counts.
 
     Without tokens, `initial_state` itself is stored, or an empty state if it is None. Raises as `StateStore.put` does,
     in most cases before any token runs.
@@ -83,7 +84,7 @@ async def advance_state(
     priority: int = 0,
     embeddings: F32 | None = None,
 ) -> Advanced:
-    """Run `tokens` from a named state, and atomically replace it by the state after them.
+    """Run `tokens` from a named state, and atomically replace the named state by the state after the tokens.
 
     If `logprobs` is given, the tokens are scored, each with this many alternatives. `top_k` is how many of the
     likeliest next tokens to return, after the last token and after those at `output_positions`; negative positions
@@ -130,12 +131,12 @@ async def advance_state(
 
 
 def _with_top(scored: Sequence[TokenInfo], count: int) -> tuple[TokenInfo, ...]:
-    """Return the scored tokens with only the first `count` alternatives of each."""
+    """Return scored tokens with only the `count` likeliest alternatives of each."""
     return tuple(replace(info, top=info.top[:count]) for info in scored)
 
 
 def _from_start(positions: Sequence[int], count: int) -> list[int]:
-    """Return `positions` among `count` tokens with negative ones, which count from the end, made non-negative.
+    """Return token positions as numbers from 0; negative ones are counted from the end of the `count` tokens.
 
     Raises InvalidRequestError for a position that is out of range.
     """
@@ -157,7 +158,7 @@ async def run_tokens(
     embeddings: F32 | None = None,
     wait_for_room: bool = False,
 ) -> Ran:
-    """Run `tokens` from `initial_state` without generating, and return the state and logits after them.
+    """Run `tokens` from a recurrent state without generating text; return the state and the logits after them.
 
     If `logprobs` is given, the tokens from index `score_from` on are scored, each with `logprobs` alternatives.
     `embeddings` [len(tokens), D] replace those of `tokens`. Raises OverloadedError if the queue is full, unless
@@ -189,7 +190,7 @@ async def run_tokens(
 
 
 def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
-    """Return the initial state `begin` with a `root` that also depends on `embeddings`.
+    """Return an initial state whose `root`, under which the cache keeps states, also depends on `embeddings`.
 
     The tokens alone do not identify the embeddings that replace theirs.
     """
@@ -198,7 +199,7 @@ def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:
-    """Return `end`, the state at the end of a request, as a frozen state, which can be stored under a name.
+    """Return the recurrent state at the end of a request in the form in which it can be stored under a name.
 
     `initial_state` is the one from which the request began. Raises StateError if the numbers are not finite.
     """
@@ -216,7 +217,7 @@ def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndSt
 async def settle_end(
     engine: EngineLike, initial_state: FrozenState | None, request: GenerateRequest, end: EndState, text: bytes
 ) -> FrozenState:
-    """Return the state after the prompt of `request` and all of the generated `text`.
+    """Return the recurrent state after a request's prompt and all of the `text` that was generated for it.
 
     `end` may lack the end of the text: the token that ended the request was not run. If that token had text besides the
     stop sequence, this text is run here.
@@ -230,7 +231,7 @@ async def settle_end(
 
 
 async def check_room(engine: EngineLike, name: str, retention: Retention) -> None:
-    """Raise the error that storing a new state under `name` would raise now, to find it before tokens are run."""
+    """Raise the error with which storing a new state under `name` would fail now, before tokens are run for it."""
     shape = engine.info.shape
     await engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)
 
@@ -240,9 +241,9 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldDifference:
-    """The difference between two states in one field, for each layer and column.
+    """The difference of two recurrent states in one field (recurrent tensor), as norms for each layer and column.
 
-    A matrix field has a column for each head, any other field has one column.
+    A field of matrices has a column for each head, any other field has one column.
     """
 
     name: str
@@ -253,16 +254,19 @@ class FieldDifference:
 
     @property
     def relative(self) -> F64:
-        """The distances divided by the mean of the two states' norms, [L, columns].
+        """The norms of the difference, divided by the mean of the two states' norms, [L, columns].
 
-        0 means equal; 2 means that one of them is zero or that they are opposite.
+        0 means equal; 2 means that one state is zero or that both are opposite.
         """
         means = (self.norms + self.other_norms) / 2
         return np.divide(self.distances, means, out=np.zeros_like(means), where=means > 0)
 
 
 def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[FieldDifference]:
-    """Yield the difference between two states in each field, in the order of the shape's fields."""
+    """Compare two recurrent states of a model: yield the norms of their difference for each field (recurrent tensor).
+
+    The fields come in the order of `shape.state_fields`.
+    """
     for field in shape.state_fields:
         columns = field.shape[0] if field.kind is FieldKind.MATRIX else 1
         first, second = (_columns(one[field.name], columns) for one in (state, other))
@@ -271,7 +275,7 @@ def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[
 
 
 def _columns(array: F32, count: int) -> F64:
-    """Reshape a state's field [L, ...] to `count` columns for each layer, [L, count, numbers] in f64."""
+    """Split each layer of a state's tensor [L, ...] in `count` equal parts, such as heads: [L, count, n] in f64."""
     return array.reshape(len(array), count, -1).astype(np.float64)
 
 

@@ -1,6 +1,6 @@
-"""Load and run an embedding model in the ONNX format, such as those of sentence-transformers.
+"""Load and run an embedding model in the ONNX format, such as those of sentence-transformers, on the CPU.
 
-It is no RWKV model, and runs on the CPU. It needs the packages of the extra `embeds`.
+It is no RWKV model. It needs the packages of the extra `embeds`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Embedder:
     """A loaded ONNX embedding model with its tokenizer. Thread-safe."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, first: bool) -> None:
-        """Create an embedder. If `first`, a text's vector is its first token's, else the mean of all its tokens'."""
+        """Create an embedder. If `first`, a text's embedding is its first token's vector, else the mean of all."""
         self.name = name
         self._inputs = [each.name for each in session.get_inputs()]
         self._splitting = tokenizer.to_str()
@@ -71,7 +71,7 @@ class Embedder:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield parts of a text of at most 16,384 characters, cut at ends of paragraphs, lines or words if possible.
+    """Cut a text into parts of at most 16,384 characters, at ends of paragraphs, lines or words if possible.
 
     The text splitter gets such parts because its time grows with the square of the length of a text without white
     space.
@@ -111,7 +111,7 @@ def load_embedder(folder: Path) -> Embedder:
 
 
 def _plain(text: str) -> str:
-    """Return a tokenizer's JSON without its settings for truncation and padding."""
+    """Return the text of a tokenizer.json without its settings for truncation and padding."""
     content: dict[str, Any] = json.loads(text)
     return json.dumps({**content, "truncation": None, "padding": None})
 

@@ -1,4 +1,4 @@
-"""Run several engine requests of one call side by side, and add up their costs."""
+"""Run several engine requests of one client call in parallel, and count their prompt tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rnn_engine.requests import Event, Finished, GenerateRequest
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a request: the tokens of its prompt, and how many of them were skipped by a cached state."""
+    """The prompt tokens of a request, and how many of them were not run because their state was cached."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -25,7 +25,7 @@ class Cost:
 _EVENTS_AHEAD = 16
 
 Numbered: TypeAlias = tuple[int, Event]
-"""The number of a request, and one of its events."""
+"""An event of one of several requests, with the request's index."""
 
 
 class ParallelRequests:
@@ -78,7 +78,7 @@ class ParallelRequests:
         return self._events
 
     async def _read_one(self) -> AsyncGenerator[list[Numbered], None]:
-        """Yield the events of the only request, straight from the engine, without a task or a queue."""
+        """Yield the events of a single request, straight from the engine, without a task or a queue."""
         event: Event | None = None
         async with aclosing(self._engine.generate(self._requests[0], wait_for_room=self._wait_for_room)) as events:
             async for event in events:
@@ -100,7 +100,7 @@ class ParallelRequests:
                 raise failures[0]
 
     async def _run(self, numbered: Iterator[tuple[int, GenerateRequest]]) -> None:
-        """Run requests from `numbered` until it is exhausted, and put their events or the first error on the queue.
+        """Run one request after another from `numbered`, and put their events, or the first error, on the queue.
 
         All tasks take their requests from the same iterator.
         """

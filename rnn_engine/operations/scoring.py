@@ -1,4 +1,4 @@
-"""Score given continuations (choices) of a context: run them in parallel and add up their log-probabilities.
+"""Score continuations (choices) of a context by their log-probabilities under the model, in parallel.
 
 Every choice is a request of its own for the context and the choice, scored from the context's end. An engine with a
 state cache runs the context once, and every choice from a copy of the state after it. An engine without one returns the
@@ -27,15 +27,12 @@ from rnn_engine.requests import (
 from rnn_engine.types import InitialState
 
 MOST_ROUNDING = 1e-3
-"""The most by which a token's log-probability depends on what is scored in the same step."""
+"""The most by which other texts in the same step can change a token's log-probability, through rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The tokens of one scored continuation.
-
-    Each has its log-probability, given the context and the continuation's tokens before it.
-    """
+    """The tokens of one continuation of a context, each with its log-probability given everything before it."""
 
     tokens: tuple[TokenInfo, ...]
     cost: Cost  # of context and tokens
@@ -48,7 +45,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """The score of one choice: how likely it is after the context.
+    """The score of one choice: the log-probability of this continuation after the context.
 
     A calibrated score is reduced by the choice's log-probability after token 0 alone. A choice then stands out by what
     the context adds to it, not because it is a likely text anyway.
@@ -59,17 +56,17 @@ class ChoiceScore:
 
     @property
     def total(self) -> float:
-        """The log-probability of the choice after the context; if calibrated, minus that after token 0 alone."""
+        """The choice's log-probability after the context; if calibrated, minus that after token 0 alone."""
         return self.given.total - (0.0 if self.alone is None else self.alone.total)
 
     @property
     def mean(self) -> float:
-        """The choice's `total` divided by its number of tokens."""
+        """The choice's log-probability (`total`) divided by its number of tokens."""
         return self.total / len(self.given.tokens)
 
     @property
     def per_byte(self) -> float | None:
-        """The choice's `total` divided by its bytes of UTF-8 text; None if its tokens have no text."""
+        """The choice's log-probability (`total`) divided by its bytes of UTF-8; None if its tokens have no text."""
         num_bytes = sum(len(info.data) for info in self.given.tokens)
         return self.total / num_bytes if num_bytes > 0 else None
 
@@ -122,28 +119,32 @@ async def score_choices(
 async def score_after(
     engine: EngineLike,
     contexts: Sequence[Sequence[int]],
-    continuation: Sequence[int],
+    continuations: Sequence[Sequence[int]],
     *,
     initial_state: InitialState | None = None,
-) -> tuple[Continuation, ...]:
-    """Return the score of `continuation`, a list of token ids, after each of `contexts`, in their order.
+    checkpoint_positions: Sequence[int] = (),
+) -> tuple[tuple[Continuation, ...], ...]:
+    """Return the scores of all `continuations`, lists of token ids, after each of `contexts`, in their order.
 
+    `checkpoint_positions` are positions in every context whose states the cache keeps in preference to others.
     `initial_state` and errors are as for `score_choices`.
     """
 
     def make() -> list[GenerateRequest]:
+        calls = []
         for context in contexts:
-            _check(engine, context, [continuation])
-        return [_call(context or empty_prompt(initial_state), continuation, initial_state) for context in contexts]
+            _check(engine, context, continuations)
+            begun = context or empty_prompt(initial_state)
+            calls += [_call(begun, each, initial_state, checkpoint_positions) for each in continuations]
+        return calls
 
-    return tuple(await _score(engine, await asyncio.to_thread(make), engine.info.num_slots))
+    found = await _score(engine, await asyncio.to_thread(make), engine.info.num_slots)
+    size = len(continuations)
+    return tuple(tuple(found[start : start + size]) for start in range(0, len(found), size))
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:
-    """Return the softmax of `figures`, the log-probabilities of choices.
-
-    It is the probability of each choice, given that exactly one of the choices is the answer.
-    """
+    """Return the probability of each choice, given that exactly one is the answer: the softmax of log-probabilities."""
     greatest = max(figures)
     weights = [math.exp(figure - greatest) for figure in figures]
     whole = math.fsum(weights)
@@ -151,17 +152,14 @@ def probabilities(figures: Sequence[float]) -> list[float]:
 
 
 def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
-    """Return the total cost of a call of `score_choices`, which returned `scores`.
-
-    The context counts only once for all choices.
-    """
-    shared = [_shared_cost([score.given for score in scores])]
+    """Return the prompt tokens of a call of `score_choices` that returned `scores`; the context counts once."""
+    shared = [shared_cost([score.given for score in scores])]
     alone = [score.alone for score in scores if score.alone is not None]
-    shared += [_shared_cost(alone)] if alone else []
+    shared += [shared_cost(alone)] if alone else []
     return Cost(sum(cost.prompt_tokens for cost in shared), sum(cost.cached_tokens for cost in shared))
 
 
-def _shared_cost(runs: Sequence[Continuation]) -> Cost:
+def shared_cost(runs: Sequence[Continuation]) -> Cost:
     """Return the cost of `runs`, which share one context: its tokens count once.
 
     Cached tokens are those of the run that started first, which found the fewest in the cache.
@@ -182,9 +180,19 @@ def _check(engine: EngineLike, context: Sequence[int], choices: Sequence[Sequenc
         check_token_ids(f"choices.{number} token", choice, vocab_size)
 
 
-def _call(context: Sequence[int], choice: Sequence[int], initial_state: InitialState | None) -> GenerateRequest:
+def _call(
+    context: Sequence[int],
+    choice: Sequence[int],
+    initial_state: InitialState | None,
+    checkpoint_positions: Sequence[int] = (),
+) -> GenerateRequest:
     return GenerateRequest(
-        prompt=(*context, *choice), initial_state=initial_state, max_tokens=0, logprobs=0, score_from=len(context)
+        prompt=(*context, *choice),
+        initial_state=initial_state,
+        checkpoint_positions=checkpoint_positions,
+        max_tokens=0,
+        logprobs=0,
+        score_from=len(context),
     )
 
 

@@ -1,4 +1,4 @@
-"""Quantised weight formats of 8 and 4 bits, in numpy. A quantised block holds consecutive weights of a row."""
+"""Quantised weight formats of 8 and 4 bits, in numpy: a matrix is stored in blocks of consecutive weights of a row."""
 
 from rnn_engine.quantised.blocks import BlockFormat, Blocks, blocks_of_row, bytes_of_codes, quantise, quantise_rows
 from rnn_engine.quantised.formats import BLOCK_FORMATS, NF4_LEVELS, SF4_LEVELS

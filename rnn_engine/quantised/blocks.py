@@ -1,4 +1,4 @@
-"""Quantised matrices: an integer code for each weight and f16 figures for each block of weights.
+"""Quantised matrices, which have an integer code for each weight and f16 figures (scales) for each block of weights.
 
 Also the search for the scales and ranges with the least error.
 """
@@ -22,41 +22,43 @@ _PIECE_BYTES: Final = 16 << 20  # of weights in f32 that are quantised at once
 
 
 class BlockFormat(Protocol):
-    """A quantised format: each block of weights is stored as integer codes and a few f16 numbers, its figures."""
+    """The protocol of a quantised weight format: a block of weights becomes integer codes and a few f16 figures."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def block_columns(self) -> int:
-        """The number of weights in a block, a multiple of 8."""
+        """The number of weights in a block, which lie next to each other in a row: a multiple of 8."""
         ...
 
     @property
     def code_bits(self) -> int:
-        """The number of bits of a code: 8 or 4."""
+        """The number of bits of each weight's integer code: 8 or 4."""
         ...
 
     @property
     def num_figures(self) -> int:
-        """The number of f16 figures, such as scales, of each block."""
+        """The number of f16 figures, such as a scale, of each block of weights."""
         ...
 
     def quantise(self, blocks: F32, num_whole: int, /) -> tuple[Codes, Figures]:
-        """Quantise `blocks` [R, C / B, B]. Return codes [R, C / B, B], each in a byte, and figures [R, C / B, n].
+        """Quantise blocks of weights [R, C / B, B]; return codes [R, C / B, B] and n figures a block [R, C / B, n].
+
+        A code takes a byte here. A figure is a number such as a scale.
 
         The first `num_whole` blocks of each row are full. Later ones are padded with zeros.
         """
         ...
 
     def dequantise(self, codes: Codes, figures: Figures) -> F32:
-        """Return the weights [..., B] that these codes and figures stand for. Codes of 4 bits are unsigned."""
+        """Return the weights [..., B] of blocks with these codes and figures (scales). Codes of 4 bits are unsigned."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A quantised matrix [R, C], in blocks of B weights of a row. A row's last block may be padded."""
+    """A quantised matrix [R, C], in blocks of B consecutive weights of a row. A row's last block may be padded."""
 
     format: BlockFormat
     num_columns: int
@@ -71,7 +73,7 @@ class Blocks:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> Blocks:
-        """Return the matrix of some of the rows, as a view."""
+        """Return the matrix of some of the rows, as a view of this matrix."""
         return replace(self, codes=self.codes[rows], figures=self.figures[rows])
 
     def numbers(self) -> F32:
@@ -84,19 +86,19 @@ class Blocks:
         return weights.reshape(len(self), -1)[:, : self.num_columns]
 
     def scaled(self, factor: float) -> Blocks | None:
-        """Return the matrix times `factor`, a power of 2; None if a figure would exceed f16."""
+        """Return the matrix times `factor`, a power of 2; None if a block's scale would exceed f16."""
         with np.errstate(over="ignore"):
             figures = self.figures * np.float16(factor)
         return replace(self, figures=figures) if np.isfinite(figures).all() else None
 
 
 def bytes_of_codes(block_format: BlockFormat) -> int:
-    """Return the bytes of the codes of one block."""
+    """Return how many bytes the codes of one block of weights take."""
     return block_format.block_columns * block_format.code_bits // 8
 
 
 def blocks_of_row(num_columns: int, block_columns: int) -> int:
-    """Return the number of blocks in a row of `num_columns` columns, the last of which may be padded."""
+    """Return the number of blocks in a row of `num_columns` weights, the last of which may be padded."""
     return -(-num_columns // block_columns)
 
 
@@ -133,7 +135,7 @@ def quantise_rows(block_format: BlockFormat, matrix: NDArray[Any]) -> Blocks:
 # greatest code. So a block that was quantised before gets the same scale again.
 
 Nearest: TypeAlias = Callable[[F32], F32]
-"""Replaces each number by the nearest number that a code stands for. May write to its argument."""
+"""A function that replaces each number by the nearest number that a code stands for. May write to its argument."""
 
 Halves: TypeAlias = NDArray[np.float16]
 
@@ -144,11 +146,10 @@ _RANGE_SHARES: Final = (1.0, 0.9, 0.8)
 
 
 def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greatest: float, nearest: Nearest) -> Halves:
-    """Return the scale [...] of each block of `blocks` [..., B] that gives the least squared error found.
+    """Return the scale [...] of each block of weights `blocks` [..., B] that gives the least squared error found.
 
-    The search starts from `scales` times each of `shares`.
-
-    With `scales` [...], the farthest weight of a block has the code `greatest`, up to its sign.
+    The search starts from `scales` [...] times each of `shares`. With `scales`, the farthest weight of a block has the
+    code `greatest`, up to its sign.
     """
     found = np.empty(scales.shape, np.float16)
     for chunk, part in _chunks(blocks):
@@ -158,11 +159,9 @@ def search_scales(blocks: F32, scales: Halves, shares: tuple[float, ...], greate
 
 
 def search_ranges(blocks: F32, scales: Halves) -> Halves:
-    """Return the scale and offset [..., 2] of each block of `blocks` [..., B] with the least squared error found.
+    """Return the scale and offset [..., 2] of each block of weights [..., B] that give the least squared error found.
 
-    The codes are 0 to 15.
-
-    `scales` [..., 2] reach from the least weight of a block to its greatest.
+    The codes are 0 to 15. `scales` [..., 2] reach from the least weight of a block to its greatest.
     """
     found = np.empty(scales.shape, np.float16)
     for chunk, part in _chunks(blocks):
@@ -172,12 +171,12 @@ def search_ranges(blocks: F32, scales: Halves) -> Halves:
 
 
 def divide(blocks: F32, scales: F32) -> F32:
-    """Divide each block of `blocks` [..., B] by its scale of `scales` [...]. If a scale is 0, the quotients are 0."""
+    """Divide the weights of each block [..., B] by the block's scale in `scales` [...]; a scale of 0 gives 0."""
     return blocks * _inverse(scales)[..., np.newaxis]
 
 
 def nearest_steps(blocks: F32, scales: F32, offsets: F32) -> F32:
-    """Quantise `blocks` [..., B] to the nearest codes, 0 to 15, of the given `scales` and `offsets` [...]."""
+    """Quantise blocks of weights [..., B] to the nearest codes, 0 to 15, for the given `scales` and `offsets` [...]."""
     codes = divide(blocks, scales)
     codes -= (offsets * _inverse(scales))[..., np.newaxis]
     np.rint(codes, out=codes)
@@ -253,7 +252,7 @@ def _search_range(blocks: F32, scales: F32, offsets: F32) -> tuple[F32, F32]:
 
 
 def _chunks(blocks: F32) -> Iterator[tuple[F32, slice]]:
-    """Yield `blocks` [..., B] in chunks [M, B], each with the slice of blocks that it covers."""
+    """Yield blocks of weights [..., B] in chunks of M blocks [M, B], each with the slice of blocks that it covers."""
     flat = blocks.reshape(-1, blocks.shape[-1])
     step = _CHUNK // blocks.shape[-1]
     for start in range(0, len(flat), step):

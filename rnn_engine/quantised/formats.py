@@ -32,9 +32,7 @@ _TABLE: Final = 512  # entries between 0 and 1 of the table that finds the neare
 
 @dataclass(frozen=True, slots=True)
 class RangeInt8:
-    """8-bit codes that divide the range from the least to the greatest weight of a block: ai00's Int8, 8.25 bits a
-    weight.
-    """
+    """ai00's Int8, 8.25 bits a weight: 8-bit codes that divide the range of a block's weights evenly."""
 
     name: str = "int8"
     block_columns: int = 128
@@ -53,7 +51,7 @@ class RangeInt8:
 
 @dataclass(frozen=True, slots=True)
 class ScaledInt8:
-    """Signed 8-bit codes, multiplied by the scale of their block: GGUF's Q8_0, 8.5 bits a weight."""
+    """GGUF's Q8_0, 8.5 bits a weight: signed 8-bit codes, multiplied by the scale of their block."""
 
     name: str = "q8_0"
     block_columns: int = 32
@@ -70,9 +68,7 @@ class ScaledInt8:
 
 @dataclass(frozen=True, slots=True)
 class ScaledInt4:
-    """4-bit codes, from which 8 is subtracted, multiplied by the scale of their block: GGUF's Q4_0, 4.5 bits a
-    weight.
-    """
+    """GGUF's Q4_0, 4.5 bits a weight: 4-bit codes minus 8, multiplied by the scale of their block."""
 
     name: str = "q4_0"
     block_columns: int = 32
@@ -92,7 +88,7 @@ class ScaledInt4:
 
 @dataclass(frozen=True, slots=True)
 class AffineInt4:
-    """4-bit codes, multiplied by the scale of their block, plus the block's offset. Blocks of 32 are GGUF's Q4_1."""
+    """A 4-bit format: codes multiplied by the scale of their block, plus its offset. Blocks of 32 are GGUF's Q4_1."""
 
     name: str
     block_columns: int
@@ -114,7 +110,7 @@ class AffineInt4:
 
 @dataclass(frozen=True, slots=True)
 class Codebook4:
-    """4-bit codes that each select one of 16 levels, multiplied by the scale of their block: 4.25 bits a weight."""
+    """A 4-bit format, 4.25 bits a weight: each code selects one of 16 levels, multiplied by the scale of its block."""
 
     name: str
     levels: tuple[float, ...]  # ascending, from -1 to 1
@@ -137,13 +133,13 @@ NF4_LEVELS: Final = (
     *(-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
     *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
 )
-"""Quantiles of the normal distribution (Dettmers et al. 2023, QLoRA)."""
+"""The 16 levels of NF4: quantiles of the normal distribution (Dettmers et al. 2023, QLoRA)."""
 
 SF4_LEVELS: Final = (
     *(-1.0, -0.62778056, -0.454736, -0.33433074, -0.23743437, -0.15289871, -0.07498246, 0.0),
     *(0.06551307, 0.13296473, 0.20466101, 0.2838347, 0.37580484, 0.49107558, 0.65678114, 1.0),
 )
-"""Quantiles of Student's t distribution with 5 degrees of freedom (Dotzel et al. 2024)."""
+"""The 16 levels of SF4: quantiles of Student's t distribution with 5 degrees of freedom (Dotzel et al. 2024)."""
 
 BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
     each.name: each
@@ -185,13 +181,13 @@ def _level_finder(levels: tuple[float, ...]) -> Callable[[F32], NDArray[np.uint8
 
 
 def _two_figures(pairs: Figures) -> tuple[F32, F32]:
-    """Split pairs [..., 2] into their first and their second numbers, each [..., 1], as f32."""
+    """Split figures [..., 2] of blocks into the first and the second of each pair, both [..., 1], as f32."""
     wide = pairs.astype(np.float32)
     return wide[..., :1], wide[..., 1:]
 
 
 def _step_and_offset(ranges: Figures) -> tuple[F32, F32]:
-    """Return the step between two codes and the least weight of blocks with these `ranges` (least, greatest)."""
+    """Return the step between two codes, and the least weight, of blocks with these `ranges` [..., 2] of weights."""
     least, greatest = _two_figures(ranges)
     return (greatest - least) / np.float32(255), least
 
@@ -202,6 +198,6 @@ def _not_zero(values: F32) -> F32:
 
 
 def _steps(blocks: F32, scale: F32, offset: F32 | np.float32, least: int, greatest: int) -> F32:
-    """Quantise `blocks` with `scale` and `offset` to the nearest integers from `least` to `greatest`."""
+    """Quantise blocks of weights by their `scale` and `offset` to the nearest integers from `least` to `greatest`."""
     steps: F32 = np.rint((blocks - offset) / _not_zero(scale)).clip(least, greatest)
     return steps

@@ -1,4 +1,4 @@
-"""Parts of the numpy forward passes that all versions share: weights, embedding, head, norms and packed runs.
+"""Parts of the forward passes in numpy that all RWKV versions share: weights, embedding, head, norms and packed runs.
 
 These passes run on the device "cpu", and the tests compare other devices with them. The tests compare the passes
 themselves with the golden files in tests/golden, which BlinkDL's `rwkv` package computed.
@@ -21,11 +21,10 @@ Lookup: TypeAlias = Callable[[str], Array]
 
 
 class Weights:
-    """A model's tensors, by name. Each is cast to `dtype` when first used, and cached.
+    """A model's tensors by name, for numpy: each is cast to `dtype` when it is first used, and cached.
 
-    `fetch` returns a tensor by name.
-
-    Matrices are kept as [in, out]: numpy multiplies a few rows by these a third faster.
+    `fetch` returns a tensor by name. Matrices are kept as [in, out]: numpy multiplies a few rows by these a third
+    faster.
     """
 
     def __init__(self, shape: ModelShape, fetch: Lookup, dtype: DTypeLike = np.float32) -> None:
@@ -37,19 +36,19 @@ class Weights:
         self._more_rows: Mapping[str, Array] = {}
 
     def __call__(self, name: str) -> Array:
-        """Return the tensor `name`, in the orientation in which it is stored."""
+        """Return the tensor called `name`, in the orientation in which the model stores it."""
         if name not in self._cast:
             self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
         return self._cast[name]
 
     def matmul(self, x: Array, name: str) -> Array:
-        """Multiply `x` [T, in] with the matrix `name` [out, in] -> [T, out]."""
+        """Multiply `x` [T, in] with the matrix called `name` [out, in] -> [T, out]."""
         if name not in self._transposed:
             self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
         return x @ self._transposed[name]
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
-        """Return the rows `ids` of the table `name`. Only these rows are cast."""
+        """Return the rows `ids` of the table (such as the embedding) called `name`, cast to `dtype`."""
         table, more = self._fetch(name), self._more_rows.get(name)
         if more is None:
             found: Array = table[ids]
@@ -61,7 +60,7 @@ class Weights:
         return rows
 
     def with_rows(self, name: str, more: Array) -> Self:
-        """Return a copy of the weights whose table `name` has the rows `more` appended."""
+        """Return a copy of these weights whose table called `name` has the rows `more` appended."""
         extended = copy(self)
         extended._more_rows = {name: more}
         return extended
@@ -71,7 +70,7 @@ class Weights:
 
 
 class Block:
-    """The weights of one layer. Tensors are named without the prefix `blocks.N.`."""
+    """The weights of one layer, by tensor names without the prefix `blocks.N.`."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
         self._weights = weights
@@ -121,7 +120,9 @@ def sigmoid(x: Array) -> Array:
 
 
 RunLayers: TypeAlias = Callable[[Weights, Array, Sequence[int], Mapping[str, Array]], tuple[Array, dict[str, Array]]]
-"""A version in numpy up to the head: (weights, ids, lengths, states) -> (the last layer's output [T, D], new states).
+"""A function that runs the layers of an RWKV version in numpy: (weights, ids, lengths, states) -> (x, new states).
+
+x [T, D] is the last layer's output, before the head.
 
 B sequences run, `lengths[b]` tokens of each, one after the other in the token ids [T]. `states` holds [B, L, ...] a
 field and is not changed.
@@ -130,19 +131,19 @@ field and is not changed.
 
 @dataclass(frozen=True, slots=True)
 class PackedRuns:
-    """The positions of B token runs that are packed one after another along the token axis [T]."""
+    """The positions of B token runs, one for each sequence, that are packed one after another along the axis [T]."""
 
     lengths: NDArray[np.intp]  # [B], none is 0
     starts: NDArray[np.intp]  # [B]
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> PackedRuns:
-        """Return the positions of runs with these lengths, packed without gaps."""
+        """Return the positions of token runs with these lengths, packed without gaps."""
         counts = np.asarray(lengths, np.intp)
         return cls(counts, np.cumsum(counts) - counts)
 
     def shift(self, x: Array, before: Array) -> Array:
-        """Return the vector [T, D] that precedes each vector of `x` [T, D] in its run.
+        """Return, for each vector of `x` [T, D], the vector before it in its token run. -> [T, D]
 
         The one before a run's first token is in `before` [B, D].
         """
@@ -152,13 +153,12 @@ class PackedRuns:
         return previous
 
     def last(self, x: Array) -> Array:
-        """Return the last vector [B, D] of each run, which precedes the run's next token."""
+        """Return the rows of `x` that belong to the last token of each of the B token runs: [B, D]."""
         last: Array = x[self.starts + self.lengths - 1]
         return last
 
     def walk(self, state: Array, step: Callable[[Array, NDArray[np.intp]], None]) -> Array:
-        """Apply a recurrence: update `state` [B, ...] token by token, all runs in parallel, and return the final
-        states.
+        """Apply a recurrence: update `state` [B, ...] token by token, all B runs in parallel; return the final states.
 
         `step` is called with the states of the runs that still have a token, which it changes, and with the places of
         these tokens.

@@ -1,6 +1,6 @@
 """Adjustments: changes of single tokens' logits before a draw, by bias, repetition penalties and rules.
 
-The order is:
+They apply in this order:
 
 1. The bias is added.
 2. A recent token's logit is divided by `repeat_penalty` if it is positive, else multiplied by it.
@@ -34,8 +34,7 @@ class RecentTokens:
         self.counts = Counter(kept)
 
     def places(self, vocab_size: int) -> NDArray[np.uint32]:
-        """Return an array [V] with the place, from 1 on, of each token's last occurrence; 0 for tokens that do not
-        occur.
+        """Return an array [V] with the place of each token's last occurrence, counted from 1; 0 if it does not occur.
 
         If the size is -1, places are not kept: every token that occurs has place 1.
         """
@@ -48,8 +47,9 @@ class RecentTokens:
         return places
 
     def append(self, token: int) -> int | None:
-        """Append a token. If the oldest token drops out of the last `size` and no longer occurs, return it, else
-        None.
+        """Append a token, dropping the oldest if there are more than `size`.
+
+        Return the dropped token if it no longer occurs, else None.
         """
         self.counts[token] += 1
         if self._queue is None:
@@ -77,19 +77,19 @@ _LEAST_SCALE = 1e-100  # once the scale is below it, it is multiplied into the p
 
 
 class TokenRule(Protocol):
-    """A rule that adds a number to the logits of a few tokens. For each draw, it may choose other tokens."""
+    """The protocol of a rule, such as DRY or bad words, that changes the logits of a few tokens in each draw."""
 
     def next(self) -> Mapping[int, float]:
-        """Return what the rule adds to logits in the next draw: a dict from token id to the number added."""
+        """Return a dict from token id to the number that the rule adds to the token's logit in the next draw."""
         ...
 
     def generated(self, token: int) -> None:
-        """Update the rule after `token` was generated."""
+        """Update the rule, because `token` was generated."""
         ...
 
 
 class Adjustments:
-    """The adjustments of one sequence: what is added to the logits of tokens by bias, penalties and rules.
+    """The changes of logits for one sequence, by bias, repetition penalties and rules, updated with each token.
 
     The penalties are ai00's: `presence` when a token is first seen, and `frequency` each time. Every token that is
     generated later multiplies all penalties by `decay`.
@@ -137,7 +137,7 @@ class Adjustments:
         self._begin(bias, earlier if self.penalises_sights else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
-        """Record the biases, and the earlier tokens as seen, in one pass: a million calls would stall every step."""
+        """Record the biases and the penalties of `earlier` tokens in one pass, since many calls would take long."""
         if bias:
             biased = np.fromiter(bias, np.int32, len(bias))
             self._bias[biased] = np.maximum(np.fromiter(bias.values(), np.float64, len(bias)), NEVER)
@@ -159,26 +159,26 @@ class Adjustments:
 
     @property
     def may_change(self) -> bool:
-        """True if any logit is adjusted, now or later in the sequence."""
+        """True if the logit of any token is changed before a draw, now or later in the sequence."""
         return self._size > 0 or self.penalises_sights or self._recent is not None or len(self._rules) > 0
 
     @property
     def has_rules(self) -> bool:
-        """True if there are rules, such as DRY or bad words, which may adjust logits."""
+        """True if there are rules, such as DRY or bad words, which may change logits."""
         return len(self._rules) > 0
 
     @property
     def penalises_repeats(self) -> bool:
-        """True if `repeat_penalty` has an effect."""
+        """True if `repeat_penalty` changes logits: it is not 1, and it looks at one token at least."""
         return self._recent is not None
 
     @property
     def penalises(self) -> bool:
-        """True if tokens that were generated get a penalty."""
+        """True if tokens get a penalty (presence, frequency or repeat) once they were generated."""
         return self.penalises_sights or self._recent is not None
 
     def for_device(self) -> DrawPenalties:
-        """Return the penalties after the tokens so far, in the form from which a device computes all later ones.
+        """Return the sequence's penalties after its tokens so far, in the form from which a device computes later ones.
 
         Call this only if `draws_on_device` returns True.
         """
@@ -195,7 +195,7 @@ class Adjustments:
         return replace(penalties, repeat=self.repeat_penalty, window=window, seen=seen_last)
 
     def biases_for_device(self) -> DrawBiases | None:
-        """Return the biases in the form that a device needs, or None if there are none.
+        """Return the sequence's logit biases in the form that a device needs, or None if there are none.
 
         Call this only if `draws_on_device` returns True.
         """
@@ -206,43 +206,46 @@ class Adjustments:
 
     @property
     def scale(self) -> float:
-        """The factor that turns the numbers in the row of `keep_in` into penalties."""
+        """The factor that turns the numbers stored by `keep_in` into presence and frequency penalties."""
         return self._scale
 
     @property
     def total(self) -> float:
-        """The sum of the numbers in the row of `keep_in`."""
+        """The sum of the numbers that `keep_in` stores. Times `scale`, it is the sum of all penalties."""
         return self._total
 
     def keep_in(self, row: F64) -> None:
-        """Move the presence and frequency penalties to `row` [V], which must hold zeros, and store them there from now
-        on.
+        """Move the presence and frequency penalties to `row` [V], and store them there from now on.
 
-        `clear`, or a call with another row, sets it to zeros again.
+        `row` must hold zeros. `clear`, or a call with another row, sets it to zeros again.
         """
         row[self.tokens] = self._penalty[self.tokens]
         self.clear()
         self._penalty = row
 
     def clear(self) -> None:
-        """Set all presence and frequency penalties to zero. Called once no more tokens are drawn for the sequence."""
+        """Set all presence and frequency penalties to 0, because no more tokens are drawn for the sequence."""
         self._penalty[self.tokens] = 0.0
 
     @property
     def tokens(self) -> I32:
-        """The ids [A] of the tokens that have an adjustment, in any order. Valid until `generated` or `begin_draw`."""
+        """The ids [A] of the tokens that have an adjustment of their logit, in any order.
+
+        They are valid until `generated` or `begin_draw`.
+        """
         return self._tokens[: self._size]
 
     def others(self, ids: I32) -> I32:
-        """Return those of `tokens`, the tokens that have an adjustment, that are not in `ids`."""
+        """Return the ids of the tokens that have an adjustment of their logit, except those in `ids`."""
         tokens, self._is_known[ids] = self.tokens, False
         others: I32 = tokens[self._is_known[tokens]]
         self._is_known[tokens] = True
         return others
 
     def added(self, tokens: I32, logits: F64) -> F64:
-        """Return what the adjustments add to the logits of `tokens`. `logits` are these tokens' logits from the
-        model.
+        """Return the numbers that bias, penalties and rules add to the logits of `tokens`.
+
+        `logits` are these tokens' logits from the model.
         """
         if self._recent is None:
             return self._plain(tokens)
@@ -254,7 +257,7 @@ class Adjustments:
         return added
 
     def bound_added(self, tokens: I32, highest: float) -> F64:
-        """Return bounds of what the adjustments add to the logits of `tokens`, if these logits are at most `highest`.
+        """Return bounds of what bias, penalties and rules add to `tokens` if the model's logits are at most `highest`.
 
         The array ends with a 0, for tokens that are not adjusted.
 
@@ -276,11 +279,11 @@ class Adjustments:
         return np.concatenate((plain[~recent], gains[recent], losses, (0.0,)))
 
     def adjusted(self, ids: I32, logits: F64) -> F64:
-        """Return the adjusted logits of the tokens `ids`. `logits` are their logits from the model."""
+        """Return the logits of the tokens `ids` after bias, penalties and rules. `logits` are those from the model."""
         return logits + self.added(ids, logits)
 
     def begin_draw(self) -> None:
-        """Update what the rules add to logits. Call this before each draw."""
+        """Have each rule choose the tokens whose logits it changes in the next draw. Call this before each draw."""
         if not self._rules:
             return
         self._by_rules[self._ruled] = 0.0
@@ -320,12 +323,12 @@ class Adjustments:
         self._scale = 1.0
 
     def _plain(self, tokens: I32) -> F64:
-        """Return what bias, rules and penalties other than `repeat_penalty` add to the logits of `tokens`."""
+        """Return what bias, rules, and presence and frequency penalties together add to the logits of `tokens`."""
         less = self._less(tokens)
         return self._bias[tokens] - less if len(self._bias) else -less
 
     def _less(self, tokens: I32) -> F64:
-        """Return what rules and penalties other than `repeat_penalty` subtract from the logits of `tokens`."""
+        """Return what rules, and presence and frequency penalties, subtract from the logits of `tokens`."""
         less: F64 = self._penalty[tokens] * self._scale if self.penalises_sights else np.zeros(len(tokens))
         return less - self._by_rules[tokens] if self._rules else less
 
@@ -343,7 +346,7 @@ class Adjustments:
         self._size += 1
 
     def _add(self, tokens: I32) -> None:
-        """Add `tokens`, which must be distinct, to the tokens that have an adjustment."""
+        """Add `tokens`, which must be distinct, to the list of tokens that have an adjustment of their logit."""
         new = tokens[~self._is_known[tokens]]
         self._is_known[new] = True
         self._tokens = np.concatenate((self.tokens, new, np.empty(self._size + len(new) + _FIRST_ROOM, np.int32)))

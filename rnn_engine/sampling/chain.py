@@ -24,7 +24,7 @@ from rnn_engine.types import I32
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The unranked tokens that an open pool still has. All of them rank below the pool's ranked tokens."""
+    """The tokens of a pool that are not ranked yet. All of them rank below the pool's ranked tokens."""
 
     rest: Rest
     count: int  # the most tokens that follow
@@ -32,15 +32,16 @@ class Tail:
 
     @property
     def ceiling(self) -> float:
-        """An upper bound of the logits of the tail's tokens, after division by the temperature."""
+        """An upper bound of the logits of the pool's unranked tokens, after division by the temperature."""
         return self.rest.ceiling / self.temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The tokens that the chain's steps so far have kept: n ranked ones, likeliest first, and perhaps a `tail`.
+    """The tokens that a sampling chain's steps have kept so far: n ranked ones, likeliest first, and perhaps a tail.
 
-    A closed pool has all of them. An open pool has the whole ranking, and its `tail` stands for unranked tokens.
+    The tail stands for unranked tokens. A pool without one is closed: it lists all its tokens. A pool with a tail is
+    open, and has the whole ranking.
     """
 
     ranking: Ranking
@@ -50,9 +51,9 @@ class Pool:
 
     @staticmethod
     def of(ranking: Ranking) -> Pool:
-        """Return a pool of all tokens of `ranking`, which must have ranked at least one.
+        """Return the pool with which a chain starts: the ranked tokens of `ranking`, and the unranked ones as its tail.
 
-        Unranked tokens make its tail.
+        There must be at least one ranked token.
         """
         tail = None if ranking.rest is None else Tail(ranking.rest, ranking.rest.count)
         return Pool(ranking, np.arange(len(ranking.ids)), ranking.logits, tail)
@@ -62,22 +63,22 @@ class Pool:
         return self.ranking.ids[self.places]
 
     def part(self, which: slice | Places) -> Pool:
-        """Return a closed pool (one without a tail) of the tokens at the indices `which`."""
+        """Return a pool of only those ranked tokens that have the indices `which`, without a tail."""
         return Pool(self.ranking, self.places[which], self.logits[which], None)
 
     def first(self, count: int) -> Pool:
-        """Return a closed pool (one without a tail) of the `count` likeliest tokens."""
+        """Return a pool of only the `count` likeliest tokens, without a tail."""
         return self.part(slice(count))
 
     def masses(self) -> F64:
-        """Return the cumulative probabilities [n] of the tokens, as multiples of the first token's probability."""
+        """Return the cumulative probabilities [n] of the ranked tokens, as multiples of the first token's."""
         masses: F64 = np.exp(self.logits - self.logits[0]).cumsum()
         return masses
 
     def bound_total(self, masses: F64) -> Bounds:
-        """Return bounds of the mass of the whole pool, tail included, as multiples of the first token's probability.
+        """Return bounds of the total probability of the pool's tokens, unranked ones included.
 
-        `masses` is what `masses` of this pool returned.
+        The bounds are multiples of the first token's probability. `masses` is what `masses` of this pool returned.
         """
         total: float = masses.item(-1)
         if self.tail is None:
@@ -106,29 +107,28 @@ _LEAST_TEMPERATURE = 1e-15  # separates any two different logits, and divides ea
 
 
 class ChainStep(Protocol):
-    """One step of a chain: it removes tokens from a pool, or changes their logits."""
+    """The protocol of a step of a sampling chain, such as top-k, which removes tokens or changes their logits."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
-        """Return the pool that remains of `pool` after this step. It has at least one token.
+        """Apply the step to `pool`, the tokens kept so far, and return those that remain. There is at least one.
 
-        `uniforms` are the random numbers of the draw.
-
-        Return None if the result depends on tokens that are not in the pool.
+        `uniforms` are the random numbers of the draw. Return None if the result depends on tokens that are not in the
+        pool.
         """
         ...
 
 
 class Selection(ChainStep, Protocol):
-    """A chain step that chooses tokens from a whole row of logits and needs no ranking."""
+    """The protocol of a chain step that can also choose tokens from a whole row of logits, before they are ranked."""
 
     def kept(self, logits: F64) -> Places:
-        """Return the indices into `logits` [n] of the tokens that the step keeps, ascending. There is at least one."""
+        """Return the indices of the tokens that the step keeps of the logits [n], ascending. There is at least one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """A chain step that keeps the `k` likeliest tokens."""
+    """The sampling step top-k, which keeps the `k` likeliest tokens."""
 
     k: int
 
@@ -142,7 +142,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """A chain step that keeps the likeliest tokens: as few as have together at least the probability `p`."""
+    """The sampling step top-p, which keeps the likeliest tokens, just enough for a total probability of `p`."""
 
     p: float
 
@@ -156,7 +156,7 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class MinP:
-    """A chain step that keeps the tokens with at least `p` times the probability of the likeliest token."""
+    """The sampling step min-p, which keeps the tokens with at least `p` times the probability of the likeliest one."""
 
     p: float
 
@@ -169,7 +169,7 @@ class MinP:
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma:
-    """A chain step that keeps the tokens whose logit is at most `n` standard deviations below the greatest.
+    """The sampling step top-n-sigma, which keeps tokens at most `n` standard deviations below the greatest logit.
 
     The standard deviation is that of all logits.
     """
@@ -188,7 +188,7 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """A chain step for typical sampling: it keeps the tokens whose surprise is nearest to the entropy.
+    """The step of typical sampling, which keeps the tokens whose surprise is nearest to the entropy.
 
     It keeps as few as have together more than the probability `p`, and at most `most` tokens, unless that is None. From
     Meister et al., "Locally Typical Sampling" (2023).
@@ -224,7 +224,7 @@ class TypicalP:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """A chain step that, with a chance of `probability`, removes all likely tokens but one.
+    """The sampling step XTC, which with a chance of `probability` removes all likely tokens but one.
 
     Among the tokens with a probability of at least `threshold`, only the least likely is kept.
     """
@@ -243,7 +243,7 @@ class Xtc:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """A chain step that divides the logits by a temperature. A temperature of 0 keeps only the likeliest token.
+    """The sampling step that divides logits by a temperature. A temperature of 0 keeps only the likeliest token.
 
     If `span` is greater than 0, the temperature follows the entropy of the pool, between `temperature` - `span` (at
     least 0) and `temperature` + `span`. Its place in that range is the entropy, as a share of the greatest possible
@@ -276,7 +276,7 @@ class Temperature:
 
 
 def _chances(pool: Pool) -> F64:
-    """Return the probabilities [n] of the tokens of a closed pool."""
+    """Return the probabilities [n] of the tokens of `pool`, which must have no tail."""
     masses = np.exp(pool.logits - pool.logits[0])
     chances: F64 = masses / masses.cumsum()[-1]
     return chances
@@ -297,9 +297,9 @@ _ESTIMATED = 100  # the first version estimates from this many tokens how fast t
 
 
 class MirostatV1:
-    """The last chain step of mirostat 1: it keeps the likeliest tokens, and adapts their number to the surprise so far.
+    """The sampling step of mirostat 1: it keeps the likeliest tokens, as many as suit the surprise so far.
 
-    Their number is what Zipf's law predicts for the limit of the surprise.
+    Their number is what Zipf's law predicts for a limit of the surprise, which each drawn token changes.
     """
 
     def __init__(self, tau: float, eta: float, vocab_size: int) -> None:
@@ -331,7 +331,7 @@ class MirostatV1:
 
 
 class MirostatV2:
-    """The last chain step of mirostat 2: it removes the tokens whose surprise exceeds a limit, which each token moves.
+    """The sampling step of mirostat 2: it removes tokens whose surprise exceeds a limit that each draw changes.
 
     With `ai00` it keeps the first of these, too, and the limit is at most four times `tau`.
     """
@@ -363,7 +363,7 @@ class _Limit:
         self.surprise = 2.0 * tau
 
     def drawn(self, probability: float) -> None:
-        """Adapt the limit to the token that was drawn: change it by `eta` times `tau` minus the token's surprise.
+        """Change the limit of the surprise after a draw, by `eta` times `tau` minus the drawn token's surprise.
 
         `probability` is that with which the token was drawn.
         """
@@ -395,7 +395,7 @@ _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 
 
 class Cuts(NamedTuple):
-    """The top-k, top-p, min-p and temperature of a chain that has no other steps, for a device to draw by.
+    """Settings of top-k, top-p, min-p and temperature, by which a device can draw in place of a sampler.
 
     A `top_k` of 0 and a `top_p` of 1 keep all. A `temperature` of 0 keeps the likeliest one alone.
     """
@@ -407,17 +407,17 @@ class Cuts(NamedTuple):
 
 
 class Moving(Protocol):
-    """The protocol of a last chain step with a state that each drawn token updates, such as mirostat."""
+    """The protocol of a chain's last step if each drawn token changes its state, as with mirostat."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None: ...
 
     def drawn(self, probability: float) -> None:
-        """Update the step's state after a token was drawn, which had the probability `probability` in the pool."""
+        """Update the step's state after a draw. `probability` is the drawn token's probability in the step's pool."""
         ...
 
 
 class Chain:
-    """A sampler that applies `steps`, then `last` if given, to a ranking, and draws one of the tokens that remain."""
+    """A sampler that applies `steps` and then `last`, if given, to a ranked row, and draws from what remains."""
 
     num_uniforms = 2  # for the draw, and for XTC
 
@@ -432,11 +432,10 @@ class Chain:
 
     @property
     def cuts(self) -> Cuts | None:
-        """The settings of the chain's steps; None if they can't be expressed as `Cuts`.
+        """The settings by which a device can draw like this chain; None if `Cuts` can't express its steps.
 
-        They can be if the steps are top-k, top-p, min-p and temperature, in that order.
-
-        Some or all of the four may be missing. None also stands for a dynamic temperature.
+        It can if the steps are some of top-k, top-p, min-p and temperature, in that order, without a dynamic
+        temperature.
         """
         places = [_CUTTING.index(type(step)) if type(step) in _CUTTING else -1 for step in self._steps]
         if self._last is not None or -1 in places or places != sorted(set(places)):
@@ -496,7 +495,7 @@ class Chain:
 
 
 class LateAdjustments:
-    """A chain step that applies penalties, for a client's order of steps in which other steps come before them.
+    """The sampling step that applies penalties, used if a client's order puts other steps before them.
 
     Steps before it see the logits without these penalties.
     """
@@ -514,9 +513,9 @@ class LateAdjustments:
 
 
 def parse_order(value: object) -> tuple[str, ...]:
-    """Parse the client's order of steps: a list of names or a string of letters. Return the steps' names in `ORDER`.
+    """Parse the order of sampling steps that a client requests: a list of names, or a string with a letter for each.
 
-    Raises InvalidRequestError, which lists the allowed names.
+    Return the steps' names as in `ORDER`. Raises InvalidRequestError, which lists the allowed names.
     """
     names = list(value) if isinstance(value, str) else value
     known = {**_LETTERS, **_OTHER_NAMES, **{name: name for name in ORDER}}
@@ -533,7 +532,7 @@ def _allowed() -> str:
 
 
 def _needs_all(steps: Sequence[ChainStep]) -> bool:
-    """Return True if a step needs the logits of all tokens, and no earlier step reduces the tokens."""
+    """Return True if a chain's step needs the logits of all tokens, and no step before it removes tokens."""
     for step in steps:
         if isinstance(step, TopNSigma | TypicalP) or (isinstance(step, Temperature) and step.span > 0.0):
             return True

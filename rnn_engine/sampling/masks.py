@@ -1,4 +1,4 @@
-"""Token masks: which tokens of a vocabulary may be drawn next, as for grammars and budgets of thinking tokens."""
+"""Token masks, which say which tokens of the vocabulary may come next, for grammars and budgets of thinking tokens."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ MOST_SECONDS_EACH: Final = 0.5  # of processor time that one mask may take
 
 
 class TokenMask(Protocol):
-    """The protocol of an object that decides which tokens may come next in one sequence, such as a grammar.
+    """The protocol of an object that decides which tokens may come next in one text, such as a grammar.
 
     `next` may be called on another thread than the other methods, but never two methods at a time.
     """
 
     @property
     def ended(self) -> bool:
-        """True if the text ends at this position, with finish reason `stop`. False before the first token."""
+        """True if the text ends here, with finish reason `stop`. False before the first token."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next, without being drawn. May be empty.
+        """Return the tokens that must come next in the text, without being drawn; empty if none are forced.
 
         They all go through the model together. `accept` is called with each. This is called before `next`, and `next`
         only if there is no forced token. A mix of states does not call it, so `next` must lead to the same tokens.
@@ -47,28 +47,28 @@ class TokenMask(Protocol):
         ...
 
     def next(self) -> Mask | None:
-        """Return the mask of the tokens that may come next, at least one; None allows all.
+        """Return the bit mask of the tokens that may come next, at least one; None allows all.
 
         The array must not change before `accept` is called. If a call raises, only its own request ends.
         """
         ...
 
     def accept(self, token: int) -> None:
-        """Advance past `token`, which is forced or is one of the tokens that `next` allowed."""
+        """Advance the position in the text past `token`, which must be forced or allowed by `next`."""
         ...
 
     def copy(self) -> TokenMask:
-        """Return an independent copy at the same position."""
+        """Return an independent copy of this object, at the same position in the text."""
         ...
 
 
 class AllowedTokens:
-    """A mask after a check of its type and shape, with the number of tokens that it allows."""
+    """A token mask whose type and shape were checked, with the number of tokens that it allows."""
 
     __slots__ = ("_count", "_vocab_size", "mask")
 
     def __init__(self, mask: Mask, vocab_size: int) -> None:
-        """Check `mask`. Raises StepError if it has another type or shape than `Mask`, or allows no token."""
+        """Check the token mask `mask`. Raises StepError if its type or shape is wrong, or if it allows no token."""
         expected = (mask_words(vocab_size),)
         if mask.dtype != np.uint32 or mask.shape != expected:
             raise StepError(
@@ -95,20 +95,20 @@ class AllowedTokens:
 
 
 class SequenceMask:
-    """The constraints on the next token of one sequence: tokens that are forced, or a mask of those that are allowed.
+    """The constraints on the next token of one sequence: tokens that are forced, or a mask of allowed ones.
 
     `forced` are tokens that come next, one after another, without being drawn.
-    `current` holds the tokens that a drawn one may be, and is None if all are allowed.
-    `find_out` makes it, perhaps on another thread while a step runs. Meanwhile only `is_known` may be read.
+    `current` holds the tokens that may be drawn next, and is None if all are allowed. `find_out` makes it, perhaps on
+    another thread while a step runs. Meanwhile only `is_known` may be read.
     """
 
     def __init__(
         self, source: TokenMask, vocab_size: int, ends: Collection[int] = (), *, may_force: bool = True
     ) -> None:
-        """Constrain a sequence by `source`, which is at its start. Any of `ends`, which end a text, is allowed if token
-        0 is.
+        """Constrain a sequence, from its start, by `source`, which is a grammar for example.
 
-        If `may_force` is False, all tokens are drawn.
+        `ends` are tokens that end a text; any of them is allowed if `source` allows token 0. If `may_force` is False,
+        all tokens are drawn.
         """
         self._source = source
         self._vocab_size = vocab_size
@@ -130,7 +130,7 @@ class SequenceMask:
 
     @property
     def current(self) -> AllowedTokens | None:
-        """The tokens that may be drawn next; None if all may. Makes the mask if it is not known yet.
+        """The tokens that may be drawn next; None if all may. Computes the mask if it is not known yet.
 
         Raises MaskError, at every read, if the mask does not fit the vocabulary, allows no token or has taken too long.
         """
@@ -140,7 +140,7 @@ class SequenceMask:
         return self._current
 
     def accept(self, token: int) -> None:
-        """Advance past `token`. `current` is None until `advance` is called."""
+        """Advance past `token`, the next one of the sequence. `current` is None until `advance` is called."""
         if token not in self._added:
             begun = time.thread_time()
             with _own_error():
@@ -149,7 +149,7 @@ class SequenceMask:
         self._current, self.is_known = None, True
 
     def advance(self) -> None:
-        """Ask the source which tokens are forced after the last one, and discard the mask of the previous position."""
+        """Discard the mask of the previous position, and get the tokens that are forced after the last one."""
         self._added = frozenset()
         self.is_known = self.is_late = False
         if self._may_force:
@@ -157,7 +157,7 @@ class SequenceMask:
                 self.forced = self._source.forced()
 
     def find_out(self) -> None:
-        """Make the mask of the next token, unless it is known. An error is stored for `current` to raise."""
+        """Compute the mask of the next token, unless it is known. An error is stored, and `current` raises it."""
         if self.is_known:
             return
         begun, begun_thread = time.perf_counter(), time.thread_time()
@@ -183,7 +183,10 @@ class SequenceMask:
             )
 
     def _with_ends(self, mask: Mask) -> Mask:
-        """Return `mask` with the tokens that end a text allowed too, if it allows token 0; else `mask` itself."""
+        """Return a copy of `mask` that also allows the tokens that end a text.
+
+        Return `mask` itself if it does not allow token 0 or has all of them.
+        """
         if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
             return mask
         self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
@@ -195,16 +198,16 @@ class SequenceMask:
         return extended
 
     def fork(self) -> SequenceMask:
-        """Return an independent copy at the same position."""
+        """Return an independent copy of this object, at the same position of the sequence."""
         ahead = copy(self)
         ahead._source = self._source.copy()
         return ahead
 
     def follow(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
-        """Return the longest allowed beginning of `draft`, and the masks of its tokens and of the token after it.
+        """Return the longest allowed beginning of the tokens `draft`, and the masks of these and of the next one.
 
-        A token that ends the text is left out.
-        A mask is None if the token is forced or all are allowed. Both lists are empty if `current` would raise.
+        A token that ends the text is left out. A mask is None if the token is forced or all are allowed. Both lists are
+        empty if `current` would raise.
         This object does not go back to the place before `draft`, so call this on a `fork`.
         """
         admitted: list[int] = []
@@ -227,7 +230,7 @@ class SequenceMask:
         return self.current.mask.copy()
 
     def _go_on(self, token: int) -> bool:
-        """Accept `token` and get the tokens forced after it.
+        """Accept `token` if it is allowed, and get the tokens that are forced after it.
 
         Return False if `token` is not allowed, or ends the text.
         """
@@ -245,10 +248,9 @@ class SequenceMask:
         return True
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
-        """Return masks [rows, ceil(V / 32)] for `num_rows` rows, of which only the last has the current mask.
+        """Return masks [rows, ceil(V / 32)] for `num_rows` logit rows, all of which but the last allow all tokens.
 
-        The masks of the other rows allow all tokens. Return None if there is no current mask. If `current` would raise,
-        this does not; it returns None.
+        The last one has the current mask. Return None if there is no current mask, even if `current` would raise.
         """
         self.find_out()
         if not isinstance(self._current, AllowedTokens):
@@ -258,7 +260,7 @@ class SequenceMask:
 
 @contextmanager
 def _own_error() -> Iterator[None]:
-    """Return a context manager that converts any exception of a mask's source to MaskError."""
+    """Return a context manager that converts any exception of a grammar or other source of masks to MaskError."""
     try:
         yield
     except MaskError:
@@ -268,7 +270,10 @@ def _own_error() -> Iterator[None]:
 
 
 def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
-    """Stack one mask per row to an array [rows, ceil(V / 32)]. None allows all tokens; one mask must not be None."""
+    """Stack one token mask per logit row to an array [rows, ceil(V / 32)].
+
+    None allows all tokens; one mask at least must not be None.
+    """
     if len(masks) == 1 and masks[0] is not None:
         return masks[0][np.newaxis]
     known = next(mask for mask in masks if mask is not None)
@@ -277,12 +282,12 @@ def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
 
 
 def allowed_tokens(mask: Mask, vocab_size: int) -> I32:
-    """Return the ids of the tokens that `mask` allows, ascending."""
+    """Return the ids of the tokens that the bit mask `mask` allows, ascending."""
     return np.flatnonzero(unpack_masks(mask, vocab_size)).astype(np.int32)
 
 
 def count_allowed(mask: Mask, vocab_size: int) -> int:
-    """Return the number of tokens that `mask` allows."""
+    """Return the number of tokens that the bit mask `mask` allows."""
     counts = np.bitwise_count(mask.view(np.uint64) if len(mask) % 2 == 0 else mask)
     count = int(np.add.reduce(counts.astype(np.float32)))  # exact up to 2^24, and quicker than a sum of bytes
     stray = int(mask[-1]) >> (vocab_size % 32) if vocab_size % 32 else 0
@@ -290,14 +295,14 @@ def count_allowed(mask: Mask, vocab_size: int) -> int:
 
 
 def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
-    """Return a boolean array: True for each of `tokens` that `mask` allows."""
+    """Return a boolean array that is True for those of `tokens` that the bit mask `mask` allows."""
     allowed: NDArray[np.bool_] = (mask[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1
     return allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How to close the thinking part at the beginning of a text: the text and tokens that end it, and its budget."""
+    """How to close the thinking part that begins an answer: the closing text, its tokens, and the token budget."""
 
     end: bytes  # the text that closes them
     closing: Sequence[int]  # the tokens of `end`
@@ -305,9 +310,9 @@ class Thinking:
 
 
 class ThinkingMask:
-    """A `TokenMask` that closes the thinking part of a text once its token budget is spent.
+    """A `TokenMask` that closes an answer's thinking part once its token budget is spent.
 
-    It allows all tokens before that. In the answer after it, it allows what the answer's own mask allows.
+    It allows all tokens before that. In the text after it, it allows what the answer's own mask allows.
     """
 
     def __init__(
@@ -318,7 +323,7 @@ class ThinkingMask:
         answer: Callable[[], TokenMask] | None,
         ends: Collection[int] = (0,),
     ) -> None:
-        """Start with the thinking part. `answer` makes the mask of the text after it; None allows all tokens there.
+        """Start in the thinking part. `answer` makes the mask of the text after it; None allows all tokens there.
 
         If `answer` is given, none of `ends` is allowed among the thoughts, so that the text can't end there.
         """
@@ -368,7 +373,7 @@ class ThinkingMask:
         return other
 
     def _due(self) -> int | None:
-        """Return the next token of those that close the thinking part; None if its token budget is not spent."""
+        """Return the token that must come next to close the thinking part; None if its token budget is not spent."""
         budget = self._thinking.budget
         if self._closing is None and budget is not None and self._num_tokens >= budget:
             self._closing = list(self._thinking.closing)

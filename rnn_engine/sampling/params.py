@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, get_args, get_type_hints
 
 from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids
-from rnn_engine.sampling.adjustments import F64
-from rnn_engine.sampling.ranking import Places, Ranking
-from rnn_engine.sampling.rows import SequenceContext
+
+if TYPE_CHECKING:  # numpy takes long to import, and the command line's help needs only the declarations
+    from rnn_engine.sampling.adjustments import F64
+    from rnn_engine.sampling.ranking import Places, Ranking
+    from rnn_engine.sampling.rows import SequenceContext
 
 # The protocol of samplers, which choose the next token of one sequence from a ranked row.
 
 
 class Sampler(Protocol):
-    """The protocol of a sampler, which chooses the tokens of one sequence.
+    """The protocol of a sampler, which chooses the tokens of one sequence, each from a ranked row of logits.
 
     Every sequence has a sampler of its own, so it may carry state from token to token.
 
@@ -39,16 +41,15 @@ class Sampler(Protocol):
 
     @property
     def selection(self) -> Callable[[F64], Places] | None:
-        """A function that chooses, from the adjusted logits [n] of a whole row, the indices of all tokens that may be
-        drawn.
+        """A function from a row of logits [n] to the indices of the tokens that may be drawn; None if there is none.
 
-        The other tokens need not be ranked then: a ranking with `is_selection` has the selected ones alone.
-        None if there is no such function.
+        Penalties and biases are applied to the logits before. The other tokens need not be ranked then: a ranking with
+        `is_selection` has the selected ones alone.
         """
         ...
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
-        """Choose a token. Return its index in `ranking`, or None if the choice depends on unranked tokens.
+        """Choose a token of `ranking` and return its index there, or None if the choice depends on unranked tokens.
 
         `uniforms` are numbers from [0, 1).
         After None the draw is tried again with the same numbers and more of the row. A ranking without a rest must
@@ -58,10 +59,7 @@ class Sampler(Protocol):
         ...
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Update the sampler's state after a draw: the token at `index` of `ranking` was drawn.
-
-        Called once per draw.
-        """
+        """Update the sampler's state because the token at `index` of `ranking` was drawn. Called once per draw."""
         ...
 
 
@@ -133,9 +131,9 @@ _UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life; `
 
 
 def parse_ai00(value: object) -> Ai00Sampler:
-    """Parse the client's `sampler` object, which has a `type` and its settings.
+    """Parse the field `sampler` of a client's request, ai00's object with a `type` and settings.
 
-    Raises InvalidRequestError, which names the wrong field.
+    Raises InvalidRequestError, which names the wrong field. A setting under two of its names must have one value.
     """
     if not isinstance(value, dict):
         raise InvalidRequestError("sampler", value, 'null or an object such as {"type": "Nucleus", "top_p": 0.5}')
@@ -153,12 +151,15 @@ def parse_ai00(value: object) -> Ai00Sampler:
         wants_whole = isinstance(known[field].default, int)
         if type(number) is not int and (wants_whole or type(number) is not float):
             raise InvalidRequestError(f"sampler.{name}", number, "a whole number" if wants_whole else "a number")
+        if field in numbers and numbers[field] != number:
+            allowed = f"the same value as {field}, which is another name for it"
+            raise InvalidRequestError(f"sampler.{name}", number, allowed)
         numbers[field] = number
     return kind(**numbers)  # type: ignore[arg-type]
 
 
 def check_ai00(sampler: Ai00Sampler) -> None:
-    """Raise InvalidRequestError if a setting of `sampler` is out of range."""
+    """Raise InvalidRequestError if a setting of ai00's `sampler` object is out of range."""
     for each in fields(sampler):
         check_range(f"sampler.{each.name}", getattr(sampler, each.name), *_RANGES[each.name])
 
@@ -182,10 +183,13 @@ StepNames: TypeAlias = Sequence[str] | None
 
 SamplerChoice: TypeAlias = Ai00Sampler | None
 
+MixKind: TypeAlias = Literal["log", "probability"]
+"""How the distributions of several states are mixed; see `rnn_engine.sampling.rows`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The allowed range of a field's value, both ends included, and a help sentence for clients.
+    """The range of values that a sampling parameter allows, both ends included, and its help sentence for clients.
 
     For a mapping it is the range of each value.
     """
@@ -197,7 +201,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling parameters: how each token is drawn from a row of logits.
+    """The sampling parameters of a request, which decide how each token is drawn from a row of logits.
 
     The default is ai00's nucleus, with these steps:
 
@@ -315,7 +319,7 @@ class SamplingParams:
 
     @property
     def uses_chain(self) -> bool:
-        """True if llama-server's chain of steps draws the tokens; False if ai00's nucleus sampling does."""
+        """True if tokens are drawn by llama-server's chain of steps; False if by ai00's nucleus sampling."""
         return (
             self.samplers is not None
             or self.mirostat > 0
@@ -328,30 +332,30 @@ class SamplingParams:
 
     @property
     def takes_likeliest_away(self) -> bool:
-        """True if XTC may remove likely tokens."""
+        """True if the step XTC may remove likely tokens."""
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property
     def penalises_occurrence(self) -> bool:
-        """True if there is a presence or frequency penalty. It also applies to tokens of earlier replies."""
+        """True if there is a presence or frequency penalty. Tokens of earlier replies get it, too."""
         amounts = self if self.sampler is None else self.sampler
         return amounts.presence_penalty != 0.0 or amounts.frequency_penalty != 0.0
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequestError if a field's value is not allowed. Texts must be tokens already; see `resolved`."""
+        """Raise InvalidRequestError if a field has a value that is not allowed.
+
+        Texts must have been replaced by tokens; see `resolved`.
+        """
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
         if self.sampler is not None and self.uses_chain:
-            raise InvalidRequestError(
-                "sampler", self.sampler, "null together with samplers, mirostat, min_p and other steps"
-            )
+            message = "sampler: can't be used together with samplers, mirostat, min_p and other steps"
+            raise InvalidRequestError("sampler", self.sampler, "null with other steps", message)
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
         """Return a copy in which the texts of `logit_bias` and `bad_words` are replaced by their tokens.
 
         Raises InvalidRequestError if a bias is out of range or `bad_words` is a single text.
-
-        Raises InvalidRequestError for a bias out of range.
         """
         _refuse_one_text("bad_words", self.bad_words)
         if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
@@ -367,15 +371,12 @@ class SamplingParams:
         return replace(self, logit_bias=bias, bad_words=words)
 
     def make_sampler(self, context: SequenceContext) -> Sampler | None:  # noqa: ARG002
-        """Return a sampler for one sequence. Subclasses that define a sampler of their own override this.
-
-        None means that the fields determine the sampler.
-        """
+        """Return None: the fields choose the sampler. A subclass may return a sampler of its own for one sequence."""
         return None
 
 
 def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
-    """Raise InvalidRequestError if `texts` is one string, whose letters would be taken for the list's texts."""
+    """Raise InvalidRequestError if `texts` is a string and not a list: its letters would be taken for texts."""
     if isinstance(texts, str):
         raise InvalidRequestError(name, texts, "a list of texts")
 
@@ -385,9 +386,9 @@ def _bounded_bias(value: float) -> float:
 
 
 def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:
-    """Return the token sequences of a bad word: of the word itself, and of the word after a space.
+    """Return the token sequences of a bad word: those of the word itself and of the word after a space.
 
-    The latter are left out if their number differs, or if they begin with the same token.
+    The second one is left out if its number of tokens differs, or if it begins with the same token.
     """
     if not isinstance(word, str):
         return [word]
@@ -405,7 +406,7 @@ class Parameter:
     allowed: Allowed
 
     def check(self, value: Any, vocab_size: int) -> None:  # noqa: ANN401
-        """Raise InvalidRequestError if `value` is not allowed for this field."""
+        """Raise InvalidRequestError if `value` is not allowed for this sampling parameter."""
         low, high = self.allowed.low, self.allowed.high
         if self.type == TokenBias:
             for token, number in value.items():

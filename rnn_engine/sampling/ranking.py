@@ -1,4 +1,4 @@
-"""Rank a row's tokens as far as its candidates determine their order, and bound the mass of all other tokens.
+"""Ranking of a row's tokens by logit, as far as its few candidates determine the order, and bounds for all others.
 
 A row's candidates are its K greatest logits, so the logit of any other token is at most that of the lowest candidate.
 Bias and penalties then move tokens. The ranking is certain for the candidates that stay above every logit that a token
@@ -30,11 +30,10 @@ LOGSUMEXP_ERROR = (1e-5, 1e-6)
 
 
 def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
-    """Return bounds of the mass of all unranked tokens, in multiples of the first ranked token's mass.
+    """Return bounds of the total mass of all unranked tokens, in multiples of the first ranked token's mass.
 
-    A token's mass is exp(logit - logits[0]).
-
-    `ranked_mass` is the mass of the ranked tokens. There must be at least one.
+    A token's mass is exp(logit - logits[0]). `ranked_mass` is the mass of the ranked tokens. There must be at least
+    one.
     """
     rest = ranking.rest
     if rest is None:
@@ -52,7 +51,7 @@ def bound_rest(ranking: Ranking, ranked_mass: float) -> Bounds:
 
 
 def _bound_unread(ranking: Ranking, rest: Rest, ranked_mass: float) -> Bounds:
-    """Return bounds of the mass that the unread tokens have without adjustments."""
+    """Return bounds of the total mass that the tokens not read from the device have without bias and penalties."""
     row, top = rest.row, ranking.logits.item(0)
     limit = (row.num_allowed - len(rest.known)) * math.exp(row.logits.item(-1) - top)  # of at most 1 each
     if row.allowed_logsumexp - top >= 700.0:  # exp overflows if the top candidates were pushed very far down
@@ -67,6 +66,8 @@ def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -
     """Return bounds of the sum of the (1 / temperature)-th powers of `count` numbers whose sum is within `mass`.
 
     Each number is at most exp(ceiling).
+
+    Each number is at most exp(ceiling).
     Take n numbers of sum m, each at most x. If a >= 1, their a-th powers sum up to at least n (m/n)^a and at most
     m x^(a-1). If a <= 1, the two bounds change places.
     This follows from the power mean inequality, and from p^a <= p x^(a-1).
@@ -77,7 +78,7 @@ def bound_powers(mass: Bounds, count: int, ceiling: float, temperature: float) -
 
 
 def widen(bounds: Bounds) -> Bounds:
-    """Return `bounds` widened by the rounding error of sums."""
+    """Return `bounds`, a pair of numbers, widened by the rounding error of sums."""
     return bounds[0] * (1.0 - ROUNDING), bounds[1] * (1.0 + ROUNDING)
 
 
@@ -103,7 +104,10 @@ _NOTHING.flags.writeable = False
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
-    """The S ranked tokens of a row, likeliest first, and the rest: all other allowed tokens, which rank below them."""
+    """A row's tokens as a sampler sees them: S ranked ones, likeliest first, and the rest, which rank below them.
+
+    The rest are all other allowed tokens.
+    """
 
     ids: I32  # [S]
     raw: F64  # [S] the model's logits
@@ -114,7 +118,7 @@ class Ranking:
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Rest:
-    """What is known of a row's unranked tokens: their number, and bounds by which a sampler may draw without them."""
+    """A row's unranked tokens: their number, and bounds of their logits, so that they need not be read."""
 
     row: LogitRow
     count: int  # how many there are
@@ -125,9 +129,9 @@ class Rest:
 
 
 def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ranking:
-    """Rank the candidates of a row as far as no unread token can come before them. The ranking may be empty.
+    """Rank a row's candidates by adjusted logit, as far as no token that was not read can come before them.
 
-    `full` [V] is the whole row if it has been read. All adjusted tokens count as read then.
+    The ranking may be empty. `full` [V] is the whole row if it has been read. All adjusted tokens count as read then.
     """
     lowest = row.logits.item(-1)
     if len(adjustments) == 0:
@@ -154,7 +158,7 @@ def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ra
 def rank_all(
     full: F32, mask: Mask | None, adjustments: Adjustments, selection: Callable[[F64], Places] | None = None
 ) -> Ranking:
-    """Rank the tokens of a whole row [V] that `mask` allows and `selection` keeps. None allows or keeps all."""
+    """Rank those tokens of a whole row [V] that `mask` allows and `selection` keeps. None allows or keeps all."""
     logits = full.astype(np.float64)
     tokens = adjustments.tokens
     logits[tokens] += adjustments.added(tokens, logits[tokens])
@@ -170,11 +174,9 @@ def rank_all(
 
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
-    """Return the ids, logits and adjustments of the N tokens whose logits are known, and the adjustments of all others.
+    """Return the ids, logits and adjustments of a row's N tokens that were read, and the adjustments of the others.
 
     If the adjustment of an unread token depends on its logit, bounds replace it.
-
-    An adjustment of an unread token is replaced by bounds if it depends on the token's logit.
     """
     ids, known = row.ids, row.logits.astype(np.float64)
     added = adjustments.added(ids, known)
@@ -189,10 +191,10 @@ def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I3
 
 
 def top_logprobs(row: LogitRow, count: int) -> tuple[tuple[int, float], ...]:
-    """Return the `count` likeliest tokens as (id, natural-log probability), likeliest first, equal ones by ascending
-    id.
+    """Return a row's `count` likeliest tokens as (id, natural-log probability), likeliest first.
 
-    Of a masked row, return the likeliest of the allowed tokens, with their probabilities in the whole row.
+    Equal ones are ordered by ascending id. Of a masked row, return the likeliest of the allowed tokens, with their
+    probabilities in the whole row.
     """
     wide = row
     if len(row.ids) < min(count, row.num_allowed):

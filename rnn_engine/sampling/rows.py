@@ -1,4 +1,4 @@
-"""Rows of logits as a step returns them, with their top candidates; and the mix of several states' rows into one."""
+"""Rows of logits as a step returns them, with their top candidates, and the mixing of several states' rows."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError, StepError, check_range
 from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.masks import AllowedTokens, Mask, allowed_tokens
+from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32, I32, Readout
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class LogitRow:
-    """One row of a step's logits: its K candidates, that is the greatest logits among those that `mask` allows.
+    """One row of a step's logits, read as K candidates (the greatest logits of allowed tokens) and a log-sum-exp.
 
-    The candidates come with the row's log-sum-exp, and `read_full` returns the whole row.
-
-    `read_full` returns the model's own logits, unchanged by a mask. It may be called as long as `Readout.full_row`.
+    `read_full` returns the whole row of the model's own logits, unchanged by a mask. It may be called as long as
+    `Readout.full_row`.
     `of` and `of_full` raise StepError if a log-sum-exp is infinite or undefined.
     """
 
@@ -37,7 +37,7 @@ class LogitRow:
 
     @staticmethod
     def of(readout: Readout, row: int, vocab_size: int, allowed: AllowedTokens | None = None) -> LogitRow:
-        """Return row number `row` of a read-out. `allowed` are the tokens that the row's mask allowed; None is all."""
+        """Return logit row number `row` of a read-out. `allowed` are the tokens that its mask allowed; None is all."""
         ids, logits = readout.ids[row], readout.logits[row]
         logsumexp = allowed_logsumexp = _checked(readout.logsumexp.item(row))
         num_allowed = vocab_size
@@ -75,9 +75,9 @@ class LogitRow:
         return full
 
     def widened(self, full: F32, count: int) -> LogitRow:
-        """Return a copy of this row with at least `count` candidates, or all allowed tokens if fewer.
+        """Return a copy of this logit row that has at least `count` candidates, or all allowed tokens if fewer.
 
-        `full` is what `read_full` returned.
+        `full` is the whole row, as `read_full` returns it.
         """
         allowed = None if self.mask is None else allowed_tokens(self.mask, len(full))
         logits = full if allowed is None else full[allowed]
@@ -96,7 +96,7 @@ RowSource: TypeAlias = Callable[[], LogitRow]
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class RunRows:
-    """The logit rows of one token run in a step's read-out. Valid as long as `Readout.full_row`."""
+    """The logit rows of one token run (consecutive tokens of a slot). Valid as long as `Readout.full_row`."""
 
     readout: Readout
     first: int  # number of the first row in the read-out
@@ -108,18 +108,18 @@ class RunRows:
         return self.count
 
     def row(self, index: int, allowed: AllowedTokens | None = None) -> LogitRow:
-        """Return row number `index` of the run. `allowed` are the tokens that the row's mask allowed; None is all.
+        """Return logit row number `index` of the token run. `allowed` are the tokens that its mask allowed, or None.
 
         Raises StepError as `LogitRow.of` does.
         """
         return LogitRow.of(self.readout, self.first + index, self.vocab_size, allowed)
 
     def last(self) -> LogitRow:
-        """Return the last row of the run, which must have one. Raises StepError as `LogitRow.of` does."""
+        """Return the last logit row of the token run, which must have one. Raises StepError as `LogitRow.of` does."""
         return self.row(self.count - 1, self.allowed)
 
     def target_logit(self, index: int) -> float:
-        """Return the logit of the target token of row number `index` of the run."""
+        """Return the logit of a target token: the token that logit row number `index` of the run is to score."""
         return self.readout.target_logits.item(self.first + index)
 
 
@@ -131,7 +131,7 @@ def _logsumexp(logits: F32) -> float:
 
 
 def _checked(logsumexp: float) -> float:
-    """Return `logsumexp` if it is finite, else raise StepError: the row then gives no probabilities."""
+    """Return `logsumexp` if it is finite. Raises StepError if not, because the row then gives no probabilities."""
     if not math.isfinite(logsumexp):
         raise StepError(f"the model's logits have a log-sum-exp of {logsumexp}; expected a finite number")
     return logsumexp
@@ -139,7 +139,7 @@ def _checked(logsumexp: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """What a sampler needs to know of its sequence: prompt, earlier tokens, stop tokens and vocabulary."""
+    """The data of a sequence that its sampler needs: prompt, earlier tokens, stop tokens and vocabulary."""
 
     earlier: Sequence[int] = ()  # tokens of earlier replies, oldest first, which count as seen
     prompt: Sequence[int] = ()
@@ -160,13 +160,11 @@ NO_CONTEXT = SequenceContext()
 #   temperature.
 # * `probability`: sum w_i p_i / sum w_i, as if each token came from one of the states, drawn by their weights.
 
-MixKind: TypeAlias = Literal["log", "probability"]
-
 MAX_WEIGHT = 100.0
 
 
 def check_weights(weights: Sequence[float], kind: MixKind) -> None:
-    """Check the weights of a mix. Raises InvalidRequestError if one is out of range or all are 0."""
+    """Raise InvalidRequestError if a weight for mixing states is out of range, or if all are 0."""
     for number, weight in enumerate(weights):
         check_range(f"state.{number}.weight", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
     if not any(weights):
@@ -174,13 +172,13 @@ def check_weights(weights: Sequence[float], kind: MixKind) -> None:
 
 
 def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:
-    """Mix the rows [V] of several states by `weights`. Return the logits [V] of the mixed distribution.
+    """Mix the logit rows [V] of several states by `weights`, and return the logits [V] of the mixed distribution.
 
     A row of weight 0 takes no part. A row of weight 1 is not changed if no other takes part.
     """
     parts = [(row.astype(np.float64), weight) for row, weight in zip(rows, weights, strict=True) if weight != 0.0]
     if kind == "log":
-        mixed = sum(weight * row for row, weight in parts)
+        mixed = _weighted_sum([row for row, _ in parts], [weight for _, weight in parts])
     elif len(parts) == 1:
         mixed = parts[0][0]
     else:
@@ -189,8 +187,19 @@ def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> 
         return np.asarray(mixed, np.float32)
 
 
+def _weighted_sum(rows: Sequence[F64], weights: Sequence[float]) -> F64:
+    """Return the sum of `rows` [V] by `weights`. A token that no row allows, with -inf in all, has -inf."""
+    with np.errstate(invalid="ignore"):  # the difference of infinite logits
+        mixed: F64 = np.asarray(sum(weight * row for row, weight in zip(rows, weights, strict=True)))
+    if np.isnan(mixed).any():
+        mixed[np.logical_and.reduce([np.isneginf(row) for row in rows])] = -math.inf
+    return mixed
+
+
 def _logsumexp_of_mix(values: F64) -> F64:
-    """Return the log-sum-exp of `values` over the first axis."""
+    """Return the log-sum-exp of `values` over the first axis; it is -inf if all of them are."""
     greatest = values.max(axis=0)
-    total: F64 = greatest + np.log(np.exp(values - greatest).sum(axis=0))
+    greatest = np.where(np.isneginf(greatest), 0.0, greatest)  # since -inf - -inf is no number
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        total: F64 = greatest + np.log(np.exp(values - greatest).sum(axis=0))
     return total

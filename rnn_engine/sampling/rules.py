@@ -22,9 +22,9 @@ _LARGEST_LOG = 88.7228391  # of a penalty before `multiplier`
 
 
 class Dry:
-    """The DRY rule of one sequence, which penalises tokens that would continue a repetition. It starts from `tokens`.
+    """The DRY rule of one sequence, which penalises tokens that would continue a repetition in its text.
 
-    It looks at the last `last_n` tokens; -1 means `MOST_TOKENS`.
+    The text starts with `tokens`. The rule looks at the last `last_n` tokens; -1 means `MOST_TOKENS`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Dry:
             self.generated(token)
 
     def next(self) -> Mapping[int, float]:
-        """Return, by token, the penalties of the tokens that would continue a repetition, as negative numbers."""
+        """Return the penalties, negative numbers by token id, of the tokens that would continue a repetition."""
         first = max(self._size - self._window, 0)
         count = self._size - first
         limit = min(self._breaks.tokens_since, count)
@@ -86,7 +86,7 @@ class Dry:
 
 
 class _Breaks:
-    """Counts the tokens since the last breaker in a sequence, that is a text across which DRY finds no repetition."""
+    """Counts the tokens of a sequence since the last breaker, a text across which DRY finds no repetition."""
 
     def __init__(self, breakers: Sequence[str], token_bytes: Callable[[int], bytes]) -> None:
         self._breakers = tuple(breaker.encode() for breaker in breakers)
@@ -118,7 +118,7 @@ class _Breaks:
 
 
 class BadWords:
-    """The rule that forbids bad words: it forbids the last token of a word if the text ends with the tokens before it.
+    """The rule that forbids bad words: the last token of one is forbidden if the text ends with its other tokens.
 
     `words` are token sequences. Only generated text counts.
     """
@@ -142,7 +142,7 @@ class BadWords:
 
 
 class NotBefore:
-    """The rule that forbids `tokens`, such as stop tokens, until `count` tokens have been generated."""
+    """The rule that forbids certain tokens, such as stop tokens, until `count` tokens have been generated."""
 
     def __init__(self, tokens: Sequence[int], count: int) -> None:
         self._values = dict.fromkeys(tokens, NEVER)

@@ -1,6 +1,4 @@
-"""The samplers for greedy and nucleus sampling, and functions that make any sampler and its adjustments from
-parameters.
-"""
+"""The samplers for greedy and nucleus sampling, and functions that make samplers and adjustments from parameters."""
 
 from __future__ import annotations
 
@@ -35,8 +33,6 @@ class Greedy:
     """The sampler that always chooses the likeliest token; of equally likely ones, that with the lowest id.
 
     To `JointDraws` it is a nucleus of one token.
-
-    It is a nucleus of one token.
     """
 
     top_p = 0.0
@@ -51,7 +47,7 @@ class Greedy:
         return 0 if len(ranking.ids) else None
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Do nothing, because this sampler has no state."""
+        """Ignore the token that was drawn, because this sampler has no state."""
 
 
 # Top-k, top-p and temperature, on a ranking that may be certain in its first part only.
@@ -97,10 +93,10 @@ class Nucleus:
         return index
 
     def drawn(self, ranking: Ranking, index: int) -> None:
-        """Do nothing, because this sampler has no state."""
+        """Ignore the token that was drawn, because this sampler has no state."""
 
     def _bound_weight(self, ranking: Ranking, rest: Rest, mass: F64, weight: F64) -> Bounds:
-        """Return bounds of the sum of p^(1 / temperature) over the kept tokens."""
+        """Return bounds of the sum of p^(1 / temperature) over the probabilities p of the tokens that are kept."""
         size, ranked = len(mass), mass.item(-1)
         outside = bound_rest(ranking, ranked)
         total = widen((ranked + outside[0], ranked + outside[1]))
@@ -115,14 +111,15 @@ class Nucleus:
     def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
         """Return how many tokens top-k and top-p keep if the mass of all tokens is `total`.
 
-        If that is more than S, the ranking's tokens are all kept, and unranked ones too.
+        If that is more than S, all ranked tokens are kept, and unranked ones too.
         """
         by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
         return min(by_mass, self.top_k or num_tokens, num_tokens)
 
     def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
-        """Return bounds of the sum of p^(1 / temperature) over the unranked tokens that are kept. At least one may be
-        kept.
+        """Return bounds of the sum of p^(1 / temperature) over the probabilities p of unranked tokens that are kept.
+
+        At least one may be kept.
         """
         size = len(ranking.ids)
         count = min(rest.count, (self.top_k or size + rest.count) - size)
@@ -134,7 +131,7 @@ class Nucleus:
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
-    """Return the cumulative sums [S] of p^(1 / temperature), in multiples of the first token's.
+    """Return the cumulative sums [S] of p^(1 / temperature) of ranked tokens, in multiples of the first one's.
 
     `scaled` [S] are logits relative to the first.
     """
@@ -147,7 +144,7 @@ _ADJUSTING = ORDER[:2]  # the steps that change logits and remove no tokens
 
 
 def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
-    """Return the sampler for one sequence that `params` describe."""
+    """Make the sampler for one sequence, as the sampling parameters `params` describe it."""
     if (own := params.make_sampler(context)) is not None:
         return own
     match params.sampler:
@@ -168,7 +165,7 @@ def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
 
 
 def make_adjustments(params: SamplingParams, context: SequenceContext) -> Adjustments:
-    """Return the adjustments for one sequence that `params` describe. They apply to logits before the sampler draws."""
+    """Make the bias, penalties and rules that change a sequence's logits before its sampler draws, from `params`."""
     bias = {token: value for token, value in params.logit_bias.items() if isinstance(token, int)}
     rules: list[TokenRule] = []
     if params.bad_words:
@@ -188,7 +185,7 @@ def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
 
 
 def _leading(params: SamplingParams) -> Sequence[str]:
-    """Return the steps at the beginning of the order that one `Adjustments` can combine: penalties, DRY or both.
+    """Return which of the steps penalties and DRY begin the order of steps, so that one `Adjustments` can apply them.
 
     It can combine both only in the order of `ORDER`.
     """
@@ -206,7 +203,7 @@ def _adjust(
     bias: Mapping[int, float],
     rules: Sequence[TokenRule],
 ) -> Adjustments:
-    """Return one `Adjustments` that has `bias`, `rules` and the adjusting steps `names`."""
+    """Return an `Adjustments` with `bias`, `rules` and the steps `names`, which may be penalties and DRY."""
     if "dry" in names and _has_effect(params, "dry"):
         rules = (*rules, _dry(params, context))
     if "penalties" not in names:
@@ -238,7 +235,7 @@ def _dry(params: SamplingParams, context: SequenceContext) -> Dry:
 
 
 def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[ChainStep]:
-    """Yield the chain steps that have an effect, in order, after those that `_leading` returns."""
+    """Yield, in order, the steps of a sampling chain after its leading penalties, except steps that change nothing."""
     names = ORDER if params.samplers is None else params.samplers
     for name in names[len(_leading(params)) :]:
         if _has_effect(params, name):

@@ -1,4 +1,4 @@
-"""The object that draws the tokens of one sequence: it has the sampler, random numbers, penalties and bias.
+"""The object that draws the tokens of one sequence. It owns the sampler, random numbers, penalties and bias.
 
 If the candidates do not settle a draw, the whole row is read and the draw is made again with the same random numbers.
 So the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
@@ -55,10 +55,7 @@ def philox(seeds: NDArray[np.uint64], counters: NDArray[np.uint32]) -> NDArray[n
 def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDArray[np.integer] | int = 0) -> F64:
     """Return N random numbers from [0, 1), of 53 bits each, for tokens at the places `tokens` [N] in a text.
 
-    `seeds` is [N] or [1].
-
-    `seeds` is [N] or [1], `tokens` are the places.
-    `kinds` distinguishes the random numbers of one token if a draw takes several.
+    `seeds` is [N] or [1]. `kinds` distinguishes the random numbers of one token if a draw takes several.
     """
     counters = np.zeros((4, len(tokens)), np.uint32)
     counters[0] = tokens
@@ -69,7 +66,7 @@ def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDAr
 
 
 def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> list[float]:
-    """Return the random numbers of `count` successive tokens, from place `first` in the text on, `num_kinds` for each.
+    """Return the random numbers for `count` successive tokens of a text, from place `first` on, `num_kinds` for each.
 
     They are in one flat list, since with a list for each token the garbage collector would walk through more objects.
     """
@@ -97,7 +94,7 @@ class Draw:
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence, in order, and records those that a device or `JointDraws` draws for it."""
+    """Draws the tokens of one sequence, in order. It also records those that a device or `JointDraws` draws for it."""
 
     def __init__(
         self,
@@ -106,8 +103,9 @@ class SequenceSampler:
         context: SequenceContext = NO_CONTEXT,
         note_whole_row: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start a text with `params` and the random `seed`. `note_whole_row` is called each time that a whole row is
-        read.
+        """Start a text with the sampling parameters `params` and the random `seed`.
+
+        `note_whole_row` is called each time that a whole row is read.
         """
         self._sampler = make_sampler(params, context)
         self.adjustments = make_adjustments(params, context)
@@ -129,28 +127,27 @@ class SequenceSampler:
         self._num_on_device = 0  # how many tokens of the text are counted in these
 
     def settle(self, token: int) -> None:
-        """Record that `JointDraws` has drawn `token`."""
+        """Record as generated the token that `JointDraws`, which draws for many sequences, has drawn for this one."""
         self.index += 1
         if self._penalises:
             self.adjustments.generated(token)
 
     def left_open(self, uniform: float) -> None:
-        """Store `uniform` for the next `draw`: the random number of a draw that `JointDraws` could not settle."""
+        """Store a random number for the next `draw`, because `JointDraws` could not settle its draw with it."""
         self._uniforms, self._first = [uniform], self.index
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
-        """Return True if a device can draw the tokens of this sequence, by the `TokenDraw` of `device_draw`.
+        """Return True if a device can draw the tokens of this sequence.
 
-        `has_penalties` says whether it can apply penalties in the sequence's slot.
+        `has_penalties` says whether it can apply penalties in the sequence's slot. `device_draw` makes the request.
         """
         return self._fits_device and (has_penalties or not self._penalises)
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
-        """Return the request for a device to draw `count` tokens, or fewer if it draws a stop token.
+        """Return the request to a device to draw the next `count` tokens, or fewer if it draws a stop token.
 
-        `halts` is the mask of stop tokens.
-
-        `ahead` is the number of tokens that the device draws before, in steps still in flight.
+        `halts` is the mask of stop tokens. `ahead` is the number of tokens that the device draws before, in steps still
+        in flight.
         """
         assert self._cuts is not None, "a device does not draw what it can't"
         top_k, top_p, min_p, temperature = self._cuts
@@ -164,24 +161,24 @@ class SequenceSampler:
         return draw
 
     def drew_on_device(self, tokens: Sequence[int]) -> None:
-        """Record that a device has drawn `tokens`."""
+        """Record as generated the `tokens` that a device has drawn for this sequence."""
         self.index += len(tokens)
         self._num_on_device += len(tokens)
         if self._penalises:
             self.uncounted.extend(tokens)
 
     def leave_device(self) -> None:
-        """Have the next `device_draw` include the penalties again, because the sequence gives up its slot."""
+        """Record that the sequence gives up its slot, so that the next `device_draw` includes its penalties again."""
         self._on_device = None
 
     def count_drawn(self) -> None:
-        """Update `adjustments` for the tokens that a device has drawn. Needed only before draws on the host."""
+        """Update penalties and rules for tokens that a device has drawn. Needed only before draws on the host."""
         for token in self.uncounted:
             self.adjustments.generated(token)
         del self.uncounted[:]
 
     def draw(self, row: LogitRow) -> Draw:
-        """Draw the next token from `row` and record it as generated."""
+        """Draw the sequence's next token from `row`, and record it as generated."""
         self.count_drawn()
         self.adjustments.begin_draw()
         first = self._find_uniforms()
@@ -199,7 +196,7 @@ class SequenceSampler:
         return Draw(token, ranking.raw.item(index) - row.logsumexp)
 
     def given(self, token: int) -> None:
-        """Record `token` as generated, though it was not drawn, such as a forced token."""
+        """Record as generated a token that was not drawn, such as one that a grammar forces."""
         self.count_drawn()
         self.index += 1
         self.adjustments.begin_draw()
@@ -215,9 +212,7 @@ class SequenceSampler:
         return place
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
-        """Yield rankings of `row` to try in turn: of its candidates, of more tokens, and at last of all allowed
-        tokens.
-        """
+        """Yield rankings of `row` to draw from in turn: of its candidates, of more tokens, at last of all tokens."""
         complete, selection = len(row.ids) == row.num_allowed, self._sampler.selection
         if complete and selection is not None:
             yield rank_all(row.scattered(), row.mask, self.adjustments, selection)

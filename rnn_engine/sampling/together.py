@@ -1,4 +1,4 @@
-"""Sampling for many sequences at once: vectorised draws from the candidates of one step.
+"""Sampling for many sequences at once, by array operations on the candidates of one step.
 
 This is `Nucleus` in arrays over all rows, with the same bounds and the same results.
 A sequence draws by itself if the candidates of its row do not settle the draw, or if it has another sampler.
@@ -31,7 +31,7 @@ _FARTHEST = 700.0  # the most between the first logit and the log-sum-exp; exp o
 
 @dataclass(slots=True, eq=False)
 class Candidates:
-    """The candidates of N rows of a step: the ids and logits of each row's K likeliest tokens.
+    """The candidates of N logit rows of a step: the ids and logits of each row's K likeliest tokens.
 
     If a row's mask allows fewer than K tokens, the other logits are -inf.
     """
@@ -44,7 +44,7 @@ class Candidates:
 
     @staticmethod
     def of(rows: Sequence[RunRows]) -> Candidates:
-        """Return the candidates of the last row of each token run. All runs must be of one step."""
+        """Return the candidates of the last logit row of each token run. All runs must be of one step."""
         readout = rows[0].readout
         numbers = np.array([each.first + each.count - 1 for each in rows])
         logsumexp = readout.logsumexp[numbers].astype(np.float64)
@@ -56,8 +56,9 @@ class Candidates:
 def _count_unread(
     rows: Sequence[RunRows], readout: Readout, numbers: Places, logsumexp: F64, lowest: F64
 ) -> tuple[F64, F64]:
-    """Return the fields `allowed_logsumexp` and `unread` of `Candidates`. `lowest` [N] is each row's last candidate's
-    logit.
+    """Return the fields `allowed_logsumexp` and `unread` of the `Candidates` of these rows.
+
+    `lowest` [N] is each row's last candidate's logit.
     """
     most = float(rows[0].vocab_size - readout.ids.shape[1])
     is_masked = np.array([each.allowed is not None for each in rows])
@@ -69,7 +70,10 @@ def _count_unread(
 
 @dataclass(slots=True, eq=False)
 class RankedRows:
-    """N rows of tokens, each ranked as far as the order is certain. A row's other tokens, its rest, rank below."""
+    """The tokens of N logit rows, each row ranked as far as the order is certain. Its other tokens rank below.
+
+    These other tokens are called the rest.
+    """
 
     order: Places | None  # [N, K] the candidates, likeliest first; None if they are in that order already
     scaled: F64  # [N, K] their adjusted logits less the first one; minus infinity if the rank is not certain
@@ -82,7 +86,7 @@ class RankedRows:
 
 
 def rank_candidates(candidates: Candidates) -> RankedRows:
-    """Return the `RankedRows` of the candidates of rows without adjustments."""
+    """Rank the candidates of logit rows that have no penalties."""
     logits = candidates.logits
     top = logits[:, 0]
     scaled = logits - top[:, np.newaxis]
@@ -93,7 +97,7 @@ def rank_candidates(candidates: Candidates) -> RankedRows:
 
 
 def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> RankedRows:
-    """Rank the candidates of rows after subtracting `penalties` [N, K] from their logits.
+    """Rank the candidates of logit rows after subtracting `penalties` [N, K] from their logits.
 
     `others` [N] is an upper bound of the sum of all unread tokens' penalties. No penalty may be negative.
     A row is left unknown if it has equal logits afterwards, or if no rank is certain.
@@ -127,10 +131,9 @@ def rank_penalised(candidates: Candidates, penalties: F64, others: F64) -> Ranke
 
 
 def _bound_unread(candidates: Candidates, top: F64, known: F64, lowest: F64) -> tuple[F64, F64, Flags]:
-    """Return the least and the greatest mass [N] of unread tokens before adjustment, and flags [N]: the bounds are
-    valid.
+    """Return the least and the greatest mass [N] that each row's unread tokens have before penalties, and flags [N].
 
-    `known` is the mass of the candidates. `top` is the logit of the first token.
+    The flags say if the bounds are valid. `known` is the mass of the candidates. `top` is the logit of the first token.
     `lowest` is the logit of the last candidate less `top`.
     """
     gap = candidates.allowed_logsumexp - top
@@ -152,7 +155,7 @@ _NOWHERE = -_AHEAD  # before every text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nuclei:
-    """The sampling settings of N sequences, as arrays."""
+    """The settings for nucleus sampling of N sequences, as arrays."""
 
     samplers: Sequence[SequenceSampler]
     slots: Places  # [N]
@@ -184,7 +187,7 @@ class _Nuclei:
 
 
 class JointDraws:
-    """Draws the next tokens of a scheduler's sequences together. Not thread-safe."""
+    """Draws the next tokens of many sequences together, with array operations. Not thread-safe."""
 
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self._vocab_size = vocab_size
@@ -195,7 +198,7 @@ class JointDraws:
         self._nuclei = _Nuclei.of(())  # of the latest draw: usually the next step draws for the same sequences
 
     def join(self, slot: int, sampler: SequenceSampler) -> None:
-        """Register `sampler` for the sequence in `slot`. It replaces the sampler that was registered there before."""
+        """Register the sampler of the sequence in `slot`, in place of any that was registered for the slot before."""
         if (before := self._penalising.pop(slot, None)) is not None:
             before.clear()
         sampler.slot = slot
@@ -205,7 +208,7 @@ class JointDraws:
             sampler.adjustments.keep_in(self._penalties[slot])
 
     def leave(self, sampler: SequenceSampler) -> None:
-        """Remove `sampler`, which must be registered. `join` may register it again."""
+        """Remove the sampler of a sequence, which must be registered. `join` may register it again."""
         adjustments = self._penalising.pop(sampler.slot, None)
         if adjustments is not None:
             adjustments.keep_in(np.zeros(self._vocab_size))
@@ -213,10 +216,10 @@ class JointDraws:
         self._nuclei = _Nuclei.of(())  # it may join in another slot
 
     def draw(self, samplers: Sequence[SequenceSampler], rows: Sequence[RunRows]) -> list[Draw | None]:
-        """Draw a token for each of `samplers` from the last row of its run in `rows`, and record it as generated.
+        """Draw the next token of each of several sequences, and record it as generated; return the draws.
 
-        The samplers must have joined, and the rows must be of one step.
-        An item is None if the sequence has to draw by `SequenceSampler.draw`.
+        `samplers` are those of the sequences, which must have joined. Each draws from the last row of its run in
+        `rows`, which must be of one step. An item is None if the sequence has to draw by `SequenceSampler.draw`.
         """
         draws: list[Draw | None] = [None] * len(samplers)
         joining = [place for place, sampler in enumerate(samplers) if sampler.nucleus is not None]
@@ -243,7 +246,7 @@ class JointDraws:
         return draws
 
     def _find_uniforms(self) -> F64:
-        """Return the random number [N] for each sequence's next draw."""
+        """Return the random numbers [N] for the next draw of each of the drawing sequences."""
         slots = self._nuclei.slots
         index = np.array([sampler.index for sampler in self._nuclei.samplers])
         used = index - self._first[slots]
@@ -274,9 +277,7 @@ class JointDraws:
         return rank_penalised(candidates, penalties, others)
 
     def _draw(self, rows: RankedRows, uniforms: F64) -> tuple[Places, Flags]:
-        """Return for each row the index [N] of the drawn token in its ranking, and a flag [N]: True if the draw is
-        certain.
-        """
+        """Return the index [N] of the token drawn from each row's ranking, and flags [N]: the draw is certain."""
         nuclei = self._nuclei
         mass = np.exp(rows.scaled).cumsum(axis=1)  # [N, K]; constant from the last certain token on
         weight = mass if nuclei.is_plain else np.exp(rows.scaled / nuclei.temperature[:, np.newaxis]).cumsum(axis=1)
@@ -295,7 +296,7 @@ class JointDraws:
         return index, rows.is_known & (weight[each, index] > uniforms * most)
 
     def _count_kept(self, rows: RankedRows, mass: F64, least_cut: F64, most_cut: F64) -> tuple[Places, Places]:
-        """Return the least and the greatest possible number [N] of kept tokens of each row.
+        """Return for each row the least and the greatest number [N] of tokens that top-k and top-p may keep.
 
         A number greater than that of the certain tokens means that some of the rest are kept too.
         """
@@ -308,9 +309,9 @@ class JointDraws:
         return fewest, np.minimum(np.where(mass[:, -1] > most_cut, first, rows.size) + 1, top_k)
 
     def _bound_kept_rest(self, rows: RankedRows, ranked: F64, least_cut: F64, most_cut: F64) -> tuple[F64, F64]:
-        """Return the least and the greatest sum [N] of p^(1 / temperature) over the kept tokens of each row's rest.
+        """Return bounds [N] of the sum of p^(1 / temperature) over the kept ones of each row's unranked tokens.
 
-        It is meaningful for the rows that may keep some of these.
+        They are meaningful for the rows that may keep some of these.
         """
         count = np.maximum(np.minimum(rows.rest, self._nuclei.top_k - rows.size), 1)
         one = np.exp(rows.ceiling)
@@ -320,7 +321,7 @@ class JointDraws:
 
 
 def _bound_powers(least: F64, most: F64, count: F64, ceiling: F64, temperature: F64) -> tuple[F64, F64]:
-    """Return bounds [N] of sums of (1 / temperature)-th powers, as `bound_powers` of `ranking.py` does for one row."""
+    """Return bounds [N] of sums of (1 / temperature)-th powers: `bound_powers` of `ranking.py` for N rows."""
     is_cold = temperature <= 1.0
     even = np.where(is_cold, least, most)
     uneven = np.where(is_cold, most, least)

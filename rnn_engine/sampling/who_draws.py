@@ -1,9 +1,9 @@
-"""Which of three ways can draw a sequence's tokens: the host one by one, the host for a whole step, or the device.
+"""The decision which of three ways draws a sequence's tokens: the host one by one, the host in arrays, or the device.
 
 The host one by one (`SequenceSampler.draw`) supports all parameters. For a seed all three draw the same tokens.
 `WHO_DRAWS` lists what the other two support. They also depend on the request: the device draws for none with a grammar,
-a thinking budget or a mix of states, and only as many log-probabilities as its runner returns. The host draws for a
-whole step with all of these.
+a thinking budget or a mix of states, and only as many log-probabilities as its runner returns. The host draws in arrays
+(`JointDraws`) with all of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, DRAW_TEM
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """The conditions on parameters for one of the faster ways to draw, as functions that return True if it can be used.
+    """A set of sampling parameters, and functions that return True if a faster way to draw supports their values.
 
     `together` is for `JointDraws` on the host, `device` for a device.
     """
@@ -70,20 +70,23 @@ WHO_DRAWS: tuple[Capability, ...] = (
 
 
 def draws_together(sampler: Sampler, added: Adjustments) -> bool:
-    """Return True if `JointDraws` can draw with this sampler and these adjustments."""
+    """Return True if `JointDraws`, which draws for many sequences at once, supports this sampler.
+
+    `added` are the sequence's bias, penalties and rules, which must be supported, too.
+    """
     return all(capability.together(sampler, added) for capability in WHO_DRAWS)
 
 
 def draws_on_device(sampler: Sampler, added: Adjustments) -> bool:
-    """Return True if a device can draw with this sampler and these adjustments.
+    """Return True if a device supports this sampler, and the bias, penalties and rules `added`.
 
-    If these penalise, the device must have room for the slot's penalties.
+    If there are penalties, the device must also have room for them in the sequence's slot.
     """
     return all(capability.device(sampler, added) for capability in WHO_DRAWS)
 
 
 def find_cuts(sampler: Sampler) -> Cuts | None:
-    """Return the settings by which a device draws the same tokens as `sampler`; None if it can't."""
+    """Return settings with which a device draws the same tokens as `sampler`; None if there are none."""
     match sampler:
         case Greedy() | Nucleus():
             return Cuts(sampler.top_k, sampler.top_p, None, sampler.temperature)

@@ -1,4 +1,4 @@
-"""Plan at which positions of a prompt its state is saved, and which prompts wait for another with the same beginning.
+"""Plans at which positions of a prompt its state is saved, and which prompts wait for a running one to share its work.
 
 A recurrent state can't be cut back to an earlier position, so a run must end wherever a checkpoint is wanted. Some of
 these positions are likely starts of later prompts. Others are needed by prompts that arrive while this one runs. Such a
@@ -56,7 +56,7 @@ FindBreak: TypeAlias = Callable[[int, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The range of positions, from `earliest` to `cut`, at which a prompt's next waypoint (a saved state) may lie.
+    """The range of positions in a prompt, from `earliest` to `cut`, at which its next waypoint (a saved state) may lie.
 
     The first run that ends at or after `earliest` makes the waypoint. No run may pass `cut`.
     """
@@ -66,13 +66,13 @@ class _Window:
 
 
 class Waypoints:
-    """Chooses the waypoints of one prompt: states saved along a long prompt, for later prompts that share a part of it.
+    """Chooses the waypoints of one prompt: states saved within it for later prompts that share a part of it.
 
     They are chosen while the prompt's runs are submitted.
     """
 
     def __init__(self, length: int, saved: int, points: Iterable[int], step_tokens: int, find_break: FindBreak) -> None:
-        """Choose waypoints for a prompt of `length` tokens, of which the first `saved` come from the cache.
+        """Prepare for a prompt of `length` tokens, of which the first `saved` come from the cache.
 
         States are saved at the positions `points` anyway. A step runs at most `step_tokens`. `find_break` returns the
         best position to end a run; see `FindBreak`.
@@ -87,13 +87,13 @@ class Waypoints:
 
     @property
     def cut(self) -> int | None:
-        """The position that the prompt's next run may not pass, because of a waypoint; None if it may end anywhere."""
+        """The last position at which the prompt's next run may end, so that a waypoint is saved; None if any may."""
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
-        """Record that a run up to position `end` was submitted; return True if the state there becomes a waypoint.
+        """Record that the prompt was submitted up to position `end`; return True if its state there becomes a waypoint.
 
-        It does not if `is_point`, which says that the state is saved anyway.
+        `is_point` says that the state is saved there anyway; it is no waypoint then.
         """
         is_waypoint = not is_point and self._window is not None and self._window.earliest <= end
         if is_point or is_waypoint:
@@ -114,11 +114,14 @@ class Waypoints:
         return None
 
     def _is_early(self, position: int) -> bool:
-        """Return True if `position` is too early to be of use to a prompt that shares half of this one."""
+        """Return True if a state at `position` is too early to be of use to a prompt that shares half of this one."""
         return 20 * position < 9 * self._length
 
     def _latest(self) -> int:
-        """Return the greatest position of the next waypoint: just before the middle, or a ninth beyond the last one."""
+        """Return the last position at which the prompt's next waypoint (a saved state) may lie.
+
+        That is just before the middle, or a ninth beyond the waypoint before.
+        """
         return (self._length - 1) // 2 if self._is_early(self._kept) else 10 * self._kept // 9
 
     def _window_up_to(self, latest: int) -> _Window:
@@ -127,7 +130,7 @@ class Waypoints:
         return _Window(max(earliest, cut - self._step + 1), cut)
 
     def _window_of_short(self) -> _Window | None:
-        """Return the range of positions for the only waypoint of a prompt of few steps; None if it needs no waypoint.
+        """Return the range of positions for the only waypoint of a prompt that takes few steps; None if it needs none.
 
         Such a prompt is cut once at most, at nine tenths of its length or a little later.
         """
@@ -143,9 +146,9 @@ class Waypoints:
 
 
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
-    """Return the last position from `earliest` to `latest` at which a line ends, or else a sentence ends.
+    """Return the last position from `earliest` to `latest` at which a line of the text ends, or else a sentence.
 
-    Return None if the text has neither, or if there is no tokenizer. `token_bytes` returns the bytes of a token.
+    Return None if neither ends there, or if there is no tokenizer. `token_bytes` returns the bytes of a token.
     """
     sentence = None
     for position in range(latest, earliest - 1, -1):
@@ -164,7 +167,7 @@ MIN_SHARED = 32  # tokens that a prompt must gain by waiting
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPoint:
-    """A position of a prompt, with `position` tokens before it, at which a run ends and the state is saved."""
+    """A position in a prompt at which a run ends so that the state there can be saved."""
 
     position: int
     kind: CheckpointKind
@@ -228,15 +231,12 @@ class PromptPrefix:
 
     @property
     def length(self) -> int:
-        """The number of tokens in the prefix."""
+        """The number of tokens in this prefix of a prompt."""
         return len(self.packed) // TOKEN_BYTES
 
 
 class CheckpointPlan:
-    """The positions at which the state of one running prompt is still to be saved.
-
-    Waiting prompts may add positions.
-    """
+    """The positions of one running prompt at which its state is yet to be saved. Waiting prompts may add positions."""
 
     def __init__(
         self,
@@ -257,18 +257,18 @@ class CheckpointPlan:
         self._waypoints = waypoints
 
     def next(self) -> CheckpointPoint | None:
-        """Return the nearest checkpoint point after all submitted runs; None if there is none."""
+        """Return the nearest position at which to save the state, after all submitted runs; None if there is none."""
         ahead = [point for position, point in self._points.items() if position > self.submitted]
         if self._waypoints is not None and (cut := self._waypoints.cut) is not None:
             ahead.append(_waypoint(cut))
         return min(ahead, key=attrgetter("position"), default=None)
 
     def at(self, position: int) -> CheckpointPoint | None:
-        """Return the checkpoint point at `position`; None if there is none, or if the prompt has passed it."""
+        """Return the checkpoint planned at `position`; None if there is none, or if the prompt has passed it."""
         return self._points.get(position)
 
     def submit(self, end: int) -> None:
-        """Record that a run up to position `end` was submitted; waiting prompts can no longer claim points up to there.
+        """Record that the prompt was submitted up to position `end`. Other prompts can only claim later positions.
 
         The end itself may become a waypoint.
         """
@@ -277,7 +277,7 @@ class CheckpointPlan:
             self._points[end] = _waypoint(end)
 
     def advance(self, position: int) -> None:
-        """Record that the prompt was run up to `position` and that its checkpoints up to there were saved.
+        """Record that the prompt was run up to `position`, and that its states up to there were saved as planned.
 
         At the end of the prefix this closes the plan.
         """
@@ -288,7 +288,7 @@ class CheckpointPlan:
             self.close()
 
     def claim(self, position: int, *, logits: bool) -> None:
-        """Add a checkpoint point for a waiting prompt; `position` must lie after all submitted runs.
+        """Plan to save the state at `position`, after all submitted runs, for a prompt that waits for this one.
 
         With `logits`, the logits there are saved too.
         """
@@ -298,25 +298,28 @@ class CheckpointPlan:
         self._points[position] = CheckpointPoint(position, kind, logits or (planned is not None and planned.logits))
 
     def close(self) -> None:
-        """Let no prompt wait for this one any more, because all of it was run or no more of it will be. Idempotent."""
+        """Let no other prompt wait for this one any more, because its run is over. Idempotent."""
         self.open = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """One prompt's wait for another: until the running prompt, whose plan is `plan`, has passed `position`."""
+    """The wait of one prompt for another, until the running prompt has passed the end of their common part.
+
+    `plan` is that of the running prompt, `position` that end.
+    """
 
     plan: CheckpointPlan
     position: int
     logits: bool  # whether the waiting prompt ends at the position, and so needs the logits there to go on
 
     def claim(self) -> None:
-        """Have the running prompt save its state at `position`, for the waiting prompt."""
+        """Have the running prompt save its state at the awaited position, for the waiting prompt."""
         self.plan.claim(self.position, logits=self.logits)
 
     @property
     def ready(self) -> bool:
-        """True if the wait is over: the running prompt has passed the position, or it never will.
+        """True if the wait is over: the running prompt has passed the awaited position, or it never will.
 
         Then look in the cache again.
         """
@@ -324,19 +327,22 @@ class Wait:
 
     @property
     def passed(self) -> bool:
-        """True if the running prompt has passed the position. Its state is not saved there if the cache had no room."""
+        """True if the running prompt has passed the awaited position.
+
+        Its state was not saved there if the cache had no room.
+        """
         return self.plan.position >= self.position
 
 
 class SingleFlight:
-    """The plans of all running prompts.
+    """Keeps the plans of all running prompts, so that prompts with a common beginning run it only once.
 
-    A new prompt with the same beginning waits for one, so that it is run only once. Waiters hold no resources, so a
-    cancelled one needs no clean-up.
+    A new prompt waits for a running one with the same beginning. Waiters hold no resources, so a cancelled one needs no
+    clean-up.
     """
 
     def __init__(self, min_shared: int = MIN_SHARED) -> None:
-        """Start without running prompts. A prompt waits for one only if that saves at least `min_shared` tokens."""
+        """Start without running prompts. A prompt waits for another only if that saves at least `min_shared` tokens."""
         self._min_shared = min_shared
         self._plans: list[CheckpointPlan] = []
 
@@ -345,12 +351,12 @@ class SingleFlight:
         return len(self._plans)
 
     def find(self, prefix: PromptPrefix, saved: int, plans: Iterable[CheckpointPlan] | None = None) -> Wait | None:
-        """Return which running prompt the prompt of `prefix` should wait for; None if it should run now.
+        """Return the wait for a running prompt that a new prompt should begin; None if it should run now.
 
-        The cache has the first `saved` of its tokens. A running prompt is worth waiting for if at least `saved` of its
-        tokens were submitted, and more will be, up to the end of the common prefix. That must be at least `min_shared`
-        tokens longer than `saved`. The prompt with the longest common prefix is chosen. `plans` are the running prompts
-        to consider; None is all.
+        `prefix` is that of the new prompt, and the cache has the first `saved` of its tokens. A running prompt is worth
+        waiting for if at least `saved` of its tokens were submitted, and more will be, up to the end of the common
+        prefix. That must be at least `min_shared` tokens longer than `saved`. The prompt with the longest common prefix
+        is chosen. `plans` are the running prompts to consider; None is all.
         """
         best: CheckpointPlan | None = None
         best_shared = saved + self._min_shared - 1
@@ -369,7 +375,7 @@ class SingleFlight:
         points: Iterable[CheckpointPoint] = (),
         waypoints: Waypoints | None = None,
     ) -> CheckpointPlan:
-        """Register and return the plan of a prompt that runs from position `saved` on; others may then wait for it."""
+        """Make and return the plan of a prompt that runs from position `saved` on. Others may then wait for it."""
         plan = CheckpointPlan(prefix, saved, points, waypoints)
         if plan.open:
             self._plans = [other for other in self._plans if other.open]

@@ -1,8 +1,8 @@
-"""Predict the next tokens of a text, for drafts: from its own repetitions, or from an equal earlier text in the cache.
+"""Predictions of a text's next tokens, for drafts: from its own repetitions, or from an equal earlier text.
 
-The first is prompt look-up decoding. As in LZ77, all places at which the last few tokens occurred before are chained.
-The place that agrees with the end of the text over the most tokens is followed for as long as its continuation predicts
-the text correctly.
+The first kind is prompt look-up decoding. As in LZ77, all places at which the last few tokens occurred before are
+chained. The place that agrees with the end of the text over the most tokens is followed for as long as its continuation
+predicts the text correctly. The second kind uses texts of earlier requests in the cache.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
 
 class Experience:
-    """Counts of correct and wrong predictions of next tokens, by the match's length; for one text or all texts."""
+    """Counts of correct and wrong predictions of next tokens, by the length of the match that made them.
+
+    An object is for one text or for all texts.
+    """
 
     def __init__(self, of_all: Experience | None = None) -> None:
-        """Start with counts of zero, for one text if `of_all`, the experience with all texts, is given.
+        """Start with counts of zero. `of_all` is the experience with all texts, if this object is for one text.
 
-        Estimates begin at those of `of_all`, which is updated too.
-
-        If it is None, little is expected of short matches.
+        Estimates begin at those of `of_all`, which is updated too. If it is None, little is expected of short matches.
         """
         self._of_all = of_all
         self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
@@ -44,7 +45,7 @@ class Experience:
         self._right = [0.0] * len(_CLASSES)  # those of them that came
 
     def note(self, length: int, *, is_right: bool) -> None:
-        """Count one prediction, made because `length` tokens matched; `is_right` if the predicted token came."""
+        """Count one prediction of a token, made by a match of `length` tokens. `is_right` says if it came true."""
         which = _class_of(length)
         if self._seen[which] >= self._memory:
             self._seen[which] /= 2.0
@@ -55,7 +56,7 @@ class Experience:
             self._of_all.note(length, is_right=is_right)
 
     def chance(self, length: int) -> float:
-        """Return the estimated probability that a prediction is correct if `length` tokens matched.
+        """Return the estimated probability that the token predicted by a match of `length` tokens is correct.
 
         It is the share of correct predictions so far, blended with the expected share.
         """
@@ -65,7 +66,7 @@ class Experience:
 
 
 class Lookup:
-    """Predicts the next tokens of one text from an earlier place in it that its last tokens repeat.
+    """Predicts the next tokens of one text by finding an earlier occurrence of its last tokens.
 
     Each new token is compared with the predicted one, so the quality of drafts is known without running any.
     """
@@ -101,7 +102,7 @@ class Lookup:
 
     @property
     def foretells(self) -> bool:
-        """True if a prediction can be made: all of the text is in the search index, and its end has occurred before."""
+        """True if the next token can be predicted: the end of the text has occurred before, and all text is indexed."""
         return self._place is not None and self._num_known == len(self._text)
 
     def draft(self, count: int) -> list[int]:
@@ -115,7 +116,7 @@ class Lookup:
         return draft
 
     def outlook(self, count: int) -> tuple[int, float]:
-        """Return how many of the next `count` tokens are likely enough to draft, and their mean chance to be correct.
+        """Return how many of the next `count` tokens are worth drafting, and the mean chance of each to be correct.
 
         The chance of a token holds if those before it are correct. The chances differ: a longer match may be more
         likely to continue, or less, as in a table with lines that begin alike. The mean is the geometric one.
@@ -150,7 +151,7 @@ class Lookup:
             self._find(before.item(-1))
 
     def _take_in(self, token: int) -> None:
-        """Add `token`, the next one of the text, to the search index, and record if it was predicted correctly."""
+        """Add the text's next token to the search index, and record if it was predicted correctly."""
         if self._place is not None:
             self._judge(is_right=self._text[self._place] == token)
         self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
@@ -170,7 +171,7 @@ class Lookup:
             self._place, self._length = None, 0
 
     def _find(self, place: int) -> None:
-        """Find the earlier place in the text that agrees with its end over the most tokens, and predict from there.
+        """Find the place in the text before which the most tokens match the text's last ones; predict from there.
 
         The search begins at `place` and continues with the places before it.
         """
@@ -203,17 +204,16 @@ _EXPECTED = 0.8  # share of an earlier text's tokens that come again
 
 
 class EarlierText:
-    """Predicts the next tokens of one text from an earlier request whose text began with all of it.
+    """Predicts the next tokens of a text from the text of an earlier request that began with the same tokens.
 
     The earlier text is looked up whenever there is no prediction: at first, at the end of the earlier text, and when
     this text departs from it. If a look-up finds nothing, nothing more will be predicted.
     """
 
     def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """Start without a prediction.
+        """Start without a prediction. `find` looks up an earlier text.
 
-        `find` gets all generated tokens and returns those that followed them in an earlier request. It returns an empty
-        sequence if it knows none.
+        It gets all generated tokens and returns those that followed them in an earlier request, or an empty sequence.
         """
         self._find = find
         self._ahead: Sequence[int] = ()
@@ -223,7 +223,7 @@ class EarlierText:
         self._right = 0  # those of them that came
 
     def extend(self, generated: Sequence[int], first: int) -> None:
-        """Compare the tokens `generated[first:]` with the prediction; look up another if it is used up or wrong."""
+        """Compare the new tokens `generated[first:]` with the prediction; look up another if it is used up or wrong."""
         if self.is_over:
             return
         for token in generated[first:]:
@@ -254,5 +254,5 @@ class EarlierText:
 
     @property
     def chance(self) -> float:
-        """The share of predicted tokens that were correct, blended with the expected share."""
+        """The estimated chance of a predicted token to be correct: the share so far, blended with a default."""
         return (self._right + _EARLIER_PRIOR * _EXPECTED) / (self._seen + _EARLIER_PRIOR)

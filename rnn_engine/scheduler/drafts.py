@@ -1,9 +1,9 @@
-"""Speculative decoding: choose which sequences run a draft of their next tokens in a step, and how long it is.
+"""Speculative decoding: the choice of sequences that run drafts of their next tokens, and the check of these drafts.
 
-Also the sequence that runs a draft. The run of a draft yields a logit row for each of its tokens. The tokens drawn from
-these rows count up to and including the first that differs from the draft. What was run after the token before that one
-does not count: a recurrent state can't be cut back. So the state is copied to a spare slot before the run. If the draft
-was wrong, the tokens that count are run again from the copy, in the next step and together with what follows them.
+The run of a draft yields a logit row for each of its tokens. The tokens drawn from these rows count up to and including
+the first that differs from the draft. What was run after the token before that one does not count: a recurrent state
+can't be cut back. So the state is copied to a spare slot before the run. If the draft was wrong, the tokens that count
+are run again from the copy, in the next step and together with what follows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import lru_cache, partial
 from typing import TypeAlias
 
 from rnn_engine.requests import Event, Finished, GenerateRequest, TokenInfo
-from rnn_engine.sampling import Mask, RowSource, RunRows, stack_masks
+from rnn_engine.sampling.masks import Mask, stack_masks
+from rnn_engine.sampling.rows import RowSource, RunRows
 from rnn_engine.scheduler.draft_sources import EarlierText, Experience, Lookup
 from rnn_engine.scheduler.meter import StepCosts, StepTimes
 from rnn_engine.scheduler.phases import AnyPhase, Decode, Draft, DraftDemand, Given, HostDecode
@@ -42,7 +43,7 @@ FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """Settings for drafts: the most tokens of one draft, and the runner's spare slots, which nothing else uses."""
+    """Settings for drafts: the most tokens of one draft, and the runner's slots reserved for copies of states."""
 
     max_tokens: int = _OFF
     spare_slots: Sequence[int] = ()
@@ -52,7 +53,7 @@ NO_DRAFTS = DraftSettings()
 
 
 class Drafter:
-    """Proposes the drafts of one sequence, and holds a copy of its state while one is run."""
+    """Proposes drafts of one sequence's next tokens, and holds a copy of its state while a draft is run."""
 
     def __init__(self, drafts: Drafts, request: GenerateRequest, find_earlier: FindEarlier) -> None:
         self.draft: Sequence[int] = ()  # for the next step, after the tokens that are certain
@@ -75,7 +76,7 @@ class Drafter:
         self.is_off = False  # nothing will be drafted any more
 
     def look(self, generated: Sequence[int]) -> bool:
-        """Pass newly generated tokens to the sources of drafts; return True if a draft can be proposed.
+        """Pass the tokens generated so far to the sources of predictions; return True if a draft can be proposed.
 
         The longer nothing was predicted, the more tokens pass between two look-ups.
         """
@@ -95,12 +96,10 @@ class Drafter:
         return False
 
     def propose(self, num_generated: int, most: int) -> list[int]:
-        """Return a draft of at most `most` tokens to follow the generated ones. Only after `look` returned True.
+        """Return a draft of at most `most` tokens, which follows the tokens generated so far.
 
-        `most` is at least 1.
-
-        The draft leaves out at least the last token that the text may have, and everything from the first stop token
-        on.
+        Call this only after `look` returned True. `most` is at least 1. The draft leaves out at least the last token
+        that the text may have, and everything from the first stop token on.
         """
         assert most > 0, "the step has no room for a draft"
         source = next(one for one in self._sources if one.foretells)
@@ -112,24 +111,27 @@ class Drafter:
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
 
     def branch(self, slot: int) -> None:
-        """Copy the state of `slot` to a spare slot, because a draft is about to be run in `slot`."""
+        """Copy the sequence's state from `slot` to a spare slot, because a draft is about to be run."""
         self.spare = self._drafts.copy_from(slot)
 
     def join(self) -> None:
-        """Free the spare slot, because all of the draft was accepted or the sequence has ended. Idempotent."""
+        """Free the spare slot with the copy of the state, because it is not needed any more. Idempotent.
+
+        The draft was all correct, or the sequence has ended.
+        """
         if self.spare is not None:
             self._drafts.give_back(self.spare)
             self.spare = None
 
     def go_back(self, slot: int) -> None:
-        """Restore the state from before the draft's run in `slot`, and free the spare slot."""
+        """Restore the state in `slot` to what it was before the draft was run, and free the copy's spare slot."""
         assert self.spare is not None, "no draft was run"
         self._drafts.copy_back(self.spare, slot)
         self.join()
 
 
 class Drafts:
-    """What the sequences of one scheduler share for their drafts: spare slots, and measured times of steps."""
+    """The spare slots and the measured times of steps that the sequences of one scheduler share for their drafts."""
 
     def __init__(self, runner: Runner, settings: DraftSettings) -> None:
         self.max_tokens = settings.max_tokens if settings.spare_slots else _OFF
@@ -143,14 +145,14 @@ class Drafts:
         self._find_longest = lru_cache(_KEPT)(partial(_find_longest, self._plain, self._longer))  # likewise
 
     def replace_runner(self, runner: Runner) -> None:
-        """Use another runner of the same model, which may have fewer spare slots. No spare slot may be in use."""
+        """Use another runner of the same model, which may have fewer spare slots. None of them may be in use."""
         self._runner = runner
         self._spare = [slot for slot in self._spare if slot < runner.num_slots]
 
     def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
         """Return a new drafter for the sequence of `request`; None if the settings or the request allow no drafts.
 
-        `find_earlier` finds what followed an equal earlier text.
+        `find_earlier` returns the tokens that followed an equal earlier text.
         """
         if _OFF in (self.max_tokens, request.speculate) or request.mix is not None:
             return None
@@ -169,14 +171,14 @@ class Drafts:
         return spare
 
     def copy_back(self, spare: int, slot: int) -> None:
-        """Copy the state of a spare slot to `slot`."""
+        """Copy a state from the spare slot `spare` back to `slot`."""
         self._runner.copy_state(spare, slot)
 
     def give_back(self, spare: int) -> None:
         self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Update the mean durations of steps by that of one step. Ignores a step that runs part of a prompt.
+        """Update the mean durations of steps with those of one step, `times`. Ignores steps that run prompts.
 
         `now` is the time at which the step's outcome has been processed.
         """
@@ -198,7 +200,7 @@ class Drafts:
         return len(self._spare) > 0
 
     def may_pay(self, num_runs: int) -> bool:
-        """Return True if a draft that is fully correct would speed up a step in which `num_runs` sequences decode."""
+        """Return True if a fully correct draft would speed up a step in which `num_runs` sequences decode."""
         if not self.is_on:
             return False
         if num_runs not in self._pays:
@@ -207,7 +209,7 @@ class Drafts:
         return self._pays[num_runs]
 
     def plan(self, num_runs: int, num_tokens: int, num_others: int) -> DraftPlan:
-        """Return a `DraftPlan`, still without drafts, for a step in which `num_runs` sequences decode.
+        """Return an empty `DraftPlan`, which drafts are added to, for a step in which `num_runs` sequences decode.
 
         `may_pay` must be True for `num_runs`. Without drafts, these sequences run `num_tokens`: one each, and those
         that must be run again. `num_others` further sequences run prompts. A draft delays these too, so it must gain as
@@ -218,7 +220,10 @@ class Drafts:
 
 
 class DraftPlan:
-    """Adds drafts to one step, each of the length that pays best, while there is room and a spare slot for another."""
+    """Decides which drafts are added to one step, and how long each is, so that the most tokens per second are drawn.
+
+    Drafts are added while there is room in the step and a spare slot for another.
+    """
 
     def __init__(
         self,
@@ -229,7 +234,7 @@ class DraftPlan:
         room: int,
         num_spare: int,
     ) -> None:
-        """Plan a step of `num_tokens` tokens in which `num_runs` sequences decode, before any draft is added.
+        """Begin with a step of `num_tokens` tokens in which `num_runs` sequences decode, without drafts.
 
         `find_longest` is that of `Drafts`. The step is expected to draw `gained` tokens. At most `num_spare` drafts
         with `room` tokens together can be added.
@@ -247,7 +252,10 @@ class DraftPlan:
         return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
-        """Add a draft of at most `longest` tokens, each correct with probability `chance`; return its length, or 0."""
+        """Add a draft to the step and return its length, at most `longest`, or 0 if none pays.
+
+        Each of its tokens is correct with probability `chance`.
+        """
         longest, chance = min(longest, self.room), round(chance * _CHANCES) / _CHANCES
         if longest <= 0:
             return 0
@@ -261,17 +269,17 @@ class DraftPlan:
 
 
 def _expected(count: int, chance: float) -> float:
-    """Return the expected number of correct tokens before the first wrong one in a draft of `count` tokens.
+    """Return the expected number of tokens before the first wrong one in a draft of `count` tokens.
 
-    Each is correct with probability `chance`.
+    Each token is correct with probability `chance` if those before it are.
     """
     return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
 
 
 def _expected_again(count: int, chance: float) -> float:
-    """Return how many tokens are expected to run a second time because a token of the draft is wrong.
+    """Return how many tokens are expected to be run a second time because a draft of `count` tokens is wrong.
 
-    They are the correct tokens and the one before the draft.
+    They are its correct tokens and the one before the draft. Each is correct with probability `chance`.
     """
     return 0.0 if chance >= 1.0 else (1.0 - chance**count) / (1.0 - chance) - count * chance**count
 
@@ -279,7 +287,7 @@ def _expected_again(count: int, chance: float) -> float:
 def _find_longest(
     plain: StepCosts, longer: StepCosts, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float
 ) -> int:
-    """Return the length of the draft with which the most tokens per second are drawn; 0 if no draft is worth its time.
+    """Return the length of a draft with which a step draws the most tokens per second; 0 if no draft is worth its time.
 
     The lengths tried are `longest`, half of it, and so on. Each token of the draft is correct with probability
     `chance`. The draft is added to a step of `num_tokens` that is expected to draw `gained` tokens. `plain` are the
@@ -303,11 +311,11 @@ def _find_longest(
 
 
 class DraftingSequence(SamplingSequence):
-    """A sequence that runs drafts. It draws each token from the same row and random number as it would without them.
+    """A sequence that runs drafts of its next tokens. It draws the same tokens as it would without drafts.
 
-    A run begins with its certain tokens, which were drawn and have not been run; the draft follows them. If a token of
-    the draft was wrong, the tokens that were drawn become certain ones of the next run, which starts from the state
-    before this one.
+    Each token is drawn from the same row and random number. A run begins with its certain tokens, which were drawn and
+    have not been run; the draft follows them. If a token of the draft was wrong, the tokens that were drawn become
+    certain ones of the next run, which starts from the state before this one.
     """
 
     drafter: Drafter  # must be set before anything is run
@@ -322,14 +330,14 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def may_draft(self) -> bool:
-        """True if a draft may be added to the sequence's next run, after its known tokens."""
+        """True if a draft may be added to the sequence's next run, after the tokens that are known."""
         if self.drafter.is_off or self.answer.ending is not None:
             return False
         return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
 
     @property
     def num_certain(self) -> int:
-        """The number of known tokens that were not submitted yet. The next run begins with them; a draft may follow."""
+        """The number of tokens that were drawn and not yet submitted. The next run begins with them."""
         return self.end - self.submitted
 
     @property
@@ -342,7 +350,7 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def foretells(self) -> bool:
-        """True if a draft of the next tokens can be proposed. Reading it passes new tokens to the drafter."""
+        """True if a draft of the next tokens can be proposed. Reading this gives the drafter new tokens."""
         return self.drafter.look(self.generated)
 
     def propose(self, most: int) -> list[int]:
@@ -350,7 +358,7 @@ class DraftingSequence(SamplingSequence):
         return self.drafter.propose(len(self.generated), most)
 
     def prepare(self, draft: Sequence[int]) -> None:
-        """Set the draft of the next run: as much of `draft` as the grammar allows.
+        """Set the draft of the sequence's next run to as much of `draft` as the grammar allows.
 
         If the grammar takes too long to check it, the sequence makes no more drafts.
         """
@@ -366,12 +374,12 @@ class DraftingSequence(SamplingSequence):
 
     @property
     def draft_demand(self) -> DraftDemand:
-        """The numbers of tokens and logit rows that the next run needs: its known tokens, and the draft after them."""
+        """The numbers of tokens and logit rows of the next run, with a draft: the known tokens and the drafted ones."""
         num_drafted = len(self.drafter.draft)
         return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
 
     def run_draft(self, count: int) -> TokenRun | None:
-        """Return a run of at most `count` tokens: the ones drawn already, and as much of the draft as fits; else None.
+        """Return a run of at most `count` tokens: those drawn already, and as much of the draft as fits; or None.
 
         The draft is used up in either case. The result is None if there is no draft, if `count` leaves no room for any
         of it, or if the device does not copy the state.
@@ -390,7 +398,7 @@ class DraftingSequence(SamplingSequence):
         return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
 
     def _branch(self) -> bool:
-        """Copy the state to a spare slot before a draft is run; return False if the device fails to copy it."""
+        """Copy the sequence's state to a spare slot before a draft is run; return False if the device fails."""
         try:
             self.drafter.branch(self.slot)
         except Exception:
@@ -399,7 +407,7 @@ class DraftingSequence(SamplingSequence):
         return True
 
     def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Draw tokens from the `rows` of a run with a draft; return the events that follow.
+        """Check a draft by drawing tokens from the logit `rows` of its run; return the events that follow.
 
         The sequence continues after the draft if all of it was correct, or else from the state before the run.
         """
@@ -442,7 +450,7 @@ class DraftingSequence(SamplingSequence):
         )
 
     def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
-        """Draw and accept tokens while they agree with `draft`, and one more; after each, accept the forced ones.
+        """Draw tokens from `rows` as long as they equal the draft's, and one more; accept forced ones in between.
 
         Return the number of tokens of `draft` before the last that was drawn, or all of them if only forced ones
         follow. Also return whether the text continues.
@@ -469,7 +477,7 @@ class DraftingSequence(SamplingSequence):
 
 
 class _DraftingDecode(HostDecode):
-    """The phase that runs the token drawn last, and a draft after it if there is one."""
+    """The phase in which a sequence runs the token drawn last, and a draft after it if there is one."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         drafting = _drafting(sequence)
@@ -485,7 +493,7 @@ class _DraftingDecode(HostDecode):
 
 
 class _DraftingGiven(Given):
-    """The phase that runs known tokens, and a draft after them if there is one."""
+    """The phase in which a sequence runs tokens known without a draw, and a draft after them if there is one."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         drafting = _drafting(sequence)
@@ -497,7 +505,7 @@ class _DraftingGiven(Given):
 
 
 class _DraftInFlight(Draft):
-    """The phase while a run with a draft is in flight; a spare slot holds the state from before the run."""
+    """The phase of a sequence while its run with a draft is in flight and a spare slot holds the state from before."""
 
     def __init__(self, before: AnyPhase) -> None:
         self.before = before
@@ -516,7 +524,7 @@ def _drafting(sequence: SlotSequence) -> DraftingSequence:
 
 
 def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
-    """Return True if a sequence of `live` is likely to run a draft once the tokens in flight are known."""
+    """Return True if one of the sequences `live` is likely to run a draft once the tokens in flight are known."""
     num_answering = sum(isinstance(one.phase, HostDecode) for one in live)
     if not drafts.may_pay(num_answering):
         return False
@@ -528,7 +536,7 @@ def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
-    """Choose drafts for those sequences of the next step, `live`, for which a draft saves time, and set them there."""
+    """Choose drafts for those of the sequences `live` that a draft would speed up, and set them for the next step."""
     if not drafts.is_on:
         return
     num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)

@@ -1,4 +1,4 @@
-"""Deliver events from the worker's thread to the readers of requests, and limit how many requests are admitted."""
+"""Delivery of events from the worker's thread to the readers of requests, and the limit on the number of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_UNREAD = 4096  # tokens and their alternatives; a request with more of them 
 
 @dataclass(slots=True)  # neither frozen nor a tuple, which take twice as long to make: there is one a token
 class Delivery:
-    """An event of a request, or the error that ends it, for the reader of inbox `key`.
+    """An event of a request, or the error that ends it, on its way to the reader of the inbox `key`.
 
     Nothing follows a `Finished` or an error.
     """
@@ -29,7 +29,7 @@ class Delivery:
 
 
 def step_error(error: Exception) -> StepError:
-    """Return a new StepError caused by `error`; a MaskError if `error` is one.
+    """Return a new StepError caused by `error`, or a MaskError if `error` is one.
 
     Each request gets its own, so that tracebacks do not mix.
     """
@@ -39,15 +39,15 @@ def step_error(error: Exception) -> StepError:
 
 
 class Inbox:
-    """The queue of one request's unread events, for one event loop and one reader.
+    """The queue of one request's events that its reader has not read yet, for one event loop.
 
     A reader that is behind gets all the text so far in one event, so that it catches up at once.
     """
 
     def __init__(self, pause: Callable[[bool], None]) -> None:
-        """Start empty.
+        """Start without events.
 
-        Call `pause(True)` when the reader falls too far behind, and `pause(False)` when it has caught up.
+        `pause(True)` is called when the reader falls too far behind, and `pause(False)` when it has caught up.
         """
         self._pause = pause
         self._outcomes: deque[Event | RnnEngineError] = deque()
@@ -57,7 +57,7 @@ class Inbox:
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
 
     def put(self, outcome: Event | RnnEngineError) -> None:
-        """Append an event, or the error that ends the request."""
+        """Append an event of the request, or the error that ends it."""
         self._outcomes.append(outcome)
         if type(outcome) is TextDelta:
             self.num_tokens += len(outcome.tokens)
@@ -83,7 +83,7 @@ class Inbox:
         return outcome
 
     def _join(self, first: TextDelta) -> TextDelta:
-        """Remove the text deltas directly after `first`, and return them and `first` joined into one delta."""
+        """Remove the text deltas that follow `first` directly, and return one delta with the text of all."""
         deltas = [first]
         while self._outcomes and type(following := self._outcomes[0]) is TextDelta:
             deltas.append(following)
@@ -102,9 +102,9 @@ _GATHER_SECONDS = 0.001  # a delivery that follows another one sooner waits unti
 
 
 class Inboxes:
-    """The inboxes of an engine's requests, which the worker's deliveries reach through the event loop.
+    """The inboxes of an engine's running requests. The worker posts events for them from its own thread.
 
-    All methods except `post` are for the loop's thread.
+    All methods except `post` are for the event loop's thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -118,12 +118,12 @@ class Inboxes:
         return len(self._inboxes)
 
     def open(self, key: int, pause: Callable[[bool], None]) -> Inbox:
-        """Return a new inbox, which gets the deliveries with this `key`. For `pause` see `Inbox`."""
+        """Return a new inbox for the request `key`, which gets the events with this key. For `pause` see `Inbox`."""
         inbox = self._inboxes[key] = Inbox(pause)
         return inbox
 
     def remove(self, key: int) -> None:
-        """Remove the inbox `key`; further deliveries with this key are dropped."""
+        """Remove the inbox of the request `key`. Further deliveries with this key are dropped."""
         del self._inboxes[key]
 
     def post(self, deliveries: list[Delivery]) -> None:
@@ -139,13 +139,13 @@ class Inboxes:
                 self._loop.call_soon_threadsafe(self._dispatch)
 
     def end(self, make_error: Callable[[], RnnEngineError]) -> None:
-        """Deliver all posted events, then put an error into each inbox; `make_error` makes a new one for each."""
+        """Deliver all posted events, then end all inboxes with errors; `make_error` makes a new one for each."""
         self._empty_outbox()
         for inbox in self._inboxes.values():
             inbox.put(make_error())
 
     def _dispatch(self) -> None:
-        """Move posted deliveries to their inboxes, again and again until none comes for `_GATHER_SECONDS`.
+        """Move posted events to their inboxes, repeatedly, until none is posted for `_GATHER_SECONDS`.
 
         Steps that follow each other more quickly than that so share a wake-up of the loop, and their text shares an
         event.
@@ -154,7 +154,7 @@ class Inboxes:
             self._loop.call_later(_GATHER_SECONDS, self._dispatch)
 
     def _empty_outbox(self) -> bool:
-        """Move all posted deliveries to their inboxes; return True if there were any."""
+        """Move all posted events to their inboxes; return True if there were any."""
         with self._lock:
             deliveries, self._outbox = self._outbox, []
             self._is_awake = len(deliveries) > 0
@@ -171,7 +171,7 @@ RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
 
 class Admission:
-    """Limits the requests of an engine to `num_running` that run and `num_queued` that wait for a slot.
+    """Limits how many requests an engine has at a time: `num_running` that run and `num_queued` that wait for a slot.
 
     Each admitted request holds a place. Any client may take all of these places. Another `num_queued` places are
     reserved for clients that hold less than their share. Such a client gets one while it holds fewer places than are
@@ -192,16 +192,16 @@ class Admission:
 
     @property
     def taken(self) -> int:
-        """The number of places that requests hold now."""
+        """The number of requests that are admitted now, and so hold a place."""
         return self._taken
 
     @property
     def retry_after(self) -> float:
-        """The estimated number of seconds until a place becomes free."""
+        """The estimated number of seconds until another request can be admitted."""
         return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
 
     def check(self, client: Client = ANONYMOUS) -> None:
-        """Raise OverloadedError if a request of `client` would find no free place now."""
+        """Raise OverloadedError if a request of `client` could not be admitted now."""
         if not self._has_place(client):
             raise OverloadedError(
                 f"{self._taken} requests are running or queued; expected at most {self._num_running} running and "
@@ -210,7 +210,7 @@ class Admission:
             )
 
     def place(self, client: Client = ANONYMOUS, *, wait: bool) -> QueuePlace:
-        """Return a context manager that holds a place for a request of `client` while its block runs.
+        """Return a context manager that admits a request of `client`: it holds a place for it while its block runs.
 
         With `wait`, entering it waits until there is a place, and raises EngineClosedError if `close` is called
         meanwhile. Without, entering it raises OverloadedError if there is none.
@@ -218,7 +218,7 @@ class Admission:
         return QueuePlace(self, client, wait)
 
     async def take(self, client: Client, *, wait: bool) -> None:
-        """Take a place for a request of `client`, waiting or not as described at `place`. Called by `QueuePlace`."""
+        """Admit a request of `client`, waiting or not as described at `place`. Called by `QueuePlace`."""
         if not wait:
             self.check(client)
         elif not self._has_place(client):
@@ -227,22 +227,25 @@ class Admission:
         self._count(client, 1)
 
     def give_back(self, client: Client) -> None:
-        """Free a place of `client` and pass it to a waiting request, if there is one. Called by `QueuePlace`."""
+        """Free the place of one of `client`'s requests, and admit a waiting request if there is one.
+
+        Called by `QueuePlace`.
+        """
         self._count(client, -1)
         self._hand_on()
 
     def note_duration(self, seconds: float) -> None:
-        """Add the duration of a request that has ended to the running mean from which `retry_after` is computed."""
+        """Record how many seconds a request took, in the mean from which `retry_after` is computed."""
         before = seconds if self._seconds is None else self._seconds
         self._seconds = before + 0.1 * (seconds - before)
 
     def resize(self, num_running: int) -> None:
-        """Change the number of places for running requests. Requests that hold a place keep it."""
+        """Change the number of requests that may run at a time. Requests that were admitted stay so."""
         self._num_running = num_running
         self._hand_on()
 
     def close(self) -> None:
-        """Make all calls that wait for a place raise EngineClosedError."""
+        """Make all requests that wait to be admitted raise EngineClosedError."""
         for place in chain.from_iterable(self._waiting.values()):
             if not place.done():
                 place.set_exception(EngineClosedError("the engine has stopped"))
@@ -264,7 +267,7 @@ class Admission:
             del self._held[client]
 
     def _hand_on(self) -> None:
-        """Give free places to waiting requests, as many as possible."""
+        """Admit as many waiting requests as there are free places."""
         while clients := [client for client in self._waiting if self._has_place(client)]:
             client = min(clients, key=lambda client: self._held[client] / client.weight)
             waiting = self._waiting[client]
@@ -276,7 +279,7 @@ class Admission:
                 place.set_result(None)
 
     async def _wait(self, client: Client) -> None:
-        """Wait until a place is free for a request of `client`, which holds the place on return."""
+        """Wait until a request of `client` is admitted."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(place)
         try:
@@ -288,7 +291,7 @@ class Admission:
 
 
 class QueuePlace:
-    """The context manager that `Admission.place` returns: it holds a place for one request while its block runs.
+    """The context manager that `Admission.place` returns: it keeps one request admitted while its block runs.
 
     It is not a generator, because a loop that shuts down closes all generators at once: this one would be closed before
     the block inside it.

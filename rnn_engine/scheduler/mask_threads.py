@@ -1,4 +1,4 @@
-"""Compute the sequences' token masks on other threads while a step runs, so that no step waits long for one.
+"""Computes the token masks of sequences on other threads while a step runs, so that no step waits long for one.
 
 A mask is the set of tokens that may come next, as a grammar requires.
 """
@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 from weakref import finalize
 
-from rnn_engine.sampling import Mask, SequenceMask
+from rnn_engine.sampling.masks import Mask, SequenceMask
 from rnn_engine.telemetry import EngineCounters
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _SLOW_SECONDS: Final = 0.005  # if a mask takes longer, the next one of its sequ
 
 
 class Threads:
-    """A pool of at most `most` threads that run functions. All functions are handed over by the same one thread.
+    """A pool of at most `most` threads that run functions, all of which one thread hands over.
 
     An executor with a condition to wait for does the same, but takes more processor time, and every step of a text with
     a grammar would pay for it.
@@ -57,7 +57,10 @@ class Threads:
         self._handed.put(work)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until a function has run; return True if one has, perhaps before this call."""
+        """Wait at most `seconds` until any function that was handed over has ended; return True if one has.
+
+        It may have ended before this call.
+        """
         try:
             is_own = self._done.get(timeout=max(seconds, 0.0))
         except Empty:
@@ -66,7 +69,7 @@ class Threads:
         return True
 
     def note(self) -> None:
-        """Make `wait` return, because something that its caller waits for was done outside the pool.
+        """Make `wait` return True, because its caller waits for something that was done outside the pool.
 
         Any thread may call this.
         """
@@ -78,7 +81,7 @@ class Threads:
 
 
 def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
-    """Run the functions from the queue `handed` until None comes; put None back for the pool's other threads."""
+    """Run the functions from the queue `handed` until None comes, and put None back for the pool's other threads."""
     while (work := handed.get()) is not None:
         try:
             work()
@@ -90,7 +93,7 @@ def _do_all(handed: SimpleQueue[_Work | None], done: SimpleQueue[bool]) -> None:
 
 
 class MaskThreads:
-    """The threads that compute the token masks of a scheduler's sequences.
+    """Computes the token masks of a scheduler's sequences on threads of its own.
 
     One thread uses this object: it calls `add` for each mask of a step, then `start`, and `wait` for each mask while
     the step runs.
@@ -106,10 +109,10 @@ class MaskThreads:
     def __init__(
         self, most: int, wake: Callable[[], None], counters: EngineCounters, wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """Prepare for at most `most` sequences. `wake` is called on another thread when a late mask has been computed.
+        """Prepare to compute masks for at most `most` sequences. `wake` is called when a late mask has been computed.
 
-        `counters` count the seconds for which steps wait. A step waits at most `wait_seconds`, and once more for each
-        mask that holds up others.
+        The call is on another thread. `counters` count the seconds for which steps wait. A step waits at most
+        `wait_seconds`, and once more for each mask that holds up others.
         """
         self._counters = counters
         self._wake = wake
@@ -122,11 +125,11 @@ class MaskThreads:
         self._deadline: float | None = None  # until which the step waits; None if it does not wait yet
 
     def add(self, mask: SequenceMask) -> None:
-        """Add `mask` to those that the next `start` begins to compute."""
+        """Add `mask` to the token masks that the next `start` begins to compute."""
         self.added.append(mask)
 
     def start(self) -> None:
-        """Begin to compute the masks that were added; there must be at least one."""
+        """Begin to compute the token masks that were added; there must be at least one."""
         added, self.added = self.added, []
         self._rest = deque()
         for mask in added:
@@ -139,7 +142,7 @@ class MaskThreads:
         self._make_rest()
 
     def wait(self, mask: SequenceMask) -> bool:
-        """Wait a short time for `mask` to be computed; return True if it is, else mark it as late and return False."""
+        """Wait a short time for `mask`; return True if it was computed, else mark it as late and return False."""
         if not mask.is_known:
             begun = time.monotonic()
             if self._deadline is None:
@@ -154,15 +157,16 @@ class MaskThreads:
         return not mask.is_late
 
     def make(self, mask: SequenceMask) -> bool:
-        """Compute `mask` outside a step, on the pool. As `wait`, return True if it was computed in time, else False."""
+        """Compute `mask` outside a step; return True if it was done in time, else mark it as late and return False."""
         self.add(mask)
         self.start()
         return self.wait(mask)
 
     def admit(self, mask: SequenceMask, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]] | None:
-        """Return the beginning of `draft` that the grammar allows, and its tokens' masks; None if that takes too long.
+        """Return the beginning of the tokens `draft` that the grammar allows, and their masks.
 
-        `mask` itself is not changed: a fork of it follows the draft. For the masks see `SequenceMask.follow`.
+        Return None if that takes too long. `mask` itself is not changed: a fork of it follows the draft. For the masks
+        see `SequenceMask.follow`.
         """
         begun = time.monotonic()
         ahead = mask.fork()
@@ -174,12 +178,12 @@ class MaskThreads:
         return admitted[0] if admitted else None
 
     def close(self) -> None:
-        """Stop computing masks. Does not wait for those that are being computed."""
+        """Stop computing masks. Does not wait for those that are in progress."""
         self._quick.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     def _make_rest(self) -> bool:
-        """Hand the masks that no thread has begun to another thread; return True if that was done.
+        """Hand the masks of a step that no thread has begun to another thread; return True if that was done.
 
         It is done only if the last thread that got masks has begun some, and others are left.
         """
@@ -207,7 +211,7 @@ class MaskThreads:
             self._wake()
 
     def _is_made(self, mask: SequenceMask, deadline: float) -> bool:
-        """Wait until `mask` is computed, but not beyond the time `deadline`; return True if it is."""
+        """Wait until `mask` is computed, at most until the time `deadline`; return True if it is."""
         while not mask.is_known and self._quick.wait(deadline - time.monotonic()):
             pass
         return mask.is_known

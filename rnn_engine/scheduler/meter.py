@@ -1,4 +1,4 @@
-"""Measure the durations of steps, choose from them how steps are submitted, and update the engine's counters."""
+"""Measures how long steps take, decides by that how steps are submitted, and updates the engine's counters."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class StepTimes:
     )
 
     def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
-        """Describe a step that begins at `begun`: what its sequences asked for (`demands`) and their token `counts`.
+        """Describe a step that begins at the time `begun`. `demands` are what its sequences asked for.
 
-        On the device it consists of `num_steps` steps that run one after another; all except the first run tokens that
-        the device has drawn.
+        `counts` are the numbers of tokens that they run. On the device the step consists of `num_steps` steps that run
+        one after another; all except the first run tokens that the device has drawn.
         """
         self.begun = begun
         self.submitted = begun
@@ -65,7 +65,7 @@ class StepTimes:
 
     @property
     def is_plain(self) -> bool:
-        """True if each sequence runs exactly one token, which was drawn: no prompt, no draft."""
+        """True if each sequence of the step runs exactly one token, which was drawn: no prompt, no draft."""
         return self.is_decode and self.tokens == self.num_runs
 
     @property
@@ -75,7 +75,7 @@ class StepTimes:
 
 
 class StepSeconds:
-    """Running means of step durations. They decide how many tokens a submit draws, and if a step is submitted ahead."""
+    """Running means of the durations of steps, and the decisions about submitting steps that follow from them."""
 
     def __init__(self) -> None:
         self._last_collect = 0.0
@@ -84,7 +84,7 @@ class StepSeconds:
         self._host: float | None = None  # of the host between two steps, while the device had one to run
 
     def note(self, times: StepTimes, asked: float, now: float) -> None:
-        """Update the means by a step.
+        """Update the means with the durations of one step, `times`.
 
         The host began to wait for it at `asked`; it was collected, or failed, at `now`.
         """
@@ -111,7 +111,7 @@ class StepSeconds:
         return max(min(int(seconds / max(self._decode, 1e-6)), most), 1)
 
     def is_short(self, num_tokens: int | None) -> bool:
-        """Return True if a step is short enough to be submitted ahead, or to have another submitted behind it.
+        """Return True if a step takes so little time that another one may be submitted before or behind it.
 
         `num_tokens` is the size of a step with prompts; None stands for a step that runs one token of each sequence.
         Return False if no such step has been timed.
@@ -122,7 +122,7 @@ class StepSeconds:
 
 
 def _mean(before: float | None, value: float, *, is_most: bool) -> float:
-    """Return the running mean `before` updated by `value`.
+    """Return the running mean `before` updated with `value`.
 
     If `is_most`, `value` is an upper bound: it never raises the mean.
     """
@@ -136,7 +136,7 @@ _MEMORY = 4096  # steps after which a class that was not run is forgotten, as de
 
 
 class StepCosts:
-    """Measured step durations by step size.
+    """The mean durations of steps as measured, by their number of tokens.
 
     Steps of similar numbers of tokens form a size class, which has one mean.
     """
@@ -146,7 +146,7 @@ class StepCosts:
         self._num_noted = 0
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Add the `seconds` that a step of `tokens` took to the mean of its size class.
+        """Update the mean duration of steps of about `tokens` tokens with one that took `seconds`.
 
         The first step of a class is left out, since kernels and plans may have been made in it.
         """
@@ -160,7 +160,7 @@ class StepCosts:
             mean.take(tokens, seconds, self._num_noted)
 
     def of(self, tokens: int) -> float | None:
-        """Return the mean seconds of a step with `tokens` tokens; None if no step of its size class was measured."""
+        """Return the mean seconds of a step with `tokens` tokens; None if no step of about that size was measured."""
         mean = self._classes.get(bisect_left(_SIZES, tokens))
         return None if mean is None or mean.count == 0 else mean.seconds
 
@@ -183,7 +183,7 @@ class StepCosts:
 
 
 class _Mean:
-    """The mean number of tokens and the mean seconds of the steps of one size class."""
+    """The mean number of tokens and the mean seconds of measured steps of similar size."""
 
     __slots__ = ("count", "noted", "seconds", "tokens")
 
@@ -204,7 +204,7 @@ class _Mean:
 
 
 class Meter:
-    """Updates the engine's `counters` as steps and requests advance.
+    """Updates the engine's counters as steps and requests advance.
 
     For the scheduler's thread; any thread may read `counters`.
     """
@@ -216,11 +216,11 @@ class Meter:
         self._busy_since = 0.0
 
     def rest(self) -> None:
-        """Record that no sequence can run from now on; the time until `resume` does not count as busy."""
+        """Record that no sequence can run from now on, so that the time until `resume` is not added to steps."""
         self._resting = True
 
     def resume(self) -> None:
-        """Record that a sequence can run again."""
+        """Record that a sequence can run again, after `rest`."""
         if self._resting:
             self._resting = False
             self._busy_since = self._clock()
@@ -229,7 +229,7 @@ class Meter:
         step.submitted = self._clock()
 
     def collected(self, step: StepTimes, num_ahead: int, num_accepted: int) -> None:
-        """Count a step after it was collected and its outcome was processed.
+        """Count a step in the engine's counters, after it was collected and its outcome was processed.
 
         In it the device ran `num_ahead` tokens that it had drawn itself, and `num_accepted` tokens of drafts were
         accepted.
@@ -252,12 +252,12 @@ class Meter:
         self.counters.whole_rows += 1
 
     def failed(self) -> None:
-        """Count a failed step. Its duration is not added to the times of steps."""
+        """Count a failed step. Its duration is not added to the durations of steps."""
         self.counters.failed_steps += 1
         self.rest()
 
     def started(self, arrived: float) -> float:
-        """Count how long a request, which arrived at `arrived`, has waited for its slot; return the current time."""
+        """Count how long a request has waited for its slot since the time `arrived`; return the current time."""
         now = self._clock()
         self.counters.queue_seconds.add(now - arrived)
         return now
@@ -265,7 +265,7 @@ class Meter:
     def left_prompt(self, arrived: float, started: float, max_tokens: int) -> Timing:
         """Return the times at which a request arrived, started, and finished its prompt, which is now.
 
-        Also count its time to first token, unless `max_tokens` is 0.
+        Also count the request's time to first token, unless `max_tokens` is 0.
         """
         now = self._clock()
         if max_tokens > 0:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, GenerateRequest, StateMix, TokenInfo
-from rnn_engine.sampling import LogitRow, RunRows, mix_logits
+from rnn_engine.sampling.rows import LogitRow, RunRows, mix_logits
 from rnn_engine.scheduler.phases import AwaitSequences, Decode, TakeIn
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
@@ -16,7 +16,10 @@ from rnn_engine.types import F32, TokenRun
 
 
 class MixedSequence(SamplingSequence):
-    """The first sequence of a mix: it runs from the first state and draws the tokens that all sequences run."""
+    """The first sequence of a request that mixes several states. It draws the tokens that all its sequences run.
+
+    It runs from the first state itself.
+    """
 
     _followers: tuple[Follower, ...] = ()
 
@@ -41,7 +44,7 @@ class MixedSequence(SamplingSequence):
         return self.take_row(self, rows.last())
 
     def take_row(self, sequence: SlotSequence, row: LogitRow) -> list[Event]:
-        """Store the logit row from which `sequence` would draw its next token; draw once all sequences have theirs.
+        """Store the logit row of one of the mix's sequences; once all rows have come, draw a token from their mix.
 
         Return the events that follow, none before the draw.
         """
@@ -77,7 +80,7 @@ class MixedSequence(SamplingSequence):
         return events
 
     def _leave_rows(self) -> None:
-        """Drop the logit rows of all sequences after a draw.
+        """Drop the logit rows of all sequences, because the next token was drawn from them.
 
         Keep them if the text has ended or its next mask is awaited.
         """
@@ -94,9 +97,9 @@ class MixedSequence(SamplingSequence):
 
 
 class Follower(SlotSequence):
-    """A sequence of a mix other than the first.
+    """A sequence, other than the first, of a request that mixes several states.
 
-    It runs the tokens that `first` draws, and passes its logit rows to it.
+    It runs the tokens that `first` draws, and passes its logit rows to `first`.
     """
 
     def __init__(self, first: MixedSequence, request: GenerateRequest, slot: int, start: Start) -> None:

@@ -1,4 +1,4 @@
-"""The phases of a sequence: what it runs next, and how it processes the logit rows of its runs.
+"""The phases of a sequence: each decides what the sequence runs next, and processes the logit rows of its runs.
 
 A sequence is in one phase at a time. Up to two of its runs are in flight. The rows of each are processed by the phase
 that submitted it, although the sequence may be in a later phase by then. `FOLLOWS`, at the end, says which phase may
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from rnn_engine.requests import Event, GenerateRequest, TokenInfo
-from rnn_engine.sampling import LogitRow, RunRows, top_logprobs
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow, RunRows
 from rnn_engine.scheduler.queue import TokenDemand
 from rnn_engine.types import F32, TokenRun
 
@@ -28,24 +29,24 @@ _NOT_KNOWN = (0,)  # stands for the token of a run that follows one in flight
 
 
 class DraftDemand(TokenDemand):
-    """The numbers of tokens and logit rows of a run with a draft: tokens drawn already, then drafted ones."""
+    """The numbers of tokens and logit rows of a run with a draft, which has drawn tokens first, then drafted ones."""
 
     __slots__ = ()
 
 
 class Phase(Generic[Of]):
-    """Base of the phases, each of which decides what a sequence runs next.
+    """Base class of the phases of a sequence, each of which decides what the sequence runs next.
 
     If it `can_run`, the scheduler asks for its `demand` and then calls `run`. A phase does not refer to its sequence,
     which is passed to each call. So one object may serve many sequences.
     """
 
     def draws_ahead(self, sequence: Of) -> bool:
-        """Return True if the device may draw the token after the next run and run it too, before the host sees it."""
+        """Return True if the device may draw a token after the next run, and run it too, before the host sees it."""
         return False
 
     def demand(self, sequence: Of) -> TokenDemand:
-        """Return how many tokens the sequence would run next, and how many logit rows they need."""
+        """Return how many tokens the sequence would run next, and how many logit rows that needs."""
         raise NotImplementedError
 
     def can_run(self, sequence: Of) -> bool:
@@ -53,21 +54,21 @@ class Phase(Generic[Of]):
         return not sequence.in_flight
 
     def awaits_token(self, sequence: Of) -> bool:
-        """Return True if the host must see a token from the runs in flight before the next run can be submitted."""
+        """Return True if the host must see a token of the runs in flight before the next run can be submitted."""
         return len(sequence.in_flight) > 0
 
     def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
-        """Return the next `count` tokens as a run for the step that is being submitted, and count the run as in flight.
+        """Return a run of the sequence's next `count` tokens, for the step being submitted, and record it as in flight.
 
         The device draws up to `num_draws` of the tokens that follow if it can.
         """
         raise NotImplementedError
 
     def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Process the rows of the oldest run in flight, which this phase submitted; return the events that follow.
+        """Process the logit rows of the sequence's oldest run in flight; return the events that follow for the client.
 
-        If the sequence's `draws` is set on return, the caller must draw a token from the last row, and more events
-        follow.
+        This phase has submitted that run. If the sequence's `draws` is set on return, the caller must draw a token from
+        the last row, and more events follow.
         """
         raise NotImplementedError
 
@@ -80,7 +81,7 @@ AnyPhase: TypeAlias = "Phase[Any]"
 
 
 class PromptScores:
-    """Collects the log-probabilities of a prompt's `tokens` in order, each from the logit row before the token."""
+    """Collects the log-probabilities of a prompt's tokens in order, each from the logit row before the token."""
 
     def __init__(self, tokens: Sequence[int], alternatives: int, token_bytes: Callable[[int], bytes]) -> None:
         self._unscored = iter(tokens)
@@ -94,19 +95,25 @@ class PromptScores:
         return tuple(self._infos)
 
     def take(self, rows: RunRows) -> None:
-        """Score the next prompt tokens, which are the targets of `rows`. Ignore a row after the prompt's last token."""
+        """Record the log-probabilities of the next prompt tokens, each read from the logit row before the token.
+
+        A row after the prompt's last token is ignored.
+        """
         for index in range(len(rows)):
             self.take_row(rows.row(index), rows.target_logit(index))
 
     def take_row(self, row: LogitRow, logit: float) -> None:
-        """Score the next prompt token, if any: `row` is the logit row before it, `logit` the token's logit there."""
+        """Record the next prompt token's log-probability, if a token is left, from its logit in the row before it.
+
+        `row` is that row, and `logit` that logit.
+        """
         token = next(self._unscored, None)
         if token is not None:
             top = top_logprobs(row, self._alternatives)
             self._infos.append(TokenInfo(token, self._token_bytes(token), logit - row.logsumexp, top))
 
     def take_unknown(self) -> None:
-        """Record the next prompt token without a log-probability, because the logit row before it is not known."""
+        """Record the next prompt token without a log-probability, because there is no logit row before it."""
         token = next(self._unscored)
         self._infos.append(TokenInfo(token, self._token_bytes(token), None))
 
@@ -135,7 +142,7 @@ def begin_scores(
 
 
 class Prompt(Phase["SlotSequence"]):
-    """The phase that runs the prompt in chunks, each ending at a checkpoint point at the latest.
+    """The phase in which a sequence runs its prompt, in chunks that end wherever the state must be saved.
 
     Two may be in flight.
     """
@@ -146,7 +153,7 @@ class Prompt(Phase["SlotSequence"]):
         return TokenDemand(end - sequence.submitted, max(_count_scored(request, sequence.submitted, end), 1))
 
     def can_run(self, sequence: SlotSequence) -> bool:
-        """Return False while the state after the runs in flight must be saved, because the next run changes it."""
+        """Return False while the state after the runs in flight must be saved, since the next run changes it."""
         return not sequence.in_flight or sequence.plan.at(sequence.submitted) is None
 
     def awaits_token(self, sequence: SlotSequence) -> bool:
@@ -189,13 +196,13 @@ class Prompt(Phase["SlotSequence"]):
 
 
 def _count_scored(request: GenerateRequest, start: int, end: int) -> int:
-    """Return how many of the prompt's logit rows from `start` to `end` score a token, which is always the next one."""
+    """Return how many logit rows of the prompt from `start` to `end` are needed to score the tokens after them."""
     first = request.score_from
     return 0 if first is None else max(end - max(start, first - 1), 0)
 
 
 class Decode(Phase[Of]):
-    """The phase that runs the token drawn last, or waits for the row from which the first one is drawn."""
+    """The phase in which a sequence runs the token drawn last, or waits for the row of its first draw."""
 
     _demand = DECODE
 
@@ -216,13 +223,16 @@ class Decode(Phase[Of]):
 
 
 class TakeIn(Decode["SlotSequence"]):
-    """The phase that runs the last drawn token without a draw after it: another sequence draws, or the text is over."""
+    """The phase in which a sequence runs the last token only to update its state, since it does not draw the next one.
+
+    Another sequence of a mix draws it, or the text is over.
+    """
 
     _demand = TAKE_IN
 
 
 class AwaitSequences(Phase["SlotSequence"]):
-    """The phase of a mix's sequence that has its logit row for the next token and waits for those of the others."""
+    """The phase in which one sequence of a mix of states has its logit row and waits for those of the others."""
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
@@ -234,7 +244,7 @@ class AwaitSequences(Phase["SlotSequence"]):
 
 
 class HostDecode(Decode["SamplingSequence"]):
-    """The decode phase in which the host draws from each run's row. `DeviceDecode` follows if the device can draw."""
+    """The decode phase in which the host draws each next token. `DeviceDecode` follows if the device can draw."""
 
     def draws_ahead(self, sequence: SamplingSequence) -> bool:
         return sequence.halts is not None
@@ -253,7 +263,7 @@ class HostDecode(Decode["SamplingSequence"]):
 
 
 class DeviceDecode(HostDecode):
-    """The decode phase in which the device draws the token after each run. A run may follow a draw in flight."""
+    """The decode phase in which the device draws each next token. A run may follow a draw that is in flight."""
 
     def __init__(self) -> None:
         self.num_drawing = 0  # tokens that the runs in flight draw if nothing ends the text
@@ -270,7 +280,7 @@ class DeviceDecode(HostDecode):
         return in_flight and sequence.plan.at(sequence.submitted) is not None
 
     def _num_left(self, sequence: SamplingSequence) -> int:
-        """Return how many more tokens the device may draw, besides those of the runs in flight."""
+        """Return how many more tokens of the text the device may draw, besides those of the runs in flight."""
         return sequence.request.max_tokens - len(sequence.generated) - self.num_drawing
 
     def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
@@ -283,7 +293,7 @@ class DeviceDecode(HostDecode):
         return run
 
     def draw(self, sequence: SamplingSequence, run: TokenRun, count: int) -> None:
-        """Have the device draw up to `count` tokens after `run`."""
+        """Set up `run` so that the device draws up to `count` tokens after it."""
         assert sequence.halts is not None, "the device draws for the sequence"
         run.draw = sequence.sampler.device_draw(count, sequence.halts, self.num_drawing)
         run.draw.logprobs = sequence.request.logprobs
@@ -295,10 +305,10 @@ class DeviceDecode(HostDecode):
 
 
 class Given(Phase["SamplingSequence"]):
-    """The phase that runs known tokens of the answer up to position `end`, such as those that a grammar forces.
+    """The phase in which a sequence runs tokens of its answer that are known without a draw, up to position `end`.
 
-    `unscored` are tokens that still lack their log-probabilities: each is scored by the row of the token before it. The
-    `events` of the tokens are held back until then.
+    They are forced by a grammar, for example. `unscored` are tokens that still lack their log-probabilities: each is
+    scored by the row of the token before it. The `events` of the tokens are held back until then.
     """
 
     def __init__(self, end: int, unscored: Iterable[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
@@ -331,7 +341,10 @@ class Given(Phase["SamplingSequence"]):
         return [*self._events, *sequence.go_on(rows.last)]
 
     def _score(self, sequence: SamplingSequence, rows: RunRows) -> None:
-        """Fill in the log-probabilities of the next unscored tokens from `rows`, whose targets they are."""
+        """Set the log-probabilities of the next unscored tokens, each from the logit row before the token.
+
+        `rows` are these rows, whose targets the tokens are.
+        """
         for index in range(len(rows)):
             if not self._unscored:  # the next token is drawn from the last row
                 return
@@ -344,7 +357,7 @@ class Given(Phase["SamplingSequence"]):
 
 
 class Closing(Given):
-    """The phase that runs the last tokens of a text that has ended, only because the state after them is wanted."""
+    """The phase in which a sequence whose text has ended runs the last tokens, for the state after them."""
 
     def demand(self, sequence: SamplingSequence) -> TokenDemand:
         return TAKE_IN if self._end - sequence.submitted == 1 else super().demand(sequence)
@@ -355,7 +368,7 @@ class Closing(Given):
 
 
 class AwaitMask(Phase["SamplingSequence"]):
-    """The phase that holds the row [V] of the next token until the token's mask has been computed."""
+    """The phase in which a sequence has the logit row [V] of its next token, and waits for the token's mask."""
 
     def __init__(self, logits: F32) -> None:
         self.logits = logits
@@ -370,7 +383,7 @@ class AwaitMask(Phase["SamplingSequence"]):
 
 
 class Done(Phase["SlotSequence"]):
-    """The last phase: the text has ended, and nothing more is run."""
+    """The last phase of a sequence: its text has ended, and nothing more is run."""
 
     def can_run(self, sequence: SlotSequence) -> bool:
         return False
@@ -380,7 +393,7 @@ class Done(Phase["SlotSequence"]):
 
 
 class Draft(Phase["SamplingSequence"]):
-    """The phase while a run with drafted tokens is in flight; see `drafts.py`."""
+    """The phase of a sequence while a run with drafted tokens is in flight; see `drafts.py`."""
 
     def check(self, sequence: SamplingSequence) -> None:
         assert list(sequence.in_flight) == [self]
@@ -401,6 +414,6 @@ FOLLOWS: Mapping[type[AnyPhase], tuple[type[AnyPhase], ...]] = {
 
 
 def may_follow(before: type[AnyPhase], after: type[AnyPhase]) -> bool:
-    """Return True if `FOLLOWS` lets a sequence go from phase `before` to phase `after`."""
+    """Return True if a sequence may change from the phase `before` to the phase `after`, as `FOLLOWS` lists."""
     allowed = next(FOLLOWS[kind] for kind in before.__mro__ if kind in FOLLOWS)
     return issubclass(after, allowed)

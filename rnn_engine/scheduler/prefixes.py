@@ -1,4 +1,4 @@
-"""Use the state cache for prompts: find their start, let them wait for shared parts, and save some of their states.
+"""Use of the state cache for prompts: finds their start, lets them wait for shared parts, and saves their states.
 
 Prompts that arrive together run their common part once. States are saved under the root of the state that the request
 started from. A cache that fails costs time but never fails a request: the prompt is then run from its beginning.
@@ -37,7 +37,7 @@ _MOST_EARLIER = 4096  # tokens of an earlier text that one look-up returns at mo
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a prompt's run: the number of cached tokens, the checkpoint plan, and logits if all are cached."""
+    """The start of a prompt's run: its number of cached tokens, its checkpoint plan, and logits if all are cached."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
     plan: CheckpointPlan = field(default_factory=CheckpointPlan)
@@ -45,7 +45,7 @@ class Start:
 
 
 class Prefixes:
-    """Finds cached states for prompts and saves new ones, for one runner. If `cache` is None, it does neither."""
+    """Finds cached states for prompts and saves new ones, for one runner. Without a cache, it does neither."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Prefixes:
         self._flights = SingleFlight()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Use another runner of the same model from now on.
+        """Use `runner`, another runner of the same model, from now on.
 
         The cache's owner connects the cache with the new runner.
         """
@@ -73,15 +73,15 @@ class Prefixes:
 
     @property
     def num_leads(self) -> int:
-        """The number of running prompts that others may wait for."""
+        """The number of running prompts that other prompts may wait for."""
         return len(self._flights)
 
     def prefix(self, request: GenerateRequest) -> PromptPrefix:
-        """Return the part of the request's prompt that other prompts may share, with the root of its initial state."""
+        """Return the part of a request's prompt whose states other requests may use, with its initial state."""
         return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
 
     def hold_back(self, waiting: Waiting) -> bool:
-        """Return True if a request should wait, because a running prompt or the read of a state will save it work.
+        """Return True if the request `waiting` should wait for a running prompt or a stored state, to save work.
 
         Begins the reads that it should wait for.
         """
@@ -89,9 +89,10 @@ class Prefixes:
         return any(held_back)
 
     def concerns(self, start: Start, waiting: Waiting) -> bool:
-        """Return True if `hold_back` should be called again for `waiting`, now that the prompt of `start` has started.
+        """Return True if the request `waiting` may have to wait for a prompt that has just started; see `hold_back`.
 
-        Of their common part, the cache has no more for the waiting prompt than it had for the one that started.
+        `start` is that of the started prompt. Of their common part, the cache has no more for the waiting prompt than
+        it had for the one that started.
         """
         return any(
             self._flights.find(member.prefix, start.plan.position, [start.plan]) is not None
@@ -99,7 +100,10 @@ class Prefixes:
         )
 
     def begin(self, waiting: Waiting, slot: int) -> Start:
-        """Write the state from which a request's prompt is run, cached or initial, to `slot`; return the `Start`."""
+        """Write the state from which a request's prompt is run to `slot`, and return the start of its run.
+
+        It is a cached state or the initial one.
+        """
         request = waiting.request
         if self._cache is not None and len(request.prompt) > 0:
             try:
@@ -119,9 +123,9 @@ class Prefixes:
         point: CheckpointPoint,
         read_logits: Callable[[], F32],
     ) -> None:
-        """Save the state of `slot`, which has run exactly `tokens`, as the checkpoint `point`, if there is a cache.
+        """Save the state of `slot` in the cache, if there is one, as the checkpoint `point`.
 
-        `read_logits` returns the logits [V] after the tokens. An error is only logged.
+        The slot has run exactly `tokens`. `read_logits` returns the logits [V] after them. An error is only logged.
         """
         if self._cache is None or len(tokens) == 0:
             return
@@ -193,7 +197,10 @@ class Prefixes:
         return self._flights.find(waiting.prefix, saved)
 
     def _prefetch(self, waiting: Waiting) -> Fetch | None:
-        """Begin to read the cached state that a request will start from; return None if none must be read first."""
+        """Begin to read the cached state that a request will start from, and return the read, or None.
+
+        It is None if no state must be read first.
+        """
         request = waiting.request
         if self._cache is None or len(request.prompt) == 0:
             return None
@@ -233,7 +240,7 @@ def _root(request: GenerateRequest) -> str:
 
 
 def _limit(request: GenerateRequest) -> int | None:
-    """Return how many of the prompt's first tokens may come from the cache at most; None if all may.
+    """Return how many of a prompt's first tokens may come from the cache at most; None if all may.
 
     A token is scored by the logits after the token before it, so that one must be run.
     """
@@ -241,10 +248,10 @@ def _limit(request: GenerateRequest) -> int | None:
 
 
 def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[CheckpointPoint, ...]:
-    """Return the checkpoint points of a request's prompt, of which the first `saved` tokens come from the cache.
+    """Return the positions at which to save the states of a request's prompt, ascending.
 
-    The first `known` tokens follow a path that the cache knows. A scored prompt gets a point before its scored part,
-    which other prompts may share.
+    The first `saved` tokens come from the cache, and the first `known` follow a path that the cache knows. A scored
+    prompt gets a point before its scored part, which other prompts may share.
     """
     length, limit, wanted = len(request.prompt), _limit(request), request.checkpoint_positions
     if limit is None:

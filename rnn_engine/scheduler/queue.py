@@ -1,4 +1,4 @@
-"""Queue requests that wait for a slot; decide when a step is run, and how many tokens each sequence runs in it."""
+"""The queue of requests that wait for slots, and the decisions when a step runs and with how many tokens of each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rnn_engine.bounds import LONGEST_WAIT
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import ANONYMOUS, Client, GenerateRequest
 from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
@@ -21,7 +22,6 @@ from states.cache.tiers.tiered import Fetch
 # sooner than one that arrives just after its beginning. But waiting for a request delays the sequences at hand. The
 # waits of every policy are bounded, so no request starves.
 
-LONGEST_WAIT = 1.0  # seconds that a policy may wait at most
 DEFAULT_WAIT = 0.02  # seconds to wait for a number of sequences, if not given
 _WEIGHT = 0.1  # of the latest value in a running mean
 _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
@@ -29,7 +29,10 @@ _FORMS = "eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a batching policy decides by: how many sequences would run now, how many could, and the step's delay."""
+    """The data by which a batching policy decides: how many sequences can run, and how long that was delayed.
+
+    Also the most sequences that a step can run.
+    """
 
     sequences: int  # at least 1
     capacity: int  # the most that a step can run
@@ -38,7 +41,10 @@ class Load:
 
 
 class BatchingPolicy(Protocol):
-    """Decides before each step how long to wait for more requests, from the earlier arrivals and step durations."""
+    """The protocol of a policy that decides before each step how long to wait for more requests.
+
+    It learns from earlier arrivals and step durations.
+    """
 
     def arrived(self, now: float) -> None:
         """Record that a request has arrived at the time `now`."""
@@ -49,13 +55,16 @@ class BatchingPolicy(Protocol):
         ...
 
     def wait_seconds(self, load: Load) -> float:
-        """Return how many more seconds to wait for requests; 0 = run the step now. Called again after every arrival."""
+        """Return how many more seconds to wait for requests; 0 means to run the step now.
+
+        Called again after every arrival.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A policy that waits until `sequences` sequences can run, for at most `seconds`.
+    """A batching policy that waits until `sequences` sequences can run, for at most `seconds`.
 
     If a step can run fewer, it waits for as many as a step can run.
     """
@@ -64,10 +73,10 @@ class Gather:
     seconds: float
 
     def arrived(self, now: float) -> None:
-        """Do nothing: the waiting time does not depend on arrivals."""
+        """Ignore the arrival of a request, since this policy's waiting time does not depend on arrivals."""
 
     def stepped(self, seconds: float) -> None:
-        """Do nothing: the waiting time does not depend on steps."""
+        """Ignore the duration of a step, since this policy's waiting time does not depend on it."""
 
     def wait_seconds(self, load: Load) -> float:
         wanted = load.capacity if self.sequences is None else min(self.sequences, load.capacity)
@@ -78,11 +87,12 @@ EAGER = Gather(1, 0.0)
 
 
 class Adaptive:
-    """A policy that waits for the next request only as long as that is expected to save time: at most half of a step.
+    """A batching policy that waits for the next request only as long as that is expected to save time.
 
-    If the next request is expected in `interval` seconds and a step takes `step`, waiting costs `interval` for each
-    sequence at hand and gains `step - interval` for the one that comes. So it waits if `interval * (sequences + 1) <
-    step`. It gives up after `step / (sequences + 1)`, when the wait has cost what it could gain.
+    It waits for half of a step at most. If the next request is expected in `interval` seconds and a step takes `step`,
+    waiting costs `interval` for each sequence at hand and gains `step - interval` for the one that comes. So it waits
+    if `interval * (sequences + 1) < step`. It gives up after `step / (sequences + 1)`, when the wait has cost what it
+    could gain.
     """
 
     def __init__(self) -> None:
@@ -144,13 +154,13 @@ def _seconds(text: str, values: Sequence[str]) -> float:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Return the running mean `before` with `value` taken in. If `before` is None, `value` is the first value."""
+    """Return the running mean `before` updated with `value`. If `before` is None, `value` is the first value."""
     return value if before is None else before + _WEIGHT * (value - before)
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which triples what making one costs: there is one a token
 class TokenDemand:
-    """How many tokens a sequence would run next (1 at decode, else the rest of its prompt) and the rows for them."""
+    """How many tokens a sequence would run next: 1 at decode, else the rest of its prompt; and the rows for them."""
 
     tokens: int  # at least 1
     rows: int = 1  # at least 1: how many of the last of them may want a logit row
@@ -158,15 +168,15 @@ class TokenDemand:
 
 @dataclass(slots=True)
 class _Share:
-    """A number of tokens and of logit rows of a step, to be allocated to sequences."""
+    """A share of a step's tokens and logit rows, from which sequences are given tokens."""
 
     tokens: int
     rows: int
 
     def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Share:
-        """Return one prompt's part, if the fraction `share` of this is divided equally among `num_prompts` prompts.
+        """Return one prompt's share, if the fraction `share` of this is divided among `num_prompts` prompts.
 
-        The rows are divided among the `num_scored` prompts that want several rows.
+        The logit rows are divided among the `num_scored` prompts that want several rows.
         """
         return _Share(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
 
@@ -174,7 +184,7 @@ class _Share:
 def allocate_tokens(
     demands: Sequence[TokenDemand], max_tokens: int, max_rows: int, clients: Sequence[Client] = ()
 ) -> list[int]:
-    """Divide the tokens and rows of a step among its sequences; return how many tokens each sequence runs.
+    """Divide a step's budget of tokens and logit rows among its sequences; return how many tokens each sequence runs.
 
     `demands` are oldest first, and no more than `max_tokens` or `max_rows`. Every sequence gets one token, so that
     decode always advances and no request starves. The rest is divided among the `clients` that have prompts, by their
@@ -212,7 +222,10 @@ def allocate_tokens(
 
 
 def _rows(demand: TokenDemand, tokens: int) -> int:
-    """Return how many logit rows the first `tokens` tokens of a run with `demand` may need."""
+    """Return how many logit rows the first `tokens` tokens of a sequence's next run may need.
+
+    `demand` describes the whole run.
+    """
     return max(1, tokens - (demand.tokens - demand.rows))
 
 
@@ -220,7 +233,7 @@ OLDEST_EVERY = 8
 
 
 class Queued(Protocol):
-    """A request that waits for slots: a `Waiting` one has never had any, a `Suspended` one has given its slots up."""
+    """The protocol of a request that waits for slots, either its first ones (`Waiting`) or new ones (`Suspended`)."""
 
     @property
     def key(self) -> int: ...
@@ -235,19 +248,19 @@ class Queued(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True if the request would start or resume if it had its slots."""
+        """True if the request would start or resume now if it had its slots."""
         ...
 
     def release(self) -> None:
-        """Release the states that the request holds or waits for."""
+        """Release the states that the request holds or waits for, because it leaves the queue."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request that waits for its first slot.
+    """A request that waits for its first slot, and perhaps for another prompt or the read of a stored state.
 
-    In a mix, there is one for each state, from which one sequence will run.
+    If the request mixes several states, there is one object for each state, from which one sequence will run.
     """
 
     key: int
@@ -263,7 +276,7 @@ class Waiting:
 
     @property
     def members(self) -> tuple[Waiting, ...]:
-        """The parts of a request, each of which needs a slot: in a mix one for each state, this first; else this."""
+        """The parts of the request that each need a slot: this object, and one more for each further state of a mix."""
         return (self, *self.others)
 
     @property
@@ -279,13 +292,13 @@ class Waiting:
         return not self.others or all(other.ready for other in self.others)
 
     def set_fetch(self, fetch: Fetch | None) -> None:
-        """Let the request wait for `fetch`, the read of a stored state (None: for none); release the read before it."""
+        """Let the request wait for `fetch`, the read of a stored state, or for none; release the read before it."""
         before, self.fetch = self.fetch, fetch
         if before is not None:
             before.release()
 
     def release(self) -> None:
-        """Stop waiting for states to be read, in all parts of a mix."""
+        """Stop waiting for states to be read, in all parts of the request."""
         for member in self.members:
             member.set_fetch(None)
             if member.inquiry is not None:
@@ -315,7 +328,7 @@ class _Line:
         return self._waiting.pop(key) if queued is None else queued
 
     def take(self, key: int) -> None:
-        """Remove the request `key` because it was given its slots."""
+        """Remove the request `key` from the client's line, because it was given its slots."""
         if self._begun.pop(key, None) is None:
             del self._waiting[key]
             self._num_taken += 1
@@ -324,7 +337,7 @@ class _Line:
         return self._begun.get(key) or self._waiting[key]
 
     def ready(self) -> Iterator[Queued]:
-        """Yield the client's requests that can start, in the order of `Queue.ready`."""
+        """Yield the client's requests that can start, in the order in which they should get slots."""
         yield from [queued for queued in self._begun.values() if queued.ready]
         by_arrival = [queued for queued in self._waiting.values() if queued.ready]
         by_priority = sorted(by_arrival, key=lambda queued: -queued.request.priority)
@@ -339,7 +352,7 @@ class _Line:
 
 
 class Queue:
-    """The requests that wait for slots, in the order in which they get them.
+    """The requests that wait for slots, of all clients, in the order in which they get slots.
 
     The client that holds the fewest slots for its weight comes first; of equal clients, the one whose turn it is. Of a
     client's requests, those that have begun and were suspended come first, then those of the greatest priority, then
@@ -361,7 +374,7 @@ class Queue:
 
     @property
     def num_ready(self) -> int:
-        """The number of slots that all requests which are ready to start would take together."""
+        """The number of slots that all requests that are ready to start would take together."""
         return sum(queued.num_slots for queued in self if queued.ready)
 
     @property
@@ -375,7 +388,7 @@ class Queue:
         return list(self._lines)
 
     def add(self, queued: Queued, *, has_begun: bool = False) -> None:
-        """Queue a request at the end of its client's line.
+        """Add a request to its client's queued requests, at the end.
 
         If `has_begun`, it comes before those of the client's requests that have not begun, and the client's turn is
         over.
@@ -390,19 +403,19 @@ class Queue:
             line.turn = next(self._turns)
 
     def find(self, key: int) -> Queued | None:
-        """Return the queued request with this key; None if there is none."""
+        """Return the queued request with the key `key`; None if there is none."""
         client = self._clients.get(key)
         return None if client is None else self._lines[client].find(key)
 
     def discard(self, key: int) -> None:
-        """Remove the request with this key and release what it holds. Does nothing if it is not queued."""
+        """Remove the request `key` from the queue and release what it waits for. Does nothing if it is not queued."""
         client = self._clients.pop(key, None)
         if client is not None:
             self._lines[client].remove(key).release()
             self._drop_empty(client)
 
     def take(self, queued: Queued) -> None:
-        """Remove a request because it was given its slots."""
+        """Remove the request `queued` from the queue, because it was given its slots."""
         client = self._clients.pop(queued.key)
         line = self._lines[client]
         line.take(queued.key)

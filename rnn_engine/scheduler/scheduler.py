@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave the slots of one runner at every step."""
+"""Continuous batching: the scheduler, which lets requests join and leave the slots of one runner at every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from functools import partial
 
 from rnn_engine.errors import MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.sampling import JointDraws, LogitRow, RowSource, RunRows
+from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
+from rnn_engine.sampling.together import JointDraws
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
@@ -36,7 +37,7 @@ _UNSOUND = "the model's logits are not finite for this request; try another prom
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was submitted and not collected yet: its ticket, times, token runs, and the sequences of these."""
+    """A step that was submitted and is not collected yet: its ticket, times and token runs, and the runs' sequences."""
 
     ticket: Ticket
     times: StepTimes
@@ -46,7 +47,7 @@ class StepInFlight:
 
 @dataclass(slots=True, eq=False)
 class RunOutcome:
-    """The outcome of one run: the events that follow from it, or an error that ends its request alone."""
+    """The outcome of one token run: the events that follow from it, or an error that ends its request alone."""
 
     live: SlotSequence
     row: RowSource  # the last of the run
@@ -55,7 +56,7 @@ class RunOutcome:
     is_sound: bool = True
 
     def read_logits(self) -> F32:
-        """Return the logits [V] after the last token of the run."""
+        """Return the logits [V] after the last token of the token run."""
         return self.row().read_full()
 
 
@@ -65,10 +66,10 @@ def take_in(
     vocab_size: int,
     draws: JointDraws,
 ) -> Iterator[RunOutcome]:
-    """Process the read-out of a step: pass each run its logit rows, draw the next tokens, and yield each run's outcome.
+    """Process the results of a step: draw each sequence's next token, and yield the outcome of each token run.
 
-    A run that is no longer wanted has no outcome. The caller must conclude an outcome before it asks for the next,
-    since that may release the sequences of its request.
+    Each run's logit rows are passed to its sequence first. A run that is no longer wanted has no outcome. The caller
+    must conclude an outcome before it asks for the next, since that may release the sequences of its request.
     """
     drawing: list[tuple[RunOutcome, RunRows]] = []
     first = 0
@@ -103,9 +104,9 @@ def take_in(
 
 
 def go_on(live: SamplingSequence) -> RunOutcome:
-    """Draw the next token of a sequence whose late mask has been computed, and return the outcome.
+    """Draw the next token of a sequence after its mask, which was late, has been computed; return the outcome.
 
-    The caller concludes it like the outcome of a step.
+    The caller concludes the outcome like that of a step.
     """
     logits = live.own_logits
     assert logits is not None, "asked of one that awaits its mask"
@@ -208,11 +209,11 @@ class Scheduler:
 
     @property
     def num_live(self) -> int:
-        """The number of requests that hold slots; those that were cancelled do not count."""
+        """The number of requests that hold slots, without those that were cancelled."""
         return len(self._slots.live)
 
     def slot_uses(self) -> list[SlotUse]:
-        """Return a `SlotUse` for each held slot: its request, and the request's progress.
+        """Return a `SlotUse` for each slot in use: its request, and the request's progress.
 
         May be called on any thread.
         """
@@ -224,17 +225,17 @@ class Scheduler:
 
     @property
     def num_late(self) -> int:
-        """The number of requests that no step runs, because the masks of their next tokens are not computed yet."""
+        """The number of requests that take part in no step until the masks of their next tokens are computed."""
         return self._slots.num_late
 
     @property
     def num_leads(self) -> int:
-        """The number of running requests whose prompts others may wait for."""
+        """The number of running requests that others with the same beginning of the prompt may wait for."""
         return self._prefixes.num_leads
 
     @property
     def has_work(self) -> bool:
-        """True if a step would do anything.
+        """True if there is anything to run: a call of `step` would do something.
 
         False if all requests are paused, await their masks, or wait for their states to be read.
         """
@@ -269,7 +270,7 @@ class Scheduler:
         self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
-        """End a queued or running request without any event. Does nothing for one that has ended.
+        """End the queued or running request `key` without any event. Does nothing if it has ended.
 
         Its slot is free at once, even if steps in flight run there.
         """
@@ -278,7 +279,7 @@ class Scheduler:
             self._slots.release(live)
 
     def pause(self, key: int, paused: bool = True) -> None:
-        """Exclude a request that has begun from all further steps, or include it again if not `paused`.
+        """Exclude the request `key` from all further steps, or include it again if not `paused`.
 
         It stays in its slot as long as no other client has less than its share. Does nothing for a request that has
         ended or has had no slot yet.
@@ -287,14 +288,17 @@ class Scheduler:
         self._admission.pause(key, paused)
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request with `error` if it has had no slot yet. Return the error's delivery, or else an empty list."""
+        """End the request `key` with `error` if it has had no slot yet.
+
+        Return the error's delivery as a list, or else an empty list.
+        """
         if not self._admission.has_not_begun(key):
             return []
         self.cancel(key)
         return [Delivery(key, error)]
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request that has reached its time limit: with the text so far, or with `error` if there is none.
+        """End the request `key` at its time limit: with the text so far, or with `error` if there is none.
 
         Return the delivery of the error as a list, or an empty list. The end with the text so far comes from a later
         step.
@@ -333,16 +337,16 @@ class Scheduler:
             return False
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant between two steps does not hold. For tests."""
+        """Raise AssertionError if an invariant of the scheduler between two steps does not hold. For tests."""
         assert len(self._steps) <= 2
         self._slots.check()
 
     def close(self) -> None:
-        """End the threads on which masks are computed. No request may hold a slot."""
+        """End the threads that compute token masks. No request may hold a slot."""
         self._mask_threads.close()
 
     def replace_runner(self, runner: Runner) -> None:
-        """Use another runner of the same model, settings and sizes from now on. No request may hold a slot."""
+        """Use `runner`, another runner of the same model and sizes, from now on. No request may hold a slot."""
         self._runner = runner
         self._prefixes.replace_runner(runner)
         self._admission.replace_runner(runner)
@@ -350,9 +354,9 @@ class Scheduler:
         self.failed_in_a_row = 0
 
     def step(self) -> list[Delivery]:
-        """Give free slots to waiting requests, submit at most one step, and collect at most one.
+        """Give free slots to waiting requests, submit at most one step, and collect at most one; return the deliveries.
 
-        Returns the events of the step that was collected; what the runner raises becomes deliveries too. Nothing is
+        They are the events of the step that was collected; what the runner raises becomes deliveries too. Nothing is
         collected if requests got their first token without a step: that is delivered at once. Nor is anything collected
         if a second step may be submitted behind the first: the next call submits it, so that commands come in between.
         After a `failure`, everything in flight is collected, so that the caller can call `device_answers`.
@@ -362,7 +366,7 @@ class Scheduler:
         return deliveries + self._settle()
 
     def _settle(self) -> list[Delivery]:
-        """If a step has failed, collect all steps in flight; return the deliveries of their requests."""
+        """Collect all steps in flight if a step has failed; return the deliveries for their requests."""
         deliveries: list[Delivery] = []
         while self.failure is not None and self._steps:
             deliveries += self._collect()
@@ -387,7 +391,7 @@ class Scheduler:
         return deliveries + self._collect()
 
     def _runnable_ahead(self) -> list[SlotSequence]:
-        """Return the sequences to run in a step that is submitted before the one in flight is done.
+        """Return the sequences to run in a step that is submitted before the step in flight is done.
 
         Return nothing if the step in flight yields a token that the host must see: its sequence would have to wait for
         two steps. Return nothing either if steps are long, since a request that arrives would wait for both, or if the
@@ -402,7 +406,10 @@ class Scheduler:
         return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
 
     def _submit_step(self, live: list[SlotSequence]) -> list[Delivery]:
-        """Submit a step of the sequences `live`, which can run; return the deliveries of their errors if that fails."""
+        """Submit a step that runs the sequences `live`. If that fails, end their requests.
+
+        Return the deliveries of the errors.
+        """
         if not live:
             return []
         begun = self._clock()
@@ -426,10 +433,10 @@ class Scheduler:
         return []
 
     def _count_draws(self, live: Sequence[SlotSequence]) -> int:
-        """Return how many tokens the device may draw for each of `live` before the host sees them.
+        """Return how many tokens of each sequence the device may draw in the next step before the host sees them.
 
-        It is more than one only if all of them decode and no waiting request can start. Then it is as many as are drawn
-        within a short time.
+        It is more than one only if all of `live` decode and no waiting request can start. Then it is as many as are
+        drawn within a short time.
         """
         most = min(self._max_draws, self._runner.max_draws)
         if most <= 1 or self._admission.can_start:
@@ -437,7 +444,7 @@ class Scheduler:
         return self._step_seconds.count_draws(most) if all(one.phase.draws_ahead(one) for one in live) else 1
 
     def _collect(self) -> list[Delivery]:
-        """Wait for the oldest step in flight, if there is one, and process its read-out; return the deliveries."""
+        """Wait for the oldest step in flight, if there is one, and process its results; return the deliveries."""
         if not self._steps:
             return []
         step, asked = self._steps.popleft(), self._clock()
@@ -463,7 +470,7 @@ class Scheduler:
         return deliveries
 
     def _suspend(self) -> list[Delivery]:
-        """Suspend the requests that must give their slots to others, unless a step in flight runs them.
+        """Suspend the requests that must give their slots to other clients, unless a step in flight runs them.
 
         Return the deliveries of errors.
         """
@@ -496,7 +503,7 @@ class Scheduler:
         return deliveries
 
     def _begin(self, live: SamplingSequence) -> list[Delivery]:
-        """Make a request's first events when it has got its slot, before its first step; return their deliveries."""
+        """Return the deliveries of a request's events that come before its first step, now that it has got its slot."""
         try:
             events = live.begin()
         except MaskError as error:
@@ -512,7 +519,7 @@ class Scheduler:
         return [Delivery(live.key, event) for event in events]
 
     def _conclude(self, outcome: RunOutcome, deliveries: list[Delivery]) -> None:
-        """Save a checkpoint if one is due, and add the events or the error of a run's outcome to `deliveries`."""
+        """Save a state if a checkpoint is due, and append the events or the error of a token run to `deliveries`."""
         live = outcome.live
         if outcome.error is not None:
             if not outcome.is_sound:
@@ -537,9 +544,9 @@ class Scheduler:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
 
     def _end(self, live: SlotSequence) -> None:
-        """Release an ended request.
+        """Release the slots of a request that has ended.
 
-        In a mix, first save the end states of the other sequences whose logit rows are known.
+        If it mixes states, first save the end states of its other sequences whose logit rows are known.
         """
         for other in live.sequences:
             if other is not live and other.row is not None and (point := other.due) is not None:
@@ -547,7 +554,7 @@ class Scheduler:
         self._slots.release(live)
 
     def _fail_step(self, live: Sequence[SlotSequence], error: Exception) -> list[Delivery]:
-        """End the requests of a failed step with `error`, except those already released; return the deliveries."""
+        """End the requests of a failed step with `error`, except those released before; return the deliveries."""
         self._meter.failed()
         self.failed_in_a_row += 1
         self.failure = str(error)

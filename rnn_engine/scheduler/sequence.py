@@ -1,7 +1,7 @@
 """The sequences of one running request: the tokens that each runs in its slot, and the events that follow.
 
-A request is one sequence, or for a mix one for each state (`mixed.py`). A sequence's phase (`phases.py`) decides what
-it runs next. This module has what a sequence knows, and what follows from the row after all of its tokens.
+A request is one sequence, or one for each state that it mixes (`mixed.py`). A sequence's phase (`phases.py`) decides
+what it runs next. This module has what a sequence knows, and what follows from the row after all of its tokens.
 """
 
 from __future__ import annotations
@@ -28,17 +28,10 @@ from rnn_engine.requests import (
     Started,
     TokenInfo,
 )
-from rnn_engine.sampling import (
-    AllowedTokens,
-    Draw,
-    LogitRow,
-    RowSource,
-    RunRows,
-    SequenceMask,
-    SequenceSampler,
-    random_seed,
-    top_logprobs,
-)
+from rnn_engine.sampling.masks import AllowedTokens, SequenceMask
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
+from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.phases import (
@@ -66,7 +59,7 @@ Next = TypeVar("Next", bound=AnyPhase)
 
 
 class SlotSequence(ABC):
-    """Base of sequences: a prompt and the tokens generated after it, which are run in one slot.
+    """Base class of sequences: a prompt and the tokens generated after it, which are run in one slot.
 
     The scheduler calls `phase.run` for each step and, when the step is done, `advance` and then `passed`.
     """
@@ -74,7 +67,10 @@ class SlotSequence(ABC):
     scores: PromptScores | None = None
 
     def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
-        """Prepare to run `request` in `slot`. `key` and `context` (the caller's) are those of the whole request."""
+        """Prepare to run `request`, or one part of it, in `slot`. `key` and `context` are the whole request's.
+
+        `context` is the caller's.
+        """
         self.key = key
         self.request = request
         self.slot = slot
@@ -94,24 +90,27 @@ class SlotSequence(ABC):
     @property
     @abstractmethod
     def sequences(self) -> tuple[SlotSequence, ...]:
-        """All sequences of this one's request, the one that draws tokens first. They begin, pause and end together."""
+        """All sequences of the request, the one that draws tokens first. They begin, pause and end together."""
 
     @abstractmethod
     def take_rows(self, rows: RunRows) -> list[Event]:
-        """Process the logit rows of a run; return the events that follow. The next token is drawn from the last row."""
+        """Process the logit rows of a run of this sequence; return the events that follow for the client.
+
+        The next token is drawn from the last row.
+        """
 
     @abstractmethod
     def leave_prompt(self, run: TokenRun, num_draws: int) -> None:
-        """Enter the phase after the prompt, because `run`, which is about to be submitted, is the prompt's last run."""
+        """Enter the phase after the prompt, because `run`, the prompt's last run, is about to be submitted."""
 
     def enter(self, phase: Next) -> Next:
-        """Change to `phase`, and return it. It must be one that may follow the current phase."""
+        """Change the sequence's phase to `phase`, which must be one that may follow the current one; return it."""
         assert may_follow(type(self.phase), type(phase)), f"{phase} may not follow {self.phase}"
         self.phase = phase
         return phase
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        """Process the logit rows of `run`, the oldest run in flight; return the events that follow."""
+        """Process the logit rows of `run`, the sequence's oldest run in flight; return the events that follow."""
         return self.in_flight.popleft().take(self, run, rows)
 
     @property
@@ -125,7 +124,7 @@ class SlotSequence(ABC):
 
     @property
     def tokens_run(self) -> list[int]:
-        """The tokens of the request that have been run, and so are part of the state in the slot."""
+        """The tokens of the prompt and the answer that have been run, and so are part of the state in the slot."""
         return [*self.request.prompt, *self.generated][: self.position]
 
     @property
@@ -140,12 +139,12 @@ class SlotSequence(ABC):
 
     @property
     def may_be_due(self) -> bool:
-        """True if a checkpoint may be due at this position, which is never so within an answer; see `due`."""
+        """True if a state may have to be saved at this position, which is never so within an answer; see `due`."""
         return self.position <= self.prompt_length or self.finished
 
     @property
     def due(self) -> CheckpointPoint | None:
-        """The checkpoint to save from the slot's current state; None if there is none."""
+        """The checkpoint to make now, before the slot's state changes; None if none is planned at this position."""
         if (point := self.plan.at(self.position)) is not None:
             return point
         if self.finished and self.position > self.prompt_length:
@@ -153,7 +152,7 @@ class SlotSequence(ABC):
         return None
 
     def passed(self) -> None:
-        """Record that the state at this position was saved, if a checkpoint was due here."""
+        """Record that the state at the sequence's position was saved, if a checkpoint was due there."""
         if self.plan.position < self.prompt_length:
             self.plan.advance(self.position)
 
@@ -172,26 +171,26 @@ class SlotSequence(ABC):
         )
 
     def drop_draft(self) -> bool:
-        """Undo the run that was just collected if it had a draft, and stop drafting; return True if it had a draft."""
+        """Undo the run just collected if it had a draft, and stop making drafts; return True if it had a draft."""
         return False
 
     def close(self) -> None:
-        """End the wait of prompts for this sequence's prompt, because the sequence runs no more."""
+        """Let no other prompt wait for this sequence's prompt any more, because the sequence runs no more."""
         self.plan.close()
 
     def progress(self) -> list[Event]:
-        """Return the event that reports how much of the prompt has been run; an empty list if it is not wanted."""
+        """Return the event that reports how much of the prompt was run, or an empty list if it is not requested."""
         return []
 
     def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
-        """Return a function that returns the masks of a run with `num_rows` rows; None if it needs no masks.
+        """Return a function that returns the masks for the logit rows of the next run; None if no masks are needed.
 
-        The next token is drawn from the run's last row.
+        The run has `num_rows` rows. The next token is drawn from its last row.
         """
         return None
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant between two steps does not hold. For tests."""
+        """Raise AssertionError if an invariant of the sequence between two steps does not hold. For tests."""
         assert not self.released
         assert self.draws is None
         assert 0 <= self.position <= self.submitted
@@ -202,7 +201,7 @@ class SlotSequence(ABC):
 
 
 class SamplingSequence(SlotSequence):
-    """A sequence that draws its own tokens and makes the events of its request."""
+    """A sequence that draws its own next tokens and makes the events of its request."""
 
     _stays_on_device = True  # once the device draws, it keeps drawing
 
@@ -225,10 +224,11 @@ class SamplingSequence(SlotSequence):
         penalises_on_device: bool = False,
         max_draw_logprobs: int = 0,
     ) -> None:
-        """Prepare the sequence. `read_state` reads a slot's state; `note_prompt_end` is called after the prompt.
+        """Prepare to run `request` in `slot`, from the state described by `start`.
 
-        `note_whole_row` is called when a draw has read a whole row. `counters` count tokens and the seconds that masks
-        take; `mask_threads` make the masks.
+        `read_state` reads a slot's state; `note_prompt_end` is called after the prompt. `note_whole_row` is called when
+        a draw has read a whole row. `counters` count tokens and the seconds that masks take; `mask_threads` make the
+        masks.
 
         `halts` are the tokens that may end the text, as `Halts` makes them; None if the device may draw nothing. The
         device's draws may have penalties if `penalises_on_device`, and up to `max_draw_logprobs` log-probabilities
@@ -254,11 +254,14 @@ class SamplingSequence(SlotSequence):
         self.decode = self._make_decode()
 
     def _make_decode(self) -> Decode[SamplingSequence]:
-        """Return the decode phase in which the host draws."""
+        """Return the phase in which the sequence runs drawn tokens and the host draws."""
         return HostDecode()
 
     def _make_given(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> AnyPhase:
-        """Return the phase that runs the known tokens up to position `end`. For the other arguments see `Given`."""
+        """Return the phase in which the sequence runs known tokens up to position `end`.
+
+        For the other arguments see `Given`.
+        """
         return Given(end, unscored, events)
 
     @property
@@ -266,7 +269,7 @@ class SamplingSequence(SlotSequence):
         return (self,)
 
     def move(self, slots: Sequence[int], read_state: Callable[[int], State], *, penalises_on_device: bool) -> None:
-        """Continue in `slots`, one for each sequence of the request, to which the states have been written already.
+        """Continue the suspended request in `slots`, one for each of its sequences, to which their states were written.
 
         No run may be in flight. `read_state` and `penalises_on_device` are as in the constructor.
         """
@@ -278,13 +281,13 @@ class SamplingSequence(SlotSequence):
         self.halts = self._find_halts(penalises_on_device=penalises_on_device)
 
     def _find_halts(self, *, penalises_on_device: bool) -> NDArray[np.uint32] | None:
-        """Return the bit mask of tokens at which the device stops drawing; None if the device may not draw."""
+        """Return the bit mask of the tokens after which the device stops drawing; None if the device may not draw."""
         if self._all_halts is None or not self.sampler.draws_on_device(has_penalties=penalises_on_device):
             return None
         return self._all_halts
 
     def begin(self) -> list[Event]:
-        """Return the events before the first step. They include a token if the logits after the prompt were cached."""
+        """Return the request's events before its first step. They include a token if the whole prompt was cached."""
         if self.start.logits is None:
             return self.progress()
         return [*self.progress(), *self._go_on_whole(self.start.logits)]
@@ -299,7 +302,7 @@ class SamplingSequence(SlotSequence):
         return self.go_on(rows.last)
 
     def advance_drawn(self, run: TokenRun, count: int, drawn: Drawn, rows: RunRows) -> list[Event]:
-        """Process the rows of `run` as `advance` does, and the tokens that the device drew after it, at most `count`.
+        """Process the logit rows of `run`, and the tokens that the device drew after it, at most `count` of them.
 
         Return the events that follow. The last of `rows` is the row of the last token that was run. The host draws from
         it if `draws` is set on return.
@@ -324,7 +327,7 @@ class SamplingSequence(SlotSequence):
         return [*events, *more] if events else more
 
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
-        """Accept the token `draw`, drawn from `row`, and the tokens that are forced after it; return the events."""
+        """Add a token drawn from `row` to the answer, and the tokens that are forced after it; return the events."""
         self.draws = None
         if self.phase is not self.decode:
             self.enter(self.decode)
@@ -336,7 +339,7 @@ class SamplingSequence(SlotSequence):
         return self._follow(row, self._take_forced(self._mask))
 
     def _take(self, draw: Draw, row: RowSource) -> bool:
-        """Add the token `draw`, drawn from `row`, to the answer; return False if it ends the text."""
+        """Add a token drawn from `row` to the answer; return False if it ends the text."""
         logprobs = self.request.logprobs
         info = self.answer.describe(draw.token)
         if logprobs is not None:
@@ -344,7 +347,7 @@ class SamplingSequence(SlotSequence):
         return self.answer.take(info)
 
     def cut(self) -> bool:
-        """End the text in the next step, after the tokens generated so far; return False if there are none yet."""
+        """End the text after the tokens generated so far, in the next step; return False if there are none yet."""
         if self.generated and self.answer.ending is None:
             self.is_cut = True
             if self.awaits_mask:
@@ -355,19 +358,19 @@ class SamplingSequence(SlotSequence):
 
     @property
     def awaits_draw(self) -> bool:
-        """True if the device draws tokens in a run in flight, so that the host does not know them yet."""
+        """True if the device draws tokens of this sequence in a run in flight, which the host does not know yet."""
         return self.device.num_drawing > 0
 
     def _end_here(self) -> None:
-        """End the text after the known tokens. Those that were not run will be run for the state at the end."""
+        """End the text after the known tokens. Those that were not run are run later, for the state at the end."""
         self.answer.end(CUT)
         if isinstance(self.phase, HostDecode):
             self.enter(Closing(self.end))
 
     def _go_on_or_end(self) -> list[Event]:
-        """Return the events of newly accepted tokens, none of which ended the text.
+        """Return the events of newly accepted tokens, and end the text if it was cut and no draw is in flight.
 
-        If the text was cut and no draw is in flight, end it here.
+        None of these tokens has ended the text.
         """
         if self.is_cut and not self.awaits_draw:
             self._end_here()
@@ -379,7 +382,7 @@ class SamplingSequence(SlotSequence):
 
     @property
     def can_go_on(self) -> bool:
-        """True if a sequence that awaits its mask can continue: the mask was computed, or the text was cut."""
+        """True if the sequence, which waits for a token mask, can continue: the mask is there, or the text was cut."""
         return self.answer.ending is not None or self._mask is None or self._mask.is_known
 
     @property
@@ -388,7 +391,7 @@ class SamplingSequence(SlotSequence):
         return self.phase.logits if isinstance(self.phase, AwaitMask) else None
 
     def draw_late(self) -> list[Event]:
-        """Draw the token that waited for its mask, and return the events that follow. Call it only if `can_go_on`."""
+        """Draw the token that waited for its mask; return the events that follow. Call it only if `can_go_on`."""
         phase = self.phase
         assert isinstance(phase, AwaitMask), "asked of a sequence that awaits its mask"
         if self.answer.ending is not None:
@@ -418,7 +421,7 @@ class SamplingSequence(SlotSequence):
         return mask.for_last(num_rows)
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
-        """Continue from the whole logit row `logits` [V], and draw a token if its mask is ready; return the events."""
+        """Continue from a whole row of logits [V], drawing a token unless its mask is late; return the events."""
         if self._mask is not None and not self._mask.forced and self.answer.ending is None:
             self._mask_threads.make(self._mask)
         row = LogitRow.of_full(logits, _CANDIDATES)
@@ -430,9 +433,9 @@ class SamplingSequence(SlotSequence):
         return self.take_draw(self.sampler.draw(row), lambda: row)
 
     def draw_from(self, row: RowSource) -> None:
-        """Set `draws`, so that the scheduler draws the next token from `row`.
+        """Have the scheduler draw the next token from `row`, or wait for the token's mask if it is late.
 
-        If the token's mask is late, wait for it instead.
+        To have it drawn, this sets `draws`.
         """
         if self._mask is None or not self._mask.is_late:
             self.draws = self.sampler
@@ -440,7 +443,7 @@ class SamplingSequence(SlotSequence):
             self.enter(AwaitMask(row().read_full().copy()))
 
     def go_on(self, row: RowSource) -> list[Event]:
-        """Continue from `row`, the logit row after all known tokens; return the events.
+        """Continue from `row`, the logit row after all known tokens; return the events that follow.
 
         The request ends, or forced tokens are accepted, or the next token will be drawn.
         """
@@ -453,7 +456,7 @@ class SamplingSequence(SlotSequence):
         return events
 
     def _end_prompt(self) -> list[Event]:
-        """Return the events at the prompt's end: `Started`, and `PromptScored` if the prompt is scored."""
+        """Return the events at the end of the prompt: `Started`, and `PromptScored` if the prompt is scored."""
         events: list[Event] = [Started(self.prompt_length, self.start.cached_tokens, self._note_prompt_end())]
         if self.scores is not None:
             events.append(PromptScored(self.scores.infos))
@@ -462,7 +465,7 @@ class SamplingSequence(SlotSequence):
         return events
 
     def _take_forced(self, mask: SequenceMask) -> list[TokenInfo]:
-        """Accept the tokens that the mask forces next, whatever the model's logits are; return them."""
+        """Add the tokens that the mask forces next to the answer, whatever the model's logits are; return them."""
         infos: list[TokenInfo] = []
         while mask.forced:
             for token in mask.forced:
@@ -474,9 +477,9 @@ class SamplingSequence(SlotSequence):
         return infos
 
     def _follow(self, row: RowSource, forced: Sequence[TokenInfo] = ()) -> list[Event]:
-        """Enter the phase after some tokens were accepted, the last of them `forced`; return the events to deliver.
+        """Enter the phase that follows after tokens were added to the answer; return the events to deliver now.
 
-        If the text has ended, they may include its end.
+        The last of the tokens are `forced`. If the text has ended, the events may include its end.
         """
         events, ending = self.answer.events(), self.answer.ending
         if ending is None and not forced:
@@ -498,16 +501,16 @@ class SamplingSequence(SlotSequence):
         return [] if unscored else events
 
     def _close(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
-        """Enter the phase that runs the text's last tokens, up to position `end`.
+        """Enter the phase that runs the last tokens of a text that has ended, up to position `end`.
 
         `events` are held back until the `unscored` tokens have their scores.
         """
         self.enter(Closing(end, unscored, events))
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
-        """Return the position up to which the known tokens are run.
+        """Return the position up to which the tokens known now must be run, before the next draw or the request's end.
 
-        After that run comes the next draw, or the request's end if `ending` is given.
+        `ending` is given if the text has ended.
         """
         if ending is None:
             return self.end
@@ -516,7 +519,7 @@ class SamplingSequence(SlotSequence):
         return self.end - 1 if unscored else self.position
 
     def _finish(self, ending: Ending, row: RowSource) -> Finished:
-        """End the request and return its last event; `row` returns the logit row after the slot's state."""
+        """End the request and return its last event. `row` returns the logit row after the state in the slot."""
         for sequence in self.sequences:
             sequence.enter(Done())
         end = None

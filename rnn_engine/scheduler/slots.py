@@ -1,4 +1,4 @@
-"""The slots in which sequences run: how a request gets slots, holds them, and gives them up for another client.
+"""The slots in which sequences run: how requests get slots, hold them, and give them up for other clients.
 
 A slot is free even while a run of its last sequence is in flight there: the next sequence's first state is written
 after that run.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.requests import Client, GenerateRequest
-from rnn_engine.sampling import JointDraws
+from rnn_engine.sampling.together import JointDraws
 from rnn_engine.scheduler.drafts import DraftingSequence, Drafts
 from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.meter import Meter
@@ -55,17 +55,17 @@ class Slots:
 
     @property
     def num_late(self) -> int:
-        """The number of requests that wait for their masks."""
+        """The number of live requests that wait for the masks of their next tokens."""
         return len(self._late)
 
     @property
     def ready(self) -> list[SamplingSequence]:
-        """The requests that waited for their masks and can continue now."""
+        """The live requests that waited for the masks of their next tokens and can continue now."""
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
     @property
     def lowest_free(self) -> int | None:
-        """The lowest free slot, which `take` will return; None if no slot is free."""
+        """The lowest free slot, which the next `take` will return; None if no slot is free."""
         return self._free[0] if self._free else None
 
     def take(self) -> int:
@@ -73,11 +73,11 @@ class Slots:
         return heapq.heappop(self._free)
 
     def give_back(self, slot: int) -> None:
-        """Make a taken slot free again; no sequence may run in it."""
+        """Make a slot that was taken free again. No sequence may run in it."""
         heapq.heappush(self._free, slot)
 
     def hold(self, live: SamplingSequence) -> None:
-        """Record that the sequences of the request of `live` hold the slots that were taken for them."""
+        """Record that the sequences of a request, the first of which is `live`, hold the slots taken for them."""
         self.live[live.key] = live
         self.held[live.request.client] += len(live.sequences)
         self._since[live.key] = live.position
@@ -86,21 +86,21 @@ class Slots:
         self.note_mask(live)
 
     def pause(self, key: int, paused: bool) -> None:
-        """Exclude a request from `runnable`, or include it again if not `paused`. Does nothing if it is not live."""
+        """Exclude the request `key` from steps, or include it again if not `paused`. Does nothing if it is not live."""
         if paused and key in self.live:
             self._paused.add(key)
         else:
             self._paused.discard(key)
 
     def note_mask(self, live: SlotSequence) -> None:
-        """Record if the live request of `live` waits for its next token's mask."""
+        """Record whether a live request waits for its next token's mask."""
         if live.awaits_mask:
             self._late.add(live.key)
         else:
             self._late.discard(live.key)
 
     def runnable(self) -> list[SlotSequence]:
-        """Return the sequences that can run in a step submitted now."""
+        """Return the sequences that can run in a step that is submitted now."""
         return self._taking_part([one for one in self._sequences.values() if one.phase.can_run(one)])
 
     def uses(self) -> list[SlotUse]:
@@ -108,7 +108,7 @@ class Slots:
         return [one.use(paused=one.key in self._paused) for one in list(self._sequences.values())]
 
     def runnable_ahead(self) -> list[SlotSequence]:
-        """Return the sequences that can run in a step submitted while another one is in flight.
+        """Return the sequences that can run in a step that is submitted while another one is in flight.
 
         Return nothing if the host must first see a token of the step in flight.
         """
@@ -125,21 +125,21 @@ class Slots:
         return key in self._paused
 
     def tokens_since(self, live: SamplingSequence) -> int:
-        """Return how many tokens the request of `live` has run since it got the slots that it holds now."""
+        """Return how many tokens a live request has run since it got the slots that it holds now."""
         return live.position - self._since[live.key]
 
     def set_leaving(self, leaving: Iterable[SamplingSequence]) -> None:
-        """Set the requests that will be suspended soon, which `runnable` then leaves out."""
+        """Set which requests will be suspended soon, so that they take part in no further step."""
         self._leaving = {live.key for live in leaving}
 
     def release(self, live: SlotSequence) -> None:
-        """Remove the request of `live` for good and free its slots; the outcome of its runs in flight is dropped."""
+        """Remove a live request for good and free its slots. The outcome of its runs in flight is dropped."""
         self.suspend(live)
         for sequence in live.sequences:
             sequence.released = True
 
     def suspend(self, live: SlotSequence) -> None:
-        """Free the slots of the live request of `live`, which is no longer live. It may get other slots later."""
+        """Free the slots of a live request, which is not live any more. It may get other slots later."""
         del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
@@ -154,7 +154,7 @@ class Slots:
             self.give_back(sequence.slot)
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant between two steps does not hold. For tests."""
+        """Raise AssertionError if an invariant of the slots between two steps does not hold. For tests."""
         held = [sequence.slot for live in self.live.values() for sequence in live.sequences]
         assert sorted(held) == sorted(self._sequences)
         assert not set(held) & set(self._free)
@@ -204,16 +204,16 @@ class Suspended:
 
     @property
     def has_states(self) -> bool:
-        """True if all of the request's states have been read to the host; then it does not need the device any more."""
+        """True if all of the request's states were read to the host, so that it does not need the device any more."""
         return all(state.done() for state in self.states)
 
     def release(self) -> None:
-        """Drop the request's states."""
+        """Drop the states that the request has saved, because it leaves the queue."""
         self.states = ()
 
 
 def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[SamplingSequence]:
-    """Return the live requests to suspend so that the next ones of `queue` can start.
+    """Return the live requests to suspend so that the queued requests that come next can start.
 
     A request gives way to one of another client if its own client will still hold at least as many slots for its
     weight. It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be
@@ -249,7 +249,7 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
 
 
 def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
-    """Return True if some client could give a slot to one of `clients`, which would still have no greater share.
+    """Return True if a client could give a slot to one of `clients` and still have no smaller share than that one.
 
     A client's share is the number of slots that it holds, by `held`, divided by its weight.
     """
@@ -260,9 +260,9 @@ def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
 
 
 def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
-    """Return True if the request of `live` may give up its slots for a request of `client`, another client.
+    """Return True if the running request `live` may be suspended so that a waiting request of `client` gets its slots.
 
-    It may if its own client would keep at least the share of `client`: slots, by `held`, divided by the weight.
+    It may if its own client then still has as many slots for its weight as `client`. `held` counts slots by client.
     """
     owner = live.request.client
     left = held[owner] - len(live.sequences)
@@ -279,17 +279,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """The failure of a request that left the queue and could not be started or resumed in its slots."""
+    """The failure of a request that was taken from the queue and could not be started or resumed in its slots."""
 
     key: int
     error: Exception
 
 
 class SlotAllocator:
-    """Queues requests, and gives them slots in the queue's order.
-
-    These are free slots, and those of clients that have more than their share.
-    """
+    """Queues requests and gives them slots in order, suspending requests of clients that have too many."""
 
     def __init__(
         self,
@@ -303,9 +300,9 @@ class SlotAllocator:
         least_tokens: int,
         mask_threads: MaskThreads,
     ) -> None:
-        """Start with an empty queue.
+        """Start with an empty queue of requests.
 
-        `least_tokens` are run before a suspension by a request of a client of weight 1.
+        A request of a client of weight 1 runs `least_tokens` before it may be suspended.
         """
         self._runner = runner
         self._draws = draws
@@ -330,12 +327,12 @@ class SlotAllocator:
 
     @property
     def num_ready(self) -> int:
-        """The number of slots that all requests which are ready to start would take together."""
+        """The number of slots that all queued requests that are ready to start would take together."""
         return self._queue.num_ready
 
     @property
     def can_start(self) -> bool:
-        """True if `start_ready` would start a request, perhaps after others are suspended."""
+        """True if a queued request could start now, perhaps after others are suspended."""
         if len(self._queue) == 0:
             return False
         if self._slots.num_free > 0:
@@ -345,7 +342,7 @@ class SlotAllocator:
         return len(self.find_victims()) > 0
 
     def replace_runner(self, runner: Runner) -> None:
-        """Use another runner of the same model from now on."""
+        """Use `runner`, another runner of the same model, from now on."""
         self._runner = runner
 
     def add(self, key: int, request: GenerateRequest, arrived: float) -> None:
@@ -376,7 +373,7 @@ class SlotAllocator:
         return [queued.key for queued in self._queue if isinstance(queued, Suspended) and not queued.has_states]
 
     def pause(self, key: int, paused: bool) -> None:
-        """Keep a suspended request from resuming, or let it resume if not `paused`. Does nothing for any other."""
+        """Keep the suspended request `key` from resuming, or let it if not `paused`. Does nothing for any other."""
         queued = self._queue.find(key)
         if isinstance(queued, Suspended):
             queued.paused = paused
@@ -386,7 +383,7 @@ class SlotAllocator:
         return find_victims(self._queue, self._slots, self._least_tokens)
 
     def suspend(self, live: SamplingSequence) -> None:
-        """Suspend a request that no step in flight runs: read its states, free its slots and queue it again.
+        """Suspend a live request that no step in flight runs: read its states, free its slots and queue it again.
 
         The reads are only started here. Raises what the device raises.
         """
@@ -397,9 +394,9 @@ class SlotAllocator:
         self._queue.add(Suspended(live, states, paused), has_begun=True)
 
     def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
-        """Start queued requests and resume suspended ones, in order, while enough slots are free for the next one.
+        """Start queued requests and resume suspended ones, in order, as long as the next one has enough free slots.
 
-        Yields the sequences of requests that start, and a `FailedStart` for each that fails; nothing for those that
+        Yields the sequence of each request that starts, and a `FailedStart` for each that fails; nothing for those that
         resume. Slots may be given back meanwhile.
         """
         for queued in self._queue.ready(self._slots.held) if self._slots.num_free else ():
@@ -415,7 +412,7 @@ class SlotAllocator:
                 yield queued.context.run(self._start, queued)
 
     def _resume(self, suspended: Suspended) -> FailedStart | None:
-        """Write a suspended request's states to free slots, so that it continues; return a failure, if there is one."""
+        """Write a suspended request's states to free slots, so that it continues. Return the failure, or None."""
         live = suspended.live
         slots = [self._slots.take() for _ in live.sequences]
         try:

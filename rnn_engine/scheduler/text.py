@@ -1,4 +1,4 @@
-"""Turn the tokens of an answer into text: whole characters, up to a stop string or stop token."""
+"""Turns the tokens of an answer into text: whole characters, up to a stop string or stop token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta, TokenInfo
-from rnn_engine.sampling import SequenceMask
+from rnn_engine.sampling.masks import SequenceMask
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import TokenLogprobs, mask_words
 
 
 class TokenInfos(dict[int, TokenInfo]):
-    """A dict from token id to `TokenInfo`, without log-probabilities. An entry is made when its token first occurs.
+    """A dict from token id to a `TokenInfo` without log-probabilities, made when the token first occurs.
 
     All events share these objects, so none may be changed.
     """
@@ -34,7 +34,7 @@ class TokenInfos(dict[int, TokenInfo]):
         return info
 
     def data(self, token: int) -> bytes:
-        """Return the bytes of a token."""
+        """Return the bytes of the token with the id `token`."""
         return self[token].data
 
 
@@ -51,11 +51,11 @@ class TextStream:
 
     @property
     def match(self) -> bytes | None:
-        """The stop string that was found; None if none was."""
+        """The stop string that was found in the text; None if none was."""
         return None if self._matcher is None else self._matcher.match
 
     def feed(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Add `data`; return the text that is certain now: whole characters that belong to no possible stop string.
+        """Add the bytes `data`; return the text that is certain now: whole characters that belong to no stop string.
 
         If not `may_stop`, no stop string begins in `data`; only the beginning of a text may be fed so.
         """
@@ -73,12 +73,12 @@ class TextStream:
         return text
 
     def flush(self) -> str:
-        """Return the text that was held back, since no more bytes will come."""
+        """Return the text held back as a possible stop string or an unfinished character; no more bytes will come."""
         return self._decoder.decode(b"" if self._matcher is None else self._matcher.flush(), final=True)
 
 
 class StopMatcher:
-    """Passes bytes through up to the first stop string, holding back bytes that may be the beginning of one.
+    """Finds the first stop string in a stream of bytes. It holds back bytes that may be the beginning of one.
 
     The match that ends first wins; of those that end at the same byte, the longest. How the stream is cut does not
     change what is found.
@@ -91,7 +91,10 @@ class StopMatcher:
         self.match: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Add `data`; return the bytes that are certain to lie before any match. Feed nothing after a match."""
+        """Add the bytes `data`; return those that are sure to lie before any stop string.
+
+        Feed nothing after a match.
+        """
         for byte in data:
             self._held.append(byte)
             self._node = self._automaton.next(self._node, byte)
@@ -103,7 +106,7 @@ class StopMatcher:
         return self._release(len(self._held) - self._automaton.depth[self._node])
 
     def flush(self) -> bytes:
-        """Return the bytes that were held back, since no more will come."""
+        """Return the bytes held back as the possible beginning of a stop string, because no more bytes will come."""
         return self._release(len(self._held))
 
     def _release(self, count: int) -> bytes:
@@ -113,7 +116,7 @@ class StopMatcher:
 
 
 class _Automaton:
-    """The automaton of Aho and Corasick over the stop strings, to find them in a stream of bytes.
+    """The automaton of Aho and Corasick, which finds stop strings in a stream of bytes.
 
     A node stands for the longest end of the stream that is the beginning of a stop string, node 0 for none.
     """
@@ -145,7 +148,7 @@ class _Automaton:
         self.match[node] = stop
 
     def _link(self) -> None:
-        """Set each node's fallback, nodes nearer to the root first, and copy matches along the fallbacks."""
+        """Set the fallback of each of the automaton's nodes, the nearest to the root first, and copy matches along."""
         nodes = deque(self._children[0].values())
         while nodes:
             node = nodes.popleft()
@@ -157,7 +160,7 @@ class _Automaton:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a text has ended: the finish reason, and the stop string or stop token, if one ended it."""
+    """How an answer has ended: the finish reason, and the stop string or stop token, if one ended it."""
 
     reason: FinishReason
     stop: bytes | int | None = None  # the stop string or token that ended it
@@ -168,7 +171,7 @@ CUT = Ending("length")
 
 
 class Answer:
-    """The text and tokens generated after one prompt, and why the text ended.
+    """The text and tokens generated after one prompt, and how the text ended.
 
     Its tokens are passed to `take` one by one until there is an `ending`.
     """
@@ -198,7 +201,7 @@ class Answer:
         self._new_tokens: list[TokenInfo] = []
 
     def describe(self, token: int) -> TokenInfo:
-        """Return the `TokenInfo` of a token, without its log-probability.
+        """Return the `TokenInfo` of the token with the id `token`, without its log-probability.
 
         It is a new object if the request asks for log-probabilities, so that they can be set; otherwise it is shared.
         """
@@ -226,7 +229,10 @@ class Answer:
         return self._show(infos)
 
     def _show(self, infos: Sequence[TokenInfo]) -> bool:
-        """Add the text of tokens just appended; return False if the last one ends the text. No other may end it."""
+        """Add the text of tokens that were just appended; return False if the last one ends the text.
+
+        No other token may end it.
+        """
         last, num_generated = infos[-1], len(self._generated)
         self._counters.generated_tokens += len(infos)
         is_stop = last.token in self._stop_tokens
@@ -246,7 +252,7 @@ class Answer:
         return self.ending is None
 
     def end(self, ending: Ending) -> None:
-        """End the text after the tokens so far.
+        """End the answer after the tokens so far, in the way that `ending` describes.
 
         Text that was held back for a possible stop string becomes part of it.
         """
@@ -277,16 +283,19 @@ class Halts:
         self._make = lru_cache(_MASKS)(partial(_make_mask, vocab_size, text))
 
     def of(self, request: GenerateRequest) -> NDArray[np.uint32]:
-        """Return the mask [ceil(V / 32)] of `request`. Equal requests get the same array, which must not be changed."""
+        """Return the bit mask [ceil(V / 32)] of the tokens that may end the text of `request`.
+
+        Equal requests get the same array, which must not be changed.
+        """
         return self._make(frozenset(request.stop_tokens), frozenset(stop[-1] for stop in request.stop_bytes))
 
 
 def _make_mask(
     vocab_size: int, text: Callable[[], _Vocabulary], stop_tokens: frozenset[int], last_bytes: frozenset[int]
 ) -> NDArray[np.uint32]:
-    """Return the bit mask [ceil(V / 32)] of `stop_tokens` and of all tokens that contain one of `last_bytes`.
+    """Return a bit mask [ceil(V / 32)] of the tokens that may end a text: `stop_tokens` and those with certain bytes.
 
-    A stop string ends inside a token that has its last byte.
+    `last_bytes` are the last bytes of stop strings, each of which ends inside a token that has its last byte.
     """
     halts = np.zeros(32 * mask_words(vocab_size), np.bool_)
     halts[list(stop_tokens)] = True

@@ -1,4 +1,4 @@
-"""The worker, a thread that owns the runner and runs its scheduler, and the watchdog that reports if the worker stalls.
+"""The worker, a thread that owns the runner and runs the scheduler, and the watchdog that reports if it hangs.
 
 After a failure the worker runs one token to see whether the device answers. If not, it opens the device again.
 """
@@ -34,13 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """A thread that stops the worker once its event loop is closed, and calls `on_stall` if the device does not answer.
+    """A thread that reports if the worker or the event loop hangs, and stops the worker once the loop is closed.
 
-    Make it on the loop's thread. Its own thread ends after `stop`, or when the loop has been closed.
+    `on_stall` is called if the device does not answer. Make the object on the loop's thread. Its own thread ends after
+    `stop`, or when the loop has been closed.
     """
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, on_stall: Callable[[], None]) -> None:
-        """Watch `worker` and `loop`. `on_stall` is called on the loop's thread, once for each stall of the worker."""
+        """Watch `worker` and `loop`. `on_stall` is called on the loop's thread whenever the worker begins to hang."""
         self._worker = worker
         self._loop = loop
         self._loop_thread = threading.get_ident()
@@ -55,7 +56,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the watchdog's thread end soon. Does not wait for it."""
+        """Make the watchdog's thread end soon. Does not wait for that."""
         self._stopped.set()
 
     def join(self) -> None:
@@ -63,7 +64,7 @@ class Watchdog:
         self._thread.join()
 
     def look(self) -> None:
-        """Check the worker and the event loop once. Called on the watchdog's thread."""
+        """Check once if the worker or the event loop hangs. Called on the watchdog's thread."""
         self._look_at_worker()
         if self._loop.is_closed():
             self._worker.stop()
@@ -101,7 +102,7 @@ class Watchdog:
             _log.critical("the event loop has been blocked for %.0f s; its stack:\n%s", now - self._asked, stack)
 
     def _note_sign(self) -> None:
-        """Record that the event loop is running. Called on the loop's thread."""
+        """Record that the event loop is running. The watchdog has it called on the loop's thread."""
         self._asked = None
         if self._loop_stalled:
             self._loop_stalled = False
@@ -118,7 +119,7 @@ T = TypeVar("T")
 
 
 class Questions:
-    """Runs functions on the worker's thread, between two steps, for callers on one event loop."""
+    """Lets callers on one event loop run functions on the worker's thread, between two steps."""
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
@@ -126,7 +127,7 @@ class Questions:
         self._interrupt: asyncio.Future[RnnEngineError] = loop.create_future()
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Run `question` on the worker's thread; return what it returns, or raise what it raises.
+        """Run the function `question` on the worker's thread; return what it returns, or raise what it raises.
 
         Raises the error of `end` if that is called meanwhile.
         """
@@ -175,7 +176,7 @@ LOAD_SECONDS = 600.0  # the same for each part of loading a model
 
 
 class Deadline(NamedTuple):
-    """A time limit for the device: its task for the worker, the start (`time.monotonic`), and the seconds allowed."""
+    """A time limit for the device: its task, when it began (`time.monotonic`), and the seconds allowed."""
 
     what: str
     begun: float
@@ -183,7 +184,7 @@ class Deadline(NamedTuple):
 
 
 class Worker:
-    """Runs a scheduler on a thread of its own from `start` until `stop`.
+    """Runs the scheduler on a thread of its own, from `start` until `stop`.
 
     An exception of a command or a step ends every request with StepError, and the worker goes on. If that fails too, or
     if the device can't be opened again, the worker ends. `start`, `submit`, `call` and `stop` may be called from any
@@ -197,7 +198,7 @@ class Worker:
         on_end: Callable[[], None],
         reopen: Reopen,
     ) -> None:
-        """Prepare the worker; `start` starts it. `deliver`, `on_end` and `reopen` are called on the worker's thread.
+        """Prepare the worker; `start` starts its thread. `deliver`, `on_end` and `reopen` are called on this thread.
 
         `deliver` must not block. `on_end` is called once, whatever happens; requests may be left without an outcome by
         then.
@@ -226,21 +227,21 @@ class Worker:
 
     @property
     def thread_id(self) -> int | None:
-        """The identifier of the worker's thread, as from `threading.get_ident`; None before `start`."""
+        """The identifier of the worker's thread, as of `threading.get_ident`; None before `start`."""
         return self._thread.ident
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
-        """Have the worker run `request`, which has been checked. It arrived at `arrived` by the scheduler's clock.
+        """Have the worker run `request`, which has been checked. `arrived` is when it came, by the scheduler's clock.
 
         Work for this request alone is done, and logged, in the caller's context.
         """
         self.call(partial(copy_context().run, self._submit, key, request, arrived))
 
     def call(self, command: Command) -> None:
-        """Have the worker run `command` before its next step; commands run in the order of their calls."""
+        """Have the worker run the function `command` before its next step. Commands run in the order of their calls."""
         self._commands.put(command)
 
     def stop(self) -> None:
@@ -293,7 +294,7 @@ class Worker:
             self._deadline = None
 
     def _obey(self) -> None:
-        """Run the commands that have arrived; while no step is due, wait for more and run them.
+        """Run the commands that have arrived. While no step is due, wait for more and run these, too.
 
         Once a step is due, only the commands that have come by then are run before it, so that steps go on even if
         commands keep coming.
@@ -311,26 +312,33 @@ class Worker:
             command()
 
     def _obey_waiting(self) -> None:
-        """Run the commands that are in the queue at this moment. Does not wait."""
+        """Run the commands that are in the worker's queue at this moment. Does not wait."""
         for _ in range(self._commands.qsize()):
             self._commands.get()()
 
     def _check_idle_device(self) -> None:
-        """Test the idle device by running one token, and open it again if that fails, before the next request comes."""
+        """Test the device, after a time without work, by running one token. If that fails, open the device again.
+
+        So a failure is found before the next request comes.
+        """
         if not self._device_answers():
             self._recover("it did not run a token while it was idle")
-            self._set_health(Health())
 
     def _check_device(self, failure: str) -> None:
-        """Test the device by running one token; open it again if that fails or too many steps in a row have failed."""
+        """Test the device, after a failure, by running one token. If that fails, open the device again.
+
+        Open it again, too, if too many steps in a row have failed.
+        """
         if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
             self._recover(failure)
-        self._set_health(Health())
+        else:
+            self._set_health(Health())
 
     def _recover(self, failure: str) -> None:
-        """Open the failed device again and end the requests with states on it; queued requests wait until it is back.
+        """Open the failed device again, and end the requests that have states on it. Queued requests wait.
 
-        Raises ModelError or DeviceError if the device does not come back.
+        Returns early, without a device that answers, if the worker must stop. Raises ModelError or DeviceError if the
+        device does not come back.
         """
         logger.error("the device failed and is opened again: %s", failure)
         for attempt, seconds in enumerate(RETRY_SECONDS, 1):
@@ -349,6 +357,8 @@ class Worker:
                     self._scheduler.replace_runner(self._reopen(self._note_progress))
             except ModelError:
                 raise
+            except EngineClosedError:  # from `_note_progress`
+                return
             except Exception:
                 logger.exception("the device could not be opened again")
                 continue
@@ -356,11 +366,12 @@ class Worker:
                 self._reopen_seconds = time.monotonic() - begun
                 self._scheduler.counters.device_reopens += 1
                 logger.warning("the device answers again after %.1f s", self._reopen_seconds)
+                self._set_health(Health())
                 return
         raise DeviceError(f"the device did not come back in {len(RETRY_SECONDS)} attempts: {failure}")
 
     def _obey_for(self, seconds: float) -> None:
-        """Run the commands that have arrived, and those that arrive in the next `seconds`."""
+        """Run the commands that have arrived, and those that arrive within the next `seconds`."""
         end = time.monotonic() + seconds
         while not self._stopping:
             try:
@@ -396,7 +407,10 @@ class Worker:
 
     @contextmanager
     def _deadline_of(self, what: str, seconds: float) -> Iterator[None]:
-        """While the block runs, count the engine as stalled after `seconds`; `what` names the work in messages."""
+        """Return a context manager: the engine counts as stalled if its block takes longer than `seconds`.
+
+        `what` names the work in messages.
+        """
         self._deadline = Deadline(what, time.monotonic(), seconds)
         try:
             yield
@@ -404,7 +418,7 @@ class Worker:
             self._deadline = None
 
     def _note_progress(self) -> None:
-        """Run the commands that came while a part of the model was loaded, and restart the time limit.
+        """Run the commands that came while a part of the model was loaded, and restart the time limit for loading.
 
         Raises EngineClosedError if the worker must stop, so that nothing is loaded in vain.
         """

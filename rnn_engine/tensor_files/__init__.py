@@ -1,1 +1,4 @@
-"""Read and write files of named tensors (safetensors, .pth, GGUF, ...) without mapping them, and without torch."""
+"""Read and write model files, which hold named tensors (safetensors, .pth, GGUF, ...), without torch.
+
+Files are read at positions and never mapped.
+"""

@@ -1,4 +1,4 @@
-"""Read a file's bytes by their position, and notice if the file is changed meanwhile.
+"""Read bytes at given positions of a file, and raise ModelError if another program changes the file meanwhile.
 
 The file is not mapped: a mapping would show what others write into the file, and would end the process if they
 truncated it.
@@ -25,7 +25,7 @@ from rnn_engine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """Properties of a file, from its file system, that change when its content does."""
+    """A file's size, times and identity, by which a change of its content is noticed."""
 
     size: int  # bytes
     modified: int  # Unix time, ns
@@ -34,15 +34,12 @@ class FileStamp:
     volume: int
 
     def same_content(self, other: FileStamp) -> bool:
-        """Return True if the open file of both stamps was not written to between them."""
+        """Return True if an open file was not written to between two stamps: sizes and times are equal."""
         return (self.size, self.modified) == (other.size, other.modified)
 
     @classmethod
     def of_all(cls, stamps: Sequence[FileStamp]) -> FileStamp:
-        """Return a stamp for several files together: it changes when any of theirs does.
-
-        Its size is the sum of their sizes.
-        """
+        """Return a stamp for several files together: it changes if a file does, and has the sum of their sizes."""
         digest = hashlib.sha256(repr(stamps).encode()).digest()
         return cls(
             size=sum(stamp.size for stamp in stamps),
@@ -54,20 +51,20 @@ class FileStamp:
 
 
 class ByteSource(Protocol):
-    """Bytes of a file or in memory, read by their position."""
+    """The interface for reading bytes at given positions, from a file or from memory."""
 
     path: Path  # its name in messages
     stamp: FileStamp
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes, which belongs to the caller.
+        """Return a copy of the `size` bytes from position `start` on, which belongs to the caller.
 
         Raises ModelError if the file ends before them.
         """
         ...
 
     def close(self) -> None:
-        """Release the bytes' source. Idempotent."""
+        """Close the file or drop the memory that the bytes are read from. Idempotent."""
         ...
 
 
@@ -91,13 +88,13 @@ class BinaryFile:
         self.stamp = self._current_stamp()
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes, which belongs to the caller."""
+        """Return a copy of the `size` bytes from position `start` on, which belongs to the caller."""
         data = np.empty(size, np.uint8)
         self.read_into(start, data.data)
         return data
 
     def read_into(self, start: int, target: memoryview) -> None:
-        """Fill `target` with the bytes from `start` on."""
+        """Fill `target` with the file's bytes from position `start` on."""
         if self._file.closed:
             raise ValueError("the file is closed")
         filled = 0
@@ -138,7 +135,7 @@ class BinaryFile:
 
 
 class MemoryFile:
-    """The bytes of a file held in memory, with a name for messages."""
+    """The bytes of a file, held in memory, with a name for error messages. Implements `ByteSource`."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.path = Path(name)
@@ -146,7 +143,7 @@ class MemoryFile:
         self._data = data
 
     def read(self, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes. Raises ModelError if there are fewer."""
+        """Return a copy of the `size` bytes from position `start` on. Raises ModelError if there are fewer."""
         if start + size > len(self._data):
             raise ModelError(f"{self.path} ends after {len(self._data)} bytes; expected {start + size}")
         return np.frombuffer(self._data, np.uint8, size, start).copy()
@@ -161,7 +158,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 class Cursor(io.RawIOBase):
-    """A file object with a position of its own over a `BinaryFile`. Closing it leaves the file open.
+    """A seekable file object over an open `BinaryFile`, for libraries that need one. Closing it leaves the file open.
 
     Reading more than `budget` bytes in all raises OSError; None is no bound.
     """

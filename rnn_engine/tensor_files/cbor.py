@@ -1,4 +1,4 @@
-"""Read the structure of a CBOR file, and the positions of its byte strings.
+"""Parse a CBOR file, with the positions of its byte strings in place of their bytes.
 
 The cbor2 package does not do here: it reads all byte strings into memory, and a small file can make it build any number
 of items.
@@ -24,14 +24,14 @@ _TAG, _OTHER = 6, 7  # major types
 
 @dataclass(frozen=True, slots=True)
 class ByteString:
-    """The position of a byte string in a file."""
+    """The position and size of a byte string in a CBOR file."""
 
     start: int
     size: int
 
 
 def read_items(file: ByteSource, most_items: int = _MOST_ITEMS) -> Any:  # noqa: ANN401
-    """Return the file's one item: numbers, texts, None, lists, dicts and `ByteString`s.
+    """Parse a CBOR file of one item, and return it as numbers, texts, None, lists, dicts and `ByteString`s.
 
     Raises ModelError if it is damaged, or holds more than `most_items` or other kinds of items.
     """
@@ -85,7 +85,7 @@ class _CborReader:
         return key, self.read(depth)
 
     def _read_head(self) -> tuple[int, Any]:
-        """Return an item's major type and its number; for type 7, the value that it stands for."""
+        """Read the beginning of a CBOR item; return its major type and its number, or for type 7 the value itself."""
         kind, short = divmod(self._take(1)[0], 32)
         if kind == _OTHER and short in _SIMPLE:
             return kind, _SIMPLE[short]

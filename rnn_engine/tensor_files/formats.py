@@ -1,4 +1,4 @@
-"""Recognise a file's format by its first bytes and open it with the right reader; join several files into one source.
+"""Open a model file of any known format, recognised by its first bytes, or several files as one source of tensors.
 
 A new format needs one reader module and one line in `_FORMATS`.
 """
@@ -25,7 +25,7 @@ from rnn_engine.tensor_files.source import TensorInfo, TensorSource
 
 
 class JoinedFiles:
-    """Several open files that have no tensor in common. Implements `TensorSource`; `close` closes the files."""
+    """Several open model files that have no tensor in common, as one `TensorSource`; `close` closes the files."""
 
     def __init__(self, sources: Sequence[TensorSource]) -> None:
         self._sources = tuple(sources)
@@ -59,7 +59,7 @@ _EXPECTED = "a model file (.safetensors, .st, .pth, .gguf, .bin or .prefab)"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A format that can be read."""
+    """A file format: how to recognise it by a file's first bytes, and the function that opens such a file."""
 
     recognises: Callable[[bytes], bool]  # the file's first bytes -> True if it has this format
     open: Callable[[BinaryFile], TensorSource]  # the source closes the file
@@ -67,7 +67,7 @@ class _Format:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """A kind of file that users pass by mistake or that is not read, and the error message for it."""
+    """A kind of file that can't be opened, recognised by its first bytes, and the error message for it."""
 
     prefix: bytes
     message: str
@@ -96,7 +96,7 @@ _REFUSALS = (
 
 
 def open_source(path: Path) -> TensorSource:
-    """Open a file of tensors in any known format.
+    """Open a model file in any known format, to read its tensors.
 
     Raises ModelError if the file is missing, can't be read, or has no known format.
     """
@@ -110,7 +110,7 @@ def open_source(path: Path) -> TensorSource:
 
 
 def read_source(file: BinaryFile) -> TensorSource:
-    """Return the tensors of an open file in any known format.
+    """Read the header of an open model file in any known format, and return the source of its tensors.
 
     The result's `close` closes the file. Raises ModelError.
     """

@@ -1,4 +1,4 @@
-"""The types of ggml, in which llama.cpp and rwkv.cpp store tensors, and rwkv.cpp's .bin files.
+"""The element types of ggml's tensors, which llama.cpp and rwkv.cpp store, and a reader of rwkv.cpp's .bin files.
 
 The gguf package decodes blocks to numbers; it has no function that keeps them as blocks in another order of bytes, and
 no package reads rwkv.cpp's files.
@@ -27,7 +27,7 @@ from rnn_engine.tensor_files.source import TensorInfo, show
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """How numbers are stored, and the type in which they are read."""
+    """An element type of ggml: how many bytes store a number or a block of numbers, and numpy's type to read them."""
 
     name: str
     block_size: int  # numbers
@@ -39,7 +39,7 @@ class ElementType:
         return self.block_size > 1
 
     def decode(self, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the numbers of a tensor of `shape` from its bytes; numbers in blocks are decoded to f32."""
+        """Return the numbers of a tensor of `shape` from its stored bytes; numbers in blocks are decoded to f32."""
         if not self.is_block:
             return data.view(self.dtype).reshape(shape)
         with needs_extra("gguf", f"reading {self.name}", ModelError):
@@ -75,7 +75,7 @@ ELEMENT_TYPES: Final[Mapping[int, ElementType]] = {
     23: _blocks("IQ4_XS", 256, 136),
     30: _plain("BF16", ml_dtypes.bfloat16),
 }
-"""Number of an element type in a file -> the type."""
+"""The number that a GGUF file gives for an element type -> the type."""
 
 # Convert GGUF's blocks Q8_0, Q4_0 and Q4_1 to this project's own, and back: the same numbers in another order of bytes.
 #
@@ -86,12 +86,12 @@ _NIBBLE_BYTES: Final = 16
 
 
 def keeps_blocks(name: str) -> bool:
-    """Return True if GGUF's blocks of this name can be converted to a format of `BLOCK_FORMATS` and back."""
+    """Return True if GGUF's blocks called `name` can be converted to this project's block formats and back."""
     return name in _NAMES
 
 
 def read_blocks(name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> Blocks:
-    """Return the matrix of `shape` from `data`, its rows in GGUF's blocks `name`."""
+    """Convert the bytes `data` of a GGUF matrix in blocks called `name` to this project's blocks."""
     chosen = BLOCK_FORMATS[name.lower()]
     num_rows, num_columns = shape
     split = data.reshape(num_rows, num_columns // chosen.block_columns, -1)
@@ -104,7 +104,7 @@ def read_blocks(name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> B
 
 
 def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
-    """Return a matrix in blocks as the bytes [R, bytes of a row] of a GGUF file."""
+    """Convert a matrix in this project's blocks to the bytes [R, bytes of a row] of a GGUF file, for R rows."""
     codes = blocks.codes
     if blocks.format.code_bits == 4:
         halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
@@ -115,7 +115,7 @@ def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class _TensorPlace:
-    """The position of a tensor's bytes, and how they are stored."""
+    """The position of a tensor's bytes in a file, and the element type in which they are stored."""
 
     type: ElementType
     start: int
@@ -123,9 +123,9 @@ class _TensorPlace:
 
 
 class GgmlFile(ABC):
-    """An open file of ggml's tensors. `close` closes `file`. Dimensions are in numpy's order, the fastest last.
+    """Base class of open GGUF and rwkv.cpp files: reads tensors whose positions the subclass has found.
 
-    Numbers in blocks are read as f32.
+    Dimensions are in numpy's order, the fastest last. Numbers in blocks are read as f32. `close` closes `file`.
     """
 
     def __init__(self, file: BinaryFile) -> None:
@@ -155,7 +155,9 @@ class GgmlFile(ABC):
         self._file.close()
 
     def _add(self, name: str, dimensions: tuple[int, ...], element: ElementType, start: int) -> int:
-        """Record a tensor that begins at byte `start`, its fastest dimension first; return the byte after it.
+        """Record the place of a tensor that begins at byte `start` of the file; return the position after it.
+
+        `dimensions` begin with the fastest.
 
         Raises ModelError if its rows are no whole blocks, if it would not end within the file, or if it is too large.
         """
@@ -174,7 +176,7 @@ class GgmlFile(ABC):
         return start + num_bytes
 
     def _check_end(self, start: int, num_bytes: int, what: str) -> None:
-        """Raise ModelError if `what` would not end within the file."""
+        """Raise ModelError, with `what` in the message, unless `num_bytes` from `start` on are within the file."""
         if start + num_bytes > self._file.stamp.size:
             raise self._damaged(
                 f"{what} has {num_bytes} bytes from {start} on; expected an end within the {self._file.stamp.size} "
@@ -183,7 +185,7 @@ class GgmlFile(ABC):
 
     @abstractmethod
     def _damaged(self, what: str) -> ModelError:
-        """Return the error for a damaged file of this kind; `what` is the reason."""
+        """Return the error for a damaged file, which names the kind of file; `what` is the reason."""
 
 
 # Read rwkv.cpp's .bin files: a header of six integers, and then the tensors, each after its own header.
@@ -215,14 +217,14 @@ _TYPES: Final[Mapping[int, ElementType]] = {
         (15, "Q6_K"),
     )
 }
-"""Number of an element type in a file -> the type."""
+"""The number that an rwkv.cpp file gives for an element type -> the type."""
 
 
 class GgmfFile(GgmlFile):
-    """An open .bin file of rwkv.cpp."""
+    """An open .bin file of rwkv.cpp, from which tensors are read."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Read the headers.
+        """Read the headers of the file and of all its tensors.
 
         Raises ModelError if the file is damaged, or of a version that rwkv.cpp does not read either.
         """
@@ -235,14 +237,14 @@ class GgmfFile(GgmlFile):
             position = self._read_tensor(position)
 
     def _read_header(self) -> Mapping[str, int]:
-        """Return the sizes in the header, by their names in a model's shape."""
+        """Return the model's sizes in the file's header, by their names in `ModelShape`."""
         _, self._version, vocab_size, width, num_layers, _ = _HEADER.unpack(self._take(0, _HEADER.size, "its header"))
         if self._version not in _VERSIONS:
             raise ModelError(f"{self._file.path} is a file of rwkv.cpp of version {self._version}; expected 100 or 101")
         return {"vocab_size": vocab_size, "width": width, "num_layers": num_layers}
 
     def _read_tensor(self, position: int) -> int:
-        """Record the tensor whose header is at `position`, and return the position after the tensor."""
+        """Record the tensor whose header is at byte `position` of the file; return the position after the tensor."""
         header = self._take(position, _TENSOR_HEADER.size, "a tensor's header")
         num_dimensions, name_bytes, type_number = _TENSOR_HEADER.unpack(header)
         position += _TENSOR_HEADER.size

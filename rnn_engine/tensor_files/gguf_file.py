@@ -46,17 +46,17 @@ _NUMBERS: Final[Mapping[int, str]] = {
     11: "<i8",
     12: "<f8",
 }
-"""Number of a metadata type in a file -> numpy's type. Only types of numbers are listed."""
+"""The number that a GGUF file gives for the type of a metadata value -> numpy's type. Only types of numbers."""
 _STRING: Final = 8
 _ARRAY: Final = 9
 
 Metadata = Mapping[str, Any]
-"""Key -> a number, a text, an array of numbers, or a list of bytes."""
+"""A GGUF file's metadata: key -> a number, a text, an array of numbers, or a list of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """The header's entry for one tensor."""
+    """The entry for one tensor in the header of a GGUF file."""
 
     name: str
     dimensions: tuple[int, ...]  # the fastest first, the reverse of numpy's order
@@ -66,7 +66,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's metadata and the entries of its tensors."""
+    """The header of a GGUF file: the metadata, and an entry for each tensor."""
 
     metadata: Metadata
     entries: tuple[StoredEntry, ...]
@@ -74,7 +74,7 @@ class Header:
 
 
 def read_header(file: BinaryFile) -> Header:
-    """Read the file's header. Raises ModelError if it is damaged, or larger than a model's can be."""
+    """Read the header of a GGUF file. Raises ModelError if it is damaged, or larger than a model's can be."""
     reader = _HeaderReader(file)
     reader.take(4)  # the magic bytes
     version = reader.integer("<I")
@@ -121,7 +121,7 @@ def _read_entry(file: BinaryFile, reader: _HeaderReader, name: str) -> StoredEnt
 
 
 class _HeaderReader:
-    """Reads the values of a header one after another, never beyond the file or the limit of a header."""
+    """Reads the values of a GGUF header one after another, never beyond the file or the greatest length of a header."""
 
     def __init__(self, file: BinaryFile) -> None:
         self.position = 0
@@ -132,7 +132,7 @@ class _HeaderReader:
         self._strings_left = _MOST_STRINGS
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
+        """Return the next `size` bytes of the header, and move past them."""
         if size > self._end - self.position:
             limit = "the file" if self._end == self._file.stamp.size else f"the {HEADER_LIMIT} bytes of a header"
             raise damaged(
@@ -147,7 +147,7 @@ class _HeaderReader:
         return self._window[start : start + size]
 
     def integer(self, form: str) -> int:
-        """Read an integer in a format of `struct`."""
+        """Read the next integer of the header; `form` is its format for `struct`."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
@@ -155,7 +155,7 @@ class _HeaderReader:
         return self.take(self.integer("<Q"))
 
     def text(self, what: str) -> str:
-        """Read a string in UTF-8; the error message names it `what`."""
+        """Read the next string of the header, in UTF-8. `what` describes it in the error message."""
         data = self.string()
         try:
             return data.decode("utf-8")
@@ -163,7 +163,7 @@ class _HeaderReader:
             raise damaged(self._file, f"{what} is not valid UTF-8: {show(repr(data[:100]))}") from error
 
     def value(self) -> Any:  # noqa: ANN401
-        """Read the type number of a metadata value, and the value."""
+        """Read the next metadata value of the header: the number of its type, and then the value."""
         kind = self.integer("<I")
         if kind == _STRING:
             return self.string().decode("utf-8", "backslashreplace")
@@ -194,10 +194,10 @@ _PARTS_KEY: Final = "split.count"
 
 
 class GgufFile(GgmlFile):
-    """An open GGUF file."""
+    """An open GGUF file, from which metadata and tensors are read."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Read the header. Raises ModelError if the file is damaged, or one of several parts."""
+        """Read the file's header. Raises ModelError if the file is damaged, or one of several parts of a model."""
         super().__init__(file)
         header = read_header(file)
         self.metadata: Metadata = header.metadata
@@ -252,7 +252,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """llama.cpp's vocabulary of byte strings: for each id its text, escaped as in Python, and its kind."""
+    """A tokenizer's vocabulary for a GGUF file: each token id's escaped byte string and llama.cpp's token type."""
 
     tokens: Sequence[bytes]
     kinds: Sequence[int]
@@ -265,7 +265,10 @@ def write_gguf(
     vocabulary: GgufVocabulary | None,
     entries: Sequence[TensorEntry],
 ) -> None:
-    """Write `entries` in their order, with `values` as metadata. `file` is an open file of the file system."""
+    """Write a GGUF file with the tensors of `entries`, in their order, and with `values` as metadata.
+
+    `file` is an open file of the file system.
+    """
     with needs_extra("gguf", "writing a .gguf", ModelError):
         from gguf import GGMLQuantizationType, GGUFWriter
     writer = GGUFWriter(file.name, architecture)

@@ -1,4 +1,4 @@
-"""Read ai00's prefab models: CBOR of web-rwkv's own structures, with its names, transforms and quantised matrices.
+"""Read ai00's prefab models, which are web-rwkv's structures as CBOR, with its tensor names and quantised matrices.
 
 Tensors are returned under BlinkDL's names and in its orientation. web-rwkv halves the matrices that write to the
 residual once more after every `rescale` layers; here they are scaled back. RWKV-4 and RWKV-5 models hold the decay
@@ -33,7 +33,7 @@ from rnn_engine.tensor_files.source import TensorInfo
 
 PREFAB_START: Final = b"\xa5\x67context"
 MATRICES: Final = {"w_r": "receptance", "w_k": "key", "w_v": "value", "w_g": "gate", "w_o": "output"}
-"""web-rwkv's name of a matrix -> BlinkDL's name."""
+"""web-rwkv's name of a layer's matrix -> BlinkDL's name."""
 
 V6_MIXES: Final = "wkvrg"
 _HALVED: Final = {("att", "w_o"), ("ffn", "w_v")}
@@ -50,13 +50,13 @@ Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _PrefabPart:
-    """An array of the file: its shape in numpy's order, and the position of its bytes."""
+    """An array in a prefab file: its shape in numpy's order, and the position of its bytes."""
 
     shape: tuple[int, ...]
     data: ByteString
 
     def dtype(self, *allowed: Any) -> np.dtype[Any]:  # noqa: ANN401
-        """Return the first of `allowed` that fits the array's size in bytes. Raises ValueError if none does."""
+        """Return the first of the types `allowed` with which the shape fits the bytes. Raises ValueError for none."""
         for dtype in map(np.dtype, allowed):
             if prod(self.shape) * dtype.itemsize == self.data.size:
                 return dtype
@@ -65,7 +65,7 @@ class _PrefabPart:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How a tensor is read: from one array of numbers, or from an array of codes and one of figures."""
+    """How to read a tensor of a prefab file: from an array of numbers, or from arrays of quantised codes and scales."""
 
     values: _PrefabPart
     info: TensorInfo  # of the result
@@ -76,10 +76,10 @@ class _Tensor:
 
 
 class PrefabFile:
-    """An open prefab model. `close` closes `file`."""
+    """An open prefab file, from which tensors are read. `close` closes `file`."""
 
     def __init__(self, file: BinaryFile) -> None:
-        """Read the model's structure. Raises ModelError if the file is damaged."""
+        """Find all tensors in the file. Raises ModelError if the file is damaged."""
         self._file = file
         content = read_items(file)
         try:
@@ -127,7 +127,7 @@ class PrefabFile:
 
 
 class _Layout:
-    """The structure of a prefab.
+    """Finds the tensors in the parsed CBOR content of a prefab file.
 
     Its methods raise KeyError, TypeError or ValueError if the file has another structure.
     """
@@ -144,7 +144,7 @@ class _Layout:
             raise ValueError("a size is not a number of at least 1")
 
     def tensors(self) -> Iterator[tuple[str, _Tensor]]:
-        """Yield BlinkDL's name of every tensor, and how to read it."""
+        """Yield BlinkDL's name of every tensor in the file, and how to read it."""
         embed, head = self._content["embed"], self._content["head"]
         yield "emb.weight", self._cut(_plain(_part(embed["w"])))
         yield "head.weight", self._cut(self._matrix(head["w"]))
@@ -178,7 +178,7 @@ class _Layout:
         return "time_faaaa" if field == "time_first" and self._version in ("V5", "V6") else field
 
     def _small(self, field: str, value: Any) -> _Tensor:  # noqa: ANN401
-        """Return a vector, or a matrix of an adapter."""
+        """Return how to read a field of a layer that is a vector or a low-rank matrix."""
         if field in _SWAPPED:
             part = self._matrix(value).values
             *leading, rows, columns = part.shape
@@ -196,7 +196,7 @@ class _Layout:
         return self._num_heads, prod(part.shape) // self._num_heads
 
     def _stacked(self, prefix: str, part: _PrefabPart) -> Iterator[tuple[str, _Tensor]]:
-        """Yield the mixes of an RWKV-6, which lie in one array."""
+        """Yield each of an RWKV-6 layer's token shift mixes, which one array stores: its name, and how to read it."""
         size = prod(part.shape) // len(V6_MIXES)
 
         def pick(index: int) -> Transform:
@@ -211,7 +211,7 @@ class _Layout:
             yield f"{name}.{kind}", _plain(part, (prod(part.shape),), lambda array: array.reshape(-1))
 
     def _cut(self, tensor: _Tensor) -> _Tensor:
-        """Return the embedding or the head without the rows and columns of padding."""
+        """Return how to read the embedding or the head without the rows and columns that pad it."""
         num_rows, num_columns = self._sizes
         if tensor.info.shape == self._sizes:
             return tensor
@@ -238,7 +238,7 @@ class _Layout:
         return _Tensor(codes, info, figures, chosen)
 
     def _codebook(self, part: _PrefabPart) -> BlockFormat:
-        """Return the 4-bit format whose levels the array has. Raises ValueError for unknown levels."""
+        """Return the 4-bit format that has the 16 levels in the array `part`. Raises ValueError for unknown levels."""
         levels = _read(self._file, part, part.dtype(np.float32))
         for name, known in _CODEBOOKS.items():
             if levels.shape == (16,) and np.allclose(levels, known, atol=1e-4):
@@ -272,7 +272,7 @@ def _either(value: dict[str, Any], first: str, second: str) -> Any:  # noqa: ANN
 
 
 def _choice(value: object, names: tuple[str, ...]) -> str:
-    """Return the name of an enumeration's variant, which a file gives by its name or its number."""
+    """Return the one of `names` that `value` means, as a name or as an index. Raises ValueError for another name."""
     if isinstance(value, int) and value >= 0:
         return names[value]
     if value not in names:
@@ -281,10 +281,10 @@ def _choice(value: object, names: tuple[str, ...]) -> str:
 
 
 def _find_decay(used: F32, version: str) -> F32:
-    """Return the numbers x from which RWKV-4 computes -exp(x) and RWKV-5 exp(-exp(x)).
+    """Convert a layer's decay as web-rwkv stores it, -exp(x) for RWKV-4 and exp(-exp(x)) for RWKV-5, back to x.
 
-    ai00 had them in half precision: a half that gives the stored value again is returned, without the error of a
-    logarithm.
+    Returned are numbers that half precision holds, as ai00 had them, if they give the stored decay again: these are
+    without the error of a logarithm.
     """
     least = float(np.finfo(np.float32).tiny)
     wide = used.astype(np.float64)

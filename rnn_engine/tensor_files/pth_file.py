@@ -28,10 +28,12 @@ _PICKLE_LIMIT: Final = 1 << 20  # bytes; a model of a thousand tensors needs 0.2
 
 
 class PthFile:
-    """An open .pth file. `close` closes `file`."""
+    """An open torch .pth file, from which tensors are read. `close` closes `file`."""
 
     def __init__(self, file: BinaryFile, most_inflated: int | None = None) -> None:
-        """Inflate at most `most_inflated` bytes of a compressed storage to read a tensor; None is no bound.
+        """Read the file's list of tensors. To read one, at most `most_inflated` compressed bytes will be inflated.
+
+        None is no bound.
 
         Raises ModelError if the file is damaged.
         """
@@ -65,7 +67,7 @@ class PthFile:
         return as_strided(elements, ref.shape, strides, writeable=False)
 
     def read_blocks(self, name: str) -> None:
-        """Return None: the format has only plain numbers."""
+        """Return None, since a .pth file has no quantised blocks; `read` returns every tensor."""
 
     def close(self) -> None:
         self._file.close()
@@ -84,7 +86,7 @@ class PthFile:
 
 
 def _find_folder(path: Path, archive: ZipArchive) -> str:
-    """Return the folder inside the zip that holds the pickle, with its slash."""
+    """Return the path of the folder that holds the pickle inside the zip, with a slash at its end."""
     found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
     if len(found) != 1:
         raise ModelError(f"{path} is a zip with {len(found)} entries named {_PICKLE_NAME}; a .pth file has one")
@@ -118,7 +120,7 @@ def _info(path: Path, name: str, ref: TensorRef) -> TensorInfo:
 
 
 def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: TensorRef) -> None:
-    """Raise ModelError unless the tensor lies inside its storage and is no larger than it."""
+    """Raise ModelError unless a tensor lies inside the zip entry with its numbers and is no larger than the entry."""
     if entry not in archive.names:
         raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")
     count = archive.size(entry) // ref.storage.dtype.itemsize
@@ -129,7 +131,7 @@ def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: T
 
 
 def _reach(ref: TensorRef) -> int:
-    """Return the number of elements from the storage's start to the tensor's last element, inclusive."""
+    """Return the number of elements from the start of a tensor's storage to the tensor's last element, inclusive."""
     return ref.offset + sum((size - 1) * step for size, step in zip(ref.shape, ref.strides, strict=True)) + 1
 
 
@@ -146,7 +148,7 @@ _EMPTY_ORDERED_DICT: Final = b"ccollections\nOrderedDict\n)R"
 
 
 def write_pth(file: IO[bytes], entries: Sequence[TensorEntry]) -> None:
-    """Write a dict of tensors for `torch.load(weights_only=True)`, each with its own storage.
+    """Write a .pth file with a dict of tensors, each with its own storage, for `torch.load(weights_only=True)`.
 
     `file` must be seekable.
     """
@@ -170,7 +172,7 @@ def _pickle(entries: Sequence[TensorEntry]) -> bytes:
 
 
 def _tensor(key: str, entry: TensorEntry) -> bytes:
-    """Return the operations that push a contiguous tensor, which fills its storage, on the stack."""
+    """Return the pickle operations that make a tensor from the storage `key`, which it fills in numpy's order."""
     shape = entry.info.shape
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     storage = f"ctorch\n{_STORAGES[entry.info.dtype]}\n".encode()

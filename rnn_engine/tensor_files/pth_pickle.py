@@ -48,11 +48,14 @@ _DAMAGE: Final = (
     NotImplementedError,
     ValueError,
 )
-"""What `zipfile` raises for a damaged zip, or for one that uses unsupported features."""
+"""The exceptions that `zipfile` raises for a damaged zip, or for one that uses unsupported features."""
 
 
 class ZipArchive:
-    """The entries of an open zip file, which the caller closes. Raises ModelError if the zip is damaged."""
+    """The entries of an open zip file, to be read at positions. Raises ModelError if the zip is damaged.
+
+    The caller closes the file.
+    """
 
     def __init__(self, file: BinaryFile) -> None:
         self._file = file
@@ -69,21 +72,24 @@ class ZipArchive:
         return self._entries.keys()
 
     def size(self, name: str) -> int:
-        """Return an entry's length in bytes, once inflated. Raises KeyError for a name that the zip does not have."""
+        """Return the length in bytes of the zip's entry `name`, once inflated. Raises KeyError if there is none."""
         return self._entries[name].file_size
 
     def is_compressed(self, name: str) -> bool:
         return self._entries[name].compress_type != zipfile.ZIP_STORED
 
     def read(self, name: str, start: int, size: int) -> NDArray[np.uint8]:
-        """Return a copy of `size` bytes of an entry. In a compressed entry, all bytes before them are inflated too."""
+        """Return a copy of `size` bytes of the zip's entry `name`, from byte `start` of its inflated content on.
+
+        All bytes before them are inflated, too, if the entry is compressed.
+        """
         entry = self._entries[name]
         if entry.compress_type == zipfile.ZIP_STORED:
             return self._read_stored(entry, start, size)
         return self._inflate(entry, start, size)
 
     def read_whole(self, name: str) -> bytes:
-        """Return a copy of an entry, checked against the zip's checksum; torch may leave it out, as 0."""
+        """Return a copy of the zip's entry `name`, and verify its checksum unless torch has left that out."""
         entry = self._entries[name]
         if entry.CRC == 0:
             return self.read(name, 0, entry.file_size).tobytes()
@@ -126,7 +132,7 @@ class ZipArchive:
 
 
 def _skip(file: IO[bytes], size: int) -> int:
-    """Read up to `size` bytes, and return how many there were."""
+    """Read and drop up to `size` bytes of `file`; return how many there were."""
     skipped = 0
     while chunk := file.read(min(_CHUNK_BYTES, size - skipped)):
         skipped += len(chunk)
@@ -134,7 +140,7 @@ def _skip(file: IO[bytes], size: int) -> int:
 
 
 def _fill(data: NDArray[np.uint8], file: IO[bytes]) -> int:
-    """Read into `data`, and return how many bytes there were. Reads by chunks, because the library copies twice."""
+    """Fill `data` with bytes of `file`, in chunks to save memory; return how many there were."""
     filled = 0
     while chunk := file.read(min(_CHUNK_BYTES, len(data) - filled)):
         data[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
@@ -144,7 +150,7 @@ def _fill(data: NDArray[np.uint8], file: IO[bytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
-    """A run of elements in an entry of the zip."""
+    """A torch storage: the zip entry with the numbers of one or more tensors, and their element type."""
 
     key: str
     dtype: np.dtype[Any]
@@ -152,7 +158,7 @@ class StorageRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """A tensor as a window on a storage; offset and strides count elements and are not negative."""
+    """A tensor in a .pth file: its storage, and offset, shape and strides in the storage, counted in elements."""
 
     storage: StorageRef
     offset: int
@@ -161,7 +167,7 @@ class TensorRef:
 
 
 def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
-    """Return the tensors of a pickled state dict by name.
+    """Return the tensors that the pickle of a .pth file describes, by name.
 
     Raises ModelError if the pickle is damaged, asks for anything other than tensors, or holds no dict of them.
     """
@@ -187,7 +193,7 @@ def _state_dict(content: object) -> dict[str, TensorRef]:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """The name of an object that the pickle would import."""
+    """The name of a function or class that a pickle would import; nothing is imported."""
 
     text: str
 
@@ -210,7 +216,7 @@ _KNOWN_NAMES: Final = frozenset({*_STORAGE_DTYPES, _DICT, _TENSOR, _PARAMETER})
 
 
 class _Machine:
-    """A pickle machine without the operations that import, call or change objects."""
+    """A stack machine that runs a pickle without the operations that import, call or change objects."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -218,7 +224,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> object:
-        """Run the program and return the value that it leaves."""
+        """Run the pickle `data`, and return the value that is on top of the stack at its end."""
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number == _MOST_OPERATIONS:
                 raise ModelError(f"the pickle has more than {_MOST_OPERATIONS} operations; a tensor takes about 40")
@@ -282,7 +288,7 @@ class _Machine:
                 )
 
     def _take(self, count: int) -> list[Any]:
-        """Pop the topmost values from the stack, and return them in the order in which they were pushed."""
+        """Pop the topmost `count` values from the stack, and return them in the order in which they were pushed."""
         if len(self._stack) < count:
             raise ModelError("the pickle is damaged: it takes a value from an empty stack")
         taken = self._stack[-count:]
@@ -297,14 +303,14 @@ class _Machine:
         self._top(list).extend(values)
 
     def _update(self, items: list[Any]) -> None:
-        """Add `items`, keys and values in turn, to the topmost dict."""
+        """Add `items`, keys and values in turn, to the dict on top of the stack."""
         keys = items[::2]
         if not all(isinstance(key, str) for key in keys):
             raise ModelError("the pickle holds a dict whose keys are not all names")
         self._top(dict).update(zip(keys, items[1::2], strict=True))
 
     def _drop_attributes(self) -> None:
-        """Drop the attributes that are set on the topmost dict: torch's `_metadata`."""
+        """Pop the attributes that the pickle sets on a dict, torch's `_metadata`, and ignore them."""
         self._take(1)
         self._top(dict)
 
@@ -326,7 +332,7 @@ def _name(module: object, name: object) -> _Name:
 
 
 def _make(callee: object, arguments: object) -> dict[Any, Any] | TensorRef:
-    """Return the value that a call would return, if it makes a dict or a tensor. Raises ModelError for other calls."""
+    """Return the dict or the tensor that a pickle's call of `callee` would make. Raises ModelError for other calls."""
     match callee, arguments:
         case _Name(), () if callee == _DICT:
             return {}

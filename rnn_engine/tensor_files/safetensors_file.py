@@ -1,7 +1,7 @@
-"""Read and write .safetensors (and ai00's .st), also with quantised matrices.
+"""Read and write .safetensors files (and ai00's .st), some with this project's quantised matrices.
 
-The safetensors package does not do here: it gives no metadata of a file in memory, waits for ever if the path is a
-pipe, does not notice that a file was overwritten while it is read, and writes only tensors that are all in memory at
+The safetensors package does not do here: it gives no metadata of a file in memory, and waits for ever if the path is a
+pipe. It does not notice that a file was overwritten while it is read, and writes only tensors that are all in memory at
 once. The header is checked as strictly as there: every tensor has the length that its shape and type give, and the
 tensors fill the file without gaps.
 """
@@ -42,14 +42,14 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-"""The format's name of an element type -> the type."""
+"""The name of an element type in safetensors files -> numpy's type."""
 
 
 class SafetensorsFile:
-    """An open safetensors file. `close` closes `file`."""
+    """An open safetensors file, from which plain tensors are read. `close` closes `file`."""
 
     def __init__(self, file: ByteSource, header_limit: int = HEADER_LIMIT) -> None:
-        """Read the header.
+        """Read the header of the file.
 
         Raises ModelError if the file is damaged, or if the header has more than `header_limit` bytes.
         """
@@ -80,14 +80,17 @@ class SafetensorsFile:
         return data.view(info.dtype).reshape(info.shape)
 
     def read_blocks(self, name: str) -> None:
-        """Return None: the format has only plain numbers."""
+        """Return None, since safetensors itself has no quantised blocks; `read` returns every tensor."""
 
     def close(self) -> None:
         self._file.close()
 
 
 class _HeaderEntry:
-    """The header's entry for one tensor. Raises TypeError, ValueError or KeyError if `entry` is not one."""
+    """The entry for one tensor in a safetensors header, parsed from JSON.
+
+    Raises TypeError, ValueError or KeyError if `entry` describes no tensor.
+    """
 
     def __init__(self, entry: Any) -> None:  # noqa: ANN401
         self.dtype = str(entry["dtype"])
@@ -108,7 +111,7 @@ def _strings(metadata: object) -> dict[str, str]:
 
 
 def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:
-    """Return the header, and the position of the tensors' bytes."""
+    """Return a safetensors file's header, parsed from JSON, and the position of the tensors' bytes after it."""
     length = int.from_bytes(file.read(0, _LENGTH_BYTES).tobytes(), "little")
     data_start = _LENGTH_BYTES + length
     if length > limit or data_start > file.stamp.size:
@@ -160,13 +163,13 @@ FIGURES: Final = ".figures"
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix as the metadata describe it."""
+    """The weight format and number of columns of a quantised matrix, which a safetensors file's metadata give."""
 
     format: BlockFormat
     num_columns: int
 
     def shapes(self, num_rows: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the matrix's two tensors, by the ends of their names."""
+        """Return the shapes of the two tensors that store the matrix: ".codes" and ".figures" (scales) -> shape."""
         row_blocks = blocks_of_row(self.num_columns, self.format.block_columns)
         return {
             CODES: (num_rows, row_blocks, bytes_of_codes(self.format)),
@@ -175,13 +178,13 @@ class StoredMatrix:
 
 
 def describe_matrices(matrices: Mapping[str, StoredMatrix]) -> dict[str, str]:
-    """Return the metadata that describe these matrices."""
+    """Return safetensors metadata that give the format and number of columns of the named quantised matrices."""
     described = {name: {"format": each.format.name, "columns": each.num_columns} for name, each in matrices.items()}
     return {METADATA_KEY: json.dumps(described, separators=(",", ":"))}
 
 
 def open_safetensors(file: BinaryFile) -> TensorSource:
-    """Open a safetensors file, quantised or not.
+    """Open a safetensors file to read its tensors, quantised matrices included.
 
     The result's `close` closes `file`. Raises ModelError if it is damaged.
     """
@@ -191,13 +194,13 @@ def open_safetensors(file: BinaryFile) -> TensorSource:
 
 
 class QuantisedFile:
-    """An open safetensors file with matrices in blocks, each of which is read as one tensor.
+    """An open safetensors file with quantised matrices, each stored as a tensor of codes and one of scales.
 
-    `close` closes `source`.
+    A matrix is read as one tensor, in blocks or as f32. `close` closes `source`.
     """
 
     def __init__(self, path: Path, source: SafetensorsFile, described: str) -> None:
-        """Read the metadata.
+        """Read the list of quantised matrices, the JSON text `described` from the file's metadata.
 
         Raises ModelError if they make no sense, or if a matrix's tensors are missing or don't fit.
         """
@@ -237,7 +240,7 @@ class QuantisedFile:
 
 
 def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401
-    """Parse the metadata of one matrix. Raises TypeError, ValueError or KeyError if `entry` does not describe one."""
+    """Parse the metadata of one quantised matrix. Raises TypeError, ValueError or KeyError if they describe none."""
     name, num_columns = entry["format"], entry["columns"]
     if name not in BLOCK_FORMATS:
         raise ValueError(f"the format {name!r} is not known; expected one of {', '.join(BLOCK_FORMATS)}")
@@ -247,9 +250,9 @@ def _matrix(entry: Any) -> StoredMatrix:  # noqa: ANN401
 
 
 def _check(path: Path, name: str, matrix: StoredMatrix, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
-    """Return the shape and type in which a matrix is read.
+    """Return the shape and type with which a quantised matrix is read.
 
-    Raises ModelError unless its codes and figures exist and fit.
+    Raises ModelError unless its tensors of codes and of figures (scales) exist and fit.
     """
     parts = {part: tensors.get(name + part) for part in (CODES, FIGURES)}
     if name in tensors or None in parts.values():
@@ -269,9 +272,9 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def encode_header(tensors: Iterable[tuple[str, Sequence[int], np.dtype[Any]]], metadata: Mapping[str, str]) -> bytes:
-    """Return all of a safetensors file except the bytes of `tensors`, which follow in their order.
+    """Return the beginning of a safetensors file: its length field and its header, without the bytes of `tensors`.
 
-    Each tensor is given by name, shape and type.
+    Each tensor is given by name, shape and type; their bytes follow in this order.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -284,12 +287,12 @@ def encode_header(tensors: Iterable[tuple[str, Sequence[int], np.dtype[Any]]], m
 
 
 def write_safetensors(file: IO[bytes], entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> None:
-    """Write `entries` in their order."""
+    """Write a safetensors file with the tensors of `entries`, in their order."""
     file.write(encode_header([(entry.name, entry.info.shape, entry.info.dtype) for entry in entries], metadata))
     for entry in entries:
         entry.write(file)
 
 
 def widest_first(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
-    """Return tensors sorted by element size, the largest first: each begins at a multiple of its element size."""
+    """Sort tensors by element size, the largest first, so that each begins at a multiple of its element size."""
     return sorted(entries, key=lambda entry: -entry.info.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""The interface of readers and writers of all file formats: named tensors of known shape and type."""
+"""The interface of the readers and writers of all model file formats: named tensors of known shape and type."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class TensorInfo:
 
 
 class TensorSource(Protocol):
-    """An open file of tensors."""
+    """The interface of an open model file, from which named tensors are read."""
 
     @property
     def stamp(self) -> FileStamp:
-        """The file's size and times when it was opened."""
+        """The file's size and times when it was opened, by which a change of the file is noticed."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the file, under its name in the file."""
+        """The shape and type of every tensor in the file, under its name there."""
         ...
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a copy of the tensor that no later change of the file affects. It may have any strides.
+        """Return a copy of the tensor `name`, which no later change of the file affects. It may have any strides.
 
         May be called from several threads. Raises KeyError for a name that is not in `tensors`. Raises ModelError if
         the bytes are damaged, or if the file was truncated or written to since it was opened. Raises ValueError after
@@ -62,7 +62,7 @@ class TensorSource(Protocol):
         ...
 
     def read_blocks(self, name: str) -> Blocks | None:
-        """Return a copy of a matrix in its blocks; None for plain numbers, and for blocks of an unknown format.
+        """Return a copy of a quantised matrix in its blocks; None for plain numbers and blocks of an unknown format.
 
         Raises as `read` does.
         """
@@ -79,14 +79,14 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor for a file writer, and its name."""
+    """A tensor for the writer of a model file: its name, its shape and type, and a function that reads it."""
 
     name: str
     info: TensorInfo
     read: Callable[[], NDArray[Any]]  # of the shape and type of `info`, or the bytes of its blocks
 
     def write(self, file: IO[bytes]) -> None:
-        """Read the tensor and write its numbers, the last dimension fastest."""
+        """Read the tensor and write its numbers to `file`, the last dimension fastest."""
         file.write(np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data)
 
 
@@ -97,17 +97,17 @@ _MOST_CHARACTERS: Final = 120
 
 
 def show(text: str) -> str:
-    """Cut `text` to 120 characters, and escape it if it is not printable."""
+    """Return `text` from a file for an error message: cut to 120 characters, and escaped if it is not printable."""
     cut = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
     return cut if cut.isprintable() else ascii(cut)
 
 
 def show_all(items: Sequence[str]) -> str:
-    """List the first few of `items`, and the number of the others."""
+    """Join the first few of `items`, for an error message, and add the number of the others."""
     shown = "; ".join(show(item) for item in items[:_MOST_ITEMS])
     return shown if len(items) <= _MOST_ITEMS else f"{shown}; and {len(items) - _MOST_ITEMS} more"
 
 
 def count(items: Sequence[str], noun: str) -> str:
-    """Format the number of items with their noun: "1 tensor", "2 tensors"."""
+    """Format the number of items with the noun for them: "1 tensor", "2 tensors"."""
     return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"

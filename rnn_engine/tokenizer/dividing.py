@@ -44,7 +44,7 @@ class UnreadPatternError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Adjacency:
-    """Which kinds of characters may follow each other in a match of a regular expression, and which may begin one."""
+    """The kinds of characters that may follow each other in a match of a regular expression, and that may begin one."""
 
     follows: NDArray[np.bool_]  # [kinds, kinds] True if a match may contain, or look at, the second after the first
     begins: NDArray[np.bool_]  # [kinds] True if every character of the kind is a match, unless a longer one is found
@@ -52,7 +52,7 @@ class Adjacency:
 
 @dataclass(frozen=True, slots=True)
 class _CutPlace:
-    """A place of a regular expression, which matches one character, and the kinds of characters that it matches.
+    """One character's place in a regular expression, with the kinds (such as a Unicode category) that it matches.
 
     `some` is True for a kind of which it may match some characters, `all` for a kind of which it matches every one.
     Both are [kinds].
@@ -70,9 +70,9 @@ class _CutPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A part of a regular expression: the places at which its matches may begin and end.
+    """A parsed part of a regular expression: which of the expression's places its matches may begin and end with.
 
-    Places are indices in the reader's list of places.
+    A place takes one character of a text. Here it is an index in the reader's list of places.
     """
 
     first: frozenset[int] = frozenset()
@@ -84,7 +84,7 @@ class _Fragment:
 
 @cache
 def _table() -> NDArray[np.uint8]:
-    """Return the kind of each character of Unicode's first plane, followed by the kind of all other characters."""
+    """Return the kind (ASCII character or category) of each of Unicode's first 65,536 characters, and of all others."""
     numbers = {category: _NUM_ASCII + number for number, category in enumerate(_CATEGORIES)}
     kinds = [*range(_NUM_ASCII)]
     kinds += [numbers.get(unicodedata.category(chr(code)), _OTHER) for code in range(_NUM_ASCII, _NUM_SEEN)]
@@ -92,7 +92,10 @@ def _table() -> NDArray[np.uint8]:
 
 
 def kinds_of(text: str) -> NDArray[np.uint8]:
-    """Return the kind of each character of `text`: an ASCII character itself, or a general category. -> [len(text)]"""
+    """Return the kind of each character of `text`: an ASCII character itself, or its Unicode category.
+
+    -> [len(text)]
+    """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return _table()[np.minimum(codes, _NUM_SEEN)]
 
@@ -115,13 +118,13 @@ def read_pattern(pattern: str) -> Adjacency:
 
 
 def _where(test: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return True for each kind for whose general category `test` returns True. -> [kinds]"""
+    """Return a boolean for each kind of character: the result of `test` for its Unicode category. -> [kinds]"""
     found = [test(unicodedata.category(chr(code))) for code in range(_NUM_ASCII)]
     return np.array([*found, *map(test, _CATEGORIES), False])
 
 
 def _of(characters: Iterable[str]) -> _CutPlace:
-    """Return a place that matches any one of `characters`."""
+    """Return the place of a regular expression that matches any one of `characters`."""
     some = np.zeros(NUM_KINDS, np.bool_)
     some[kinds_of("".join(characters))] = True
     every = some.copy()
@@ -139,7 +142,7 @@ def _category(name: str) -> _CutPlace:
 
 
 def _spaces() -> _CutPlace:
-    """Return a place that matches white space, \\s.
+    """Return the place of a regular expression that matches white space, \\s.
 
     It surely matches only the common white-space characters: libraries differ about the others.
     """
@@ -150,7 +153,7 @@ def _spaces() -> _CutPlace:
 
 
 def _folded(place: _CutPlace) -> _CutPlace:
-    """Return a place that matches the same characters as `place`, but letters in upper and lower case.
+    """Return a place of a regular expression that matches what `place` does, and the letters' other case as well.
 
     Some letters beyond ASCII are case variants of ASCII letters.
     """
@@ -163,7 +166,7 @@ def _folded(place: _CutPlace) -> _CutPlace:
 
 @dataclass(slots=True)
 class _PieceReader:
-    """A recursive-descent parser of one regular expression, which collects its places and the steps between them."""
+    """A recursive-descent parser of a regular expression, which collects its characters' places and steps between."""
 
     pattern: str
     at: int = 0
@@ -178,7 +181,7 @@ class _PieceReader:
         return whole
 
     def _take(self, text: str) -> bool:
-        """Return True if the unread rest of the pattern begins with `text`, and move past it in that case."""
+        """Move past `text` and return True if the unread rest of the regular expression begins with it."""
         found = self.pattern.startswith(text, self.at)
         self.at += len(text) * found
         return found
@@ -216,7 +219,7 @@ class _PieceReader:
         return whole
 
     def _repeated(self, part: _Fragment) -> _Fragment:
-        """Parse the quantifier after `part`, if there is one, and return the part as repeated by it."""
+        """Parse the quantifier after a part of a regular expression, if there is one; return the repeated part."""
         least, most = 1, 1
         if self.at < len(self.pattern) and self.pattern[self.at] in "?*+{":
             least, most = self._quantifier()
@@ -226,7 +229,7 @@ class _PieceReader:
         return _Fragment(part.first, part.last, alone, part.passable or least == 0, part.empty or least == 0)
 
     def _quantifier(self) -> tuple[int, int]:
-        """Parse a quantifier, and return the least and the greatest number of repetitions; 2 stands for two or more.
+        """Parse a quantifier such as `+`; return the least and the greatest number of repetitions, with 2 for any more.
 
         Raises UnreadPatternError for a possessive quantifier, and for a quantifier of a quantified part.
         """
@@ -268,7 +271,7 @@ class _PieceReader:
         return _Fragment(part.first, part.last, empty=False) if looks else part
 
     def _character(self, character: str, refused: str) -> _CutPlace:
-        """Return the place for `character`, which was just read, or for the escape that it begins.
+        """Return the place for a character of the regular expression, just read, or for the escape that it begins.
 
         Raises UnreadPatternError if the character is one of `refused`.
         """
@@ -299,14 +302,14 @@ class _PieceReader:
         return _category(name)
 
     def _class(self) -> _CutPlace:
-        """Parse a character class after its opening bracket, and return its place."""
+        """Parse a character class, such as [a-z], after its opening bracket; return the place that matches it."""
         inverted, found = self._take("^"), self._item()
         while not self._take("]"):
             found = found.united(self._item())
         return found.inverted() if inverted else found
 
     def _item(self) -> _CutPlace:
-        """Parse one item of a character class, and return its place: a character, a range or an escape."""
+        """Parse one item of a character class, a character, range or escape; return the place that matches it."""
         if self.pattern.startswith("&&", self.at):
             raise UnreadPatternError(self.pattern)
         start = self._next()
@@ -331,13 +334,13 @@ _LOCAL_STEPS: Final = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", 
 
 
 class Divider:
-    """Divides long texts into parts that one tokenizer can encode separately.
+    """Divides long texts into parts that a given tokenizer can encode separately.
 
     `divides` is False if the tokenizer's steps do not allow that.
     """
 
     def __init__(self, settings: Mapping[str, Any], part_characters: int = PART_CHARACTERS) -> None:
-        """Create a divider; `settings` is the content of a tokenizer.json, `part_characters` the most in a part."""
+        """Create a divider for the tokenizer.json with the content `settings`; a part has `part_characters` at most."""
         normalizers = flatten(settings["normalizer"], "normalizers")
         splitters = flatten(settings["pre_tokenizer"], "pretokenizers")
         self._part_characters = part_characters
@@ -346,7 +349,7 @@ class Divider:
         self.divides = all(map(_is_local_normalizer, normalizers)) and all(map(_is_local_splitter, splitters))
 
     def parts(self, text: str) -> Iterator[str]:
-        """Yield the parts of `text` in order, or the whole text if `divides` is False."""
+        """Yield the parts into which `text` is divided, in order; the whole text if `divides` is False."""
         start = 0
         while self.divides and len(text) - start > self._part_characters:
             end = self._find_cut(text, start, start + self._part_characters)
@@ -355,12 +358,12 @@ class Divider:
         yield text[start:]
 
     def exact_cuts(self, text: str) -> NDArray[np.intp]:
-        """Return the positions at which `text` can be cut without changing its tokens, as far as they are known."""
+        """Return the positions at which `text` can be cut without changing its tokens, as far as that is known."""
         kinds = kinds_of(text)
         return np.flatnonzero(self._is_cut[kinds[:-1], kinds[1:]]) + 1
 
     def _find_cut(self, text: str, start: int, end: int) -> int:
-        """Return the position of the last exact cut between `start` and `end`, or else `end`.
+        """Return the last position between `start` and `end` at which a cut changes no tokens, or else `end`.
 
         If there is no exact cut and `end` lies within a special token, the token's beginning is returned instead, so
         that no special token is cut.
@@ -383,7 +386,7 @@ def flatten(step: Mapping[str, Any] | None, parts: str) -> list[Mapping[str, Any
 
 
 def _is_local_normalizer(step: Mapping[str, Any]) -> bool:
-    """Return True if a normalizer's step acts on single characters, so that it can be applied to parts of a text."""
+    """Return True if a step of a normalizer acts on single characters, so that it can be applied to parts of a text."""
     kind = step["type"]
     return kind in _UNICODE_FORMS or (kind == "Replace" and len(step["pattern"].get("String", "")) == 1)
 
@@ -397,9 +400,9 @@ def _exact_cuts(
     splitters: Sequence[Mapping[str, Any]],
     added_tokens: Sequence[Mapping[str, Any]],
 ) -> NDArray[np.bool_]:
-    """Return True for each pair of adjacent kinds of characters between which a text can be cut exactly.
+    """Return a boolean for each pair of kinds of characters: True if a cut between these never changes the tokens.
 
-    The cut does not change the tokens. -> [kinds, kinds], by the kind before and the kind after the cut
+    -> [kinds, kinds], by the kind before and the kind after the cut
     """
     cuts = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
     if any(step["type"] not in _UNICODE_FORMS for step in normalizers):
@@ -423,7 +426,7 @@ def _exact_cuts(
 
 
 def _patterns(step: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the regular expression by whose matches a pre-tokenizer's step splits the text; nothing if it has none.
+    """Yield the regular expression at whose matches a step of a pre-tokenizer splits a text; nothing if it has none.
 
     Raises UnreadPatternError for a step of an unsupported kind.
     """

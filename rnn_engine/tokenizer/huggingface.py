@@ -15,8 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from rnn_engine.errors import InvalidRequestError, TokenizerError
-from rnn_engine.tokenizer.base import check_text
+from rnn_engine.errors import InvalidRequestError, TokenizerError, check_text
 from rnn_engine.tokenizer.dividing import PART_CHARACTERS, Divider, flatten
 
 # Turn the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
@@ -35,7 +34,7 @@ _PIECE_STEPS: Final = frozenset({"ByteLevel", "ByteFallback", "Replace", "Metasp
 
 
 def piece_decoder(decoder: _Step | None) -> PieceDecoder:
-    """Return a function that decodes one piece of the vocabulary to its bytes.
+    """Return a function that turns one piece (token text) of a tokenizer.json's vocabulary into bytes.
 
     `decoder` is the `decoder` object of a tokenizer.json. Raises TokenizerError if it has a step that can't be applied
     to single pieces.
@@ -50,7 +49,7 @@ def piece_decoder(decoder: _Step | None) -> PieceDecoder:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map each character of byte-level BPE's alphabet to the byte that it stands for.
+    """Map each character with which byte-level BPE writes bytes to the byte that it stands for.
 
     Printable Latin-1 characters stand for their own bytes, characters from U+0100 on for the other bytes.
     """
@@ -90,7 +89,7 @@ def _flatten(decoder: _Step | None) -> Iterator[_Step]:
 
 
 def _replacement(step: _Step) -> tuple[str, str]:
-    """Return the text that a decoder's Replace or Metaspace step replaces, and its replacement.
+    """Return the text that a Replace or Metaspace step of a decoder replaces, and its replacement.
 
     Raises TokenizerError for a replacement by a regular expression.
     """
@@ -158,7 +157,7 @@ class HuggingFaceTokenizer:
 
 @contextmanager
 def _panics_raised() -> Iterator[None]:
-    """Convert a panic of the tokenizers library, which is no Exception, to RuntimeError."""
+    """Within the `with` block, turn a panic of the tokenizers library, which is no Exception, into RuntimeError."""
     try:
         yield
     except BaseException as error:
@@ -181,7 +180,7 @@ def _load(path: Path) -> LibraryTokenizer:
 
 
 def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise TokenizerError if a tokenizer.json has so many steps that they could make a short text arbitrarily long."""
+    """Raise TokenizerError if a tokenizer.json has more steps than allowed; each may make a text longer."""
     for name, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         kinds = [step["type"] for step in flatten(settings[name], parts)]
         if len(kinds) > _MOST_STEPS or kinds.count("ByteLevel") > 1:
@@ -190,7 +189,7 @@ def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401
-    """Map every token id to its bytes: b"" for a special token, and the text's bytes for any other added token.
+    """Map every token id of a tokenizer.json to its bytes, which are b"" for a special token.
 
     `decoder` is the `decoder` object of the tokenizer.json at `path`. Raises TokenizerError as `piece_decoder` does.
     """

@@ -1,4 +1,4 @@
-"""Choose and load the tokenizer of a model."""
+"""Find and load the tokenizer of a model, or the one that a user chose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError, needs_extra
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
-from rnn_engine.tokenizer.base import Tokenizer
 from rnn_engine.tokenizer.world import (
     WORLD_PADDED_SIZE,
     WORLD_SIZE,
@@ -21,6 +20,7 @@ from rnn_engine.tokenizer.world import (
     WorldTokenizer,
     read_vocabulary,
 )
+from rnn_engine.types import Tokenizer
 
 # The vocabulary in a GGUF file of llama.cpp: byte strings, escaped as in Python, for greedy longest match.
 
@@ -55,7 +55,7 @@ def read_pieces(path: Path) -> list[bytes] | None:
 
 
 def _unescape(token: bytes) -> bytes:
-    """Return a token's bytes, given its escaped form in a GGUF file; escapes are those that llama.cpp reads."""
+    """Return a token's bytes, given the escaped form in which a GGUF file of llama.cpp stores them."""
     return _ESCAPE.sub(
         lambda match: bytes([int(match[1], 16)]) if match[1] else _LETTERS.get(match[2], match[2]), token
     )
@@ -83,7 +83,8 @@ class NoTokenizer:
         return "none"
 
     def encode(self, text: str) -> list[int]:
-        raise InvalidRequestError("text", text, f"token ids, since the model has no tokenizer: {self.reason}")
+        message = f"the model has no tokenizer, so it takes token ids and no text: {self.reason}"
+        raise InvalidRequestError("text", text, "token ids", message)
 
     def decode_bytes(self, _token: int) -> bytes:
         return b""
@@ -151,7 +152,7 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _of_pieces(name: str, pieces: Sequence[bytes]) -> Tokenizer:
-    """Return a tokenizer for a vocabulary of byte strings; `pieces` has the bytes of every token id.
+    """Return a tokenizer for a vocabulary of byte strings, `pieces`: the bytes of every token id.
 
     It is World's tokenizer, which is faster, if the vocabulary is World's.
     """

@@ -15,9 +15,10 @@ from typing import Final
 
 from pyrwkv_tokenizer import RWKVTokenizer
 
-from rnn_engine.errors import InvalidRequestError, TokenizerError
+from rnn_engine.errors import InvalidRequestError, TokenizerError, check_text
 from rnn_engine.tensor_files.source import show
-from rnn_engine.tokenizer.base import END_OF_TEXT, check_text
+
+END_OF_TEXT: Final = "<|rwkv_tokenizer_end_of_text|>"  # the name of token 0 in Hugging Face's tokenizers
 
 _MOST_BYTES: Final = 16 << 20  # World's file has 1 MB
 _MOST_TOKENS: Final = 1 << 20
@@ -120,7 +121,7 @@ class WorldTokenizer:
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, part_characters: int = _PART_CHARACTERS) -> None:
-        """Load the vocabulary.
+        """Load RWKV's World vocabulary.
 
         A text longer than `part_characters` is tokenized in parts, between which other threads can run.
         """
@@ -141,7 +142,7 @@ class WorldTokenizer:
         return ids
 
     def _drop_end(self, part: list[int]) -> int:
-        """Remove the last tokens of a part, since the text after the part may change them.
+        """Remove the last tokens of an encoded part of a text, since the text after the part may change them.
 
         Returns the number of characters that the removed tokens spell; the next part begins with these.
         """

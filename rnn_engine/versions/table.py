@@ -20,7 +20,7 @@ from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A supported version of RWKV: how to recognise its files, and its tensors and forward passes."""
+    """A supported RWKV version: how its files are recognised, its tensors, and its forward passes."""
 
     name: str  # ModelShape.version of its models
     title: str
@@ -33,12 +33,12 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class VersionTable:
-    """The supported versions, in the order in which a file's tensor names are matched against them."""
+    """The supported versions of RWKV, in the order in which they are tried for a model file."""
 
     rows: tuple[Version, ...]
 
     def recognise(self, tensors: Mapping[str, TensorInfo]) -> Version:
-        """Return the version of a file with these tensors. Raises ModelError if no version matches."""
+        """Return the RWKV version of a model file with these `tensors`. Raises ModelError if none matches."""
         for row in self.rows:
             if any(row.pattern.fullmatch(name) for name in tensors) and row.suits(tensors):
                 return row
@@ -46,13 +46,14 @@ class VersionTable:
         raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")
 
     def find_layout(self, tensors: Mapping[str, TensorInfo]) -> Layout:
-        """Return the tensor layout of the version of a file with these tensors. Raises ModelError as `recognise`
-        does.
+        """Return the tensor layout for a model file with these `tensors`.
+
+        Raises ModelError if no RWKV version matches.
         """
         return self.recognise(tensors).layout
 
     def get(self, name: str) -> Version:
-        """Return the version called `name`, such as `v5.2`. Raises KeyError if there is none."""
+        """Return the RWKV version called `name`, such as `v5.2`. Raises KeyError if there is none."""
         return {version.name: version for version in self.rows}[name]
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from rnn_engine.cli.session import EngineChoice
 from states.cache.config import CacheConfig, DiskConfig
-from states.shared.client import StoreUrl
-from states.shared.config import ObjectsConfig, StoreConfig
+from states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
 from tests.support.cli import Command
 from tests.support.store_server import StoreServer
 
@@ -26,7 +25,7 @@ def settings(rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPa
     def run(load: partial[object], *_: object) -> None:
         choices.append(load.args[0])
 
-    monkeypatch.setattr("rnn_engine.cli.serve.run", run)
+    monkeypatch.setattr("rnn_engine.cli.serving.run", run)
 
     def ask(*options: object) -> CacheConfig | None:
         rnn_engine("serve", model_file, *options)
@@ -57,7 +56,7 @@ def test_files_and_precision(settings: Settings, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5G", "1GB", "G", "1 M", "٣"])
 def test_a_size_that_is_none(rnn_engine: Command, model_file: Path, text: str) -> None:
     said = rnn_engine("serve", model_file, "--cache-host-bytes", text, code=2)
-    assert f"'--cache-host-bytes': {text!r} is not allowed; expected a whole number of bytes, such as 0, 4096" in said
+    assert f"'--cache-host-bytes': {text!r}; expected a whole number of bytes, such as 0, 4096" in said
 
 
 def test_room_for_files_without_a_folder(rnn_engine: Command, model_file: Path) -> None:
@@ -89,7 +88,7 @@ def test_an_object_store(settings: Settings) -> None:
 
 def test_an_object_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("serve", model_file, "--store", "valkey://host", "--store-objects", "bucket", code=2)
-    assert "objects: 'bucket' is not allowed; expected s3://BUCKET/PREFIX" in said
+    assert "'--store-objects': 'bucket'; expected s3://BUCKET/PREFIX" in said
     said = rnn_engine("serve", model_file, "--store-objects", "s3://bucket", code=2)
     assert "--store-objects needs --store, the store of the shared states" in said
     said = rnn_engine("serve", model_file, "--store-objects-bytes", "1G", code=2)
@@ -98,7 +97,10 @@ def test_an_object_store_that_is_none(rnn_engine: Command, model_file: Path) -> 
 
 def test_a_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("serve", model_file, "--store", "http://:secret@host", code=2)
-    assert "store: 'http://host' is not allowed; expected valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE]" in said
+    assert (
+        "store 'http://host': the scheme 'http' is unknown; expected valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE]"
+        in said
+    )
     assert "secret" not in said
     said = rnn_engine("serve", model_file, "--store-ttl", 5, code=2)
     assert "--store-ttl needs --store, the store of the shared states" in said

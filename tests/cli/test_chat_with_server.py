@@ -52,7 +52,7 @@ def test_a_server_is_talked_with_as_an_engine_here(rnn_engine: Command, install:
     assert said_there.replace("--url", "m") == said_here
     assert "tokens is called b; /state b continues from it" in said_here
     assert "* none (the default)\n  b\n" in said_here
-    assert "expected one of none, b" in said_here
+    assert "unknown state 'away'; there are: none, b" in said_here
     assert prompts(there) == prompts(here)
     for ours, theirs in zip(here.requests, there.requests, strict=True):
         if ours.max_tokens > 0:
@@ -70,7 +70,6 @@ def test_states_of_a_server(rnn_engine: Command, tmp_path: Path) -> None:
             stdin=f"{question}\n/name paris\n/save {file}\n/load {file}\n/state\n/stats\n",
         )  # fmt: skip
         again = rnn_engine("chat", "--url", f"{url}/v1/", "--temperature", 0, "--state", "paris", stdin="/state\n")
-    assert said.startswith("demo at http://127.0.0.1:")
     assert "The capital of France is Paris." in said
     assert "  paris\n* paris-2\n" in said
     assert "were in the cache" in said
@@ -100,8 +99,8 @@ def test_ctrl_c_frees_the_slot_of_the_server(rnn_engine: Command, monkeypatch: p
         said = rnn_engine("chat", "--url", url, stdin="One\nTwo\n/undo\n")
     assert engine.left.is_set()
     assert engine.active == 0
-    assert "Assistant: Ye …\n" in said
-    assert "Assistant: Yes it is\n" in said
+    assert "Ye\n(ended)\n" in said
+    assert "Yes it is\n" in said
     assert prompts(engine)[1] == "User: One\n\nAssistant: Ye\n\nUser: Two\n\nAssistant:"
 
 
@@ -119,7 +118,8 @@ def test_in_a_terminal(tmp_path: Path) -> None:
         open_terminal("chat", "--url", url, "--max-tokens", 1000, environment=environment) as terminal,
     ):
         terminal.wait_for_prompt()
-        terminal.type("\x1b[200~First line\nsecond line\x1b[201~\r")  # a bracketed paste
+        terminal.paste("First line\nsecond line")
+        terminal.type("\r")
         terminal.wait_for("• two")
         terminal.wait_for_prompt()
         shown = " ".join(" ".join(terminal.lines).split())
@@ -157,6 +157,33 @@ def test_in_a_terminal(tmp_path: Path) -> None:
         assert terminal.wait_for_end() == 2
 
 
+def test_a_paste_during_an_answer_waits_as_one_message(tmp_path: Path) -> None:
+    def reply(_: GenerateRequest) -> str:
+        engine.hold = 3 if len(engine.requests) == 1 else None
+        return "Yes it is."
+
+    engine = FakeEngine(reply=reply)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with (
+        engine_server(lambda: loaded(engine)) as url,
+        open_terminal("chat", "--url", url.removeprefix("http://"), environment=environment) as terminal,
+    ):
+        terminal.wait_for_prompt()
+        terminal.type("Held\r")
+        terminal.wait_for("Yes")
+        terminal.paste("First line\nsecond line")
+        terminal.type(CTRL_C)
+        terminal.wait_for("      second line")
+        assert len(engine.requests) == 1
+        assert terminal.lines[-4:] == ["Yes", "(ended)", "User: First line", "      second line"]
+        terminal.type("\r")
+        terminal.wait_for("Yes it is.")
+        terminal.wait_for_prompt()
+        terminal.type("/quit\r")
+        assert terminal.wait_for_end() == 0
+    assert prompts(engine)[1].endswith("User: First line\nsecond line\n\nAssistant:")
+
+
 def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) -> None:
     busy = b'{"error": {"message": "the queue is full"}}'
     with broken_server(
@@ -178,19 +205,96 @@ def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) 
     for answer, words in zip(
         answers,
         (
-            "Assistant: Hello\nthe server closed the connection before the end of the answer\n",
-            "Assistant: Hello\n",
-            "Assistant:\nthe queue is full. Try again in 7 s\n",
-            f"Assistant:\nthe connection to {url} broke: Server disconnected",
-            "Assistant:\n127.0.0.1 answered 502 Bad Gateway\n",
-            "Assistant:\nthe device was lost\n",
-            f"Assistant:\n{url} answered with invalid JSON: ",
-            f"Assistant: Hello\nthe connection to {url} broke: peer closed connection",
-            "Assistant: Hello\n",
+            "Hello\nthe server closed the connection before the end of the answer\n",
+            "Hello\n",
+            "the queue is full. Try again in 7 s\n",
+            f"the connection to {url} broke: Server disconnected",
+            "127.0.0.1 answered 502 Bad Gateway\n",
+            "the device was lost\n",
+            f"{url} answered with invalid JSON: ",
+            f"Hello\nthe connection to {url} broke: peer closed connection",
+            "Hello\n",
         ),
         strict=False,
     ):
         assert answer.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (b"[]", "answer: [] is not allowed; expected an object, as from rnn-engine or another server"),
+        (b"{}", "data: None is not allowed; expected a list"),
+        (b'{"data": {}}', "data: {} is not allowed; expected a list"),
+        (b'{"data": ["a"]}', "data.0: 'a' is not allowed; expected an object"),
+        (b'{"data": [{"id": 3}]}', "id: 3 is not allowed; expected a text"),
+        (b"[" * 100_000, "answered with invalid JSON"),
+    ],
+    ids=["list", "no data", "wrong data", "wrong model", "wrong id", "deep"],
+)
+def test_a_list_of_models_of_another_form_is_an_error_of_one_line(
+    rnn_engine: Command, models: bytes, words: str
+) -> None:
+    with broken_server(models=models) as url:
+        said = rnn_engine("chat", "--url", url, stdin="Hi\n", code=1)
+    assert words in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (b"[]", "answer: [] is not allowed; expected an object"),
+        (b"null", "answer: None is not allowed; expected an object"),
+        (b'{"choices": 3}', "choices: 3 is not allowed; expected a list"),
+        (b'{"choices": [null]}', "choices.0: None is not allowed; expected an object"),
+        (b'{"choices": [{"delta": "a"}]}', "delta: 'a' is not allowed; expected an object"),
+        (b'{"choices": [{"delta": {"content": ["a"]}}]}', "content: ['a'] is not allowed; expected a text"),
+        (b'{"choices": [], "usage": {"prompt_tokens": true}}', "prompt_tokens: True is not allowed; expected a whole"),
+        (b'{"error": "the model is missing"}', "the model is missing"),
+        (b'{"error": {"code": 3}}', "the server reports an error: {'code': 3}"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else value[:20],
+)
+def test_an_event_of_another_form_ends_the_answer_with_one_line(rnn_engine: Command, event: bytes, words: str) -> None:
+    with broken_server(OK + HELLO + b"data: %b\n\n" % event, OK + HELLO + b"data: [DONE]\n\n") as url:
+        said = rnn_engine("chat", "--url", url, stdin="Hi\n/retry\n")
+    first, second = said.split("Hello\n")[1:]
+    assert words in first
+    assert "Traceback" not in said
+    assert second == ""
+
+
+def test_fields_that_other_servers_leave_out_are_not_missed(rnn_engine: Command) -> None:
+    events = (
+        b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": null}}], "error": null}\n\n',
+        b'data: {"choices": [{"index": 0}], "usage": null}\n\n',
+        HELLO,
+        b'data: {"usage": {"prompt_tokens": 3, "completion_tokens": 1}}\n\n',
+        b"data: [DONE]\n\n",
+    )
+    states = b'{"data": [{"name": "a", "num_tokens": null}, {"name": "b"}]}'
+    with broken_server(OK + b"".join(events), states=states) as url:
+        said = rnn_engine("chat", "--url", url, stdin="Hi\n/stats\n/state\n")
+    assert "Hello\n" in said
+    assert "1 tokens in" in said
+    assert "of the prompt's 3 tokens 0 were in the cache" in said
+    assert "* none (the default)\n  a\n  b\n" in said
+
+
+def test_a_password_in_the_address_is_not_shown(rnn_engine: Command) -> None:
+    with broken_server(OK + b"data: {nonsense\n\n") as url:
+        said = rnn_engine("chat", "--url", url.replace("//", "//ann:secret@"), stdin="Hi\n")
+    assert f"{url} answered with invalid JSON" in said
+    assert "secret" not in said
+    for wrong in (
+        "http://ann:sec/secret@host",
+        "http://ann:secret@[host",
+        "ann:secret@host",
+        "http://ann:secret@127.0.0.1:9",
+    ):
+        said = rnn_engine("chat", "--url", wrong, stdin="Hi\n", code=1)
+        assert "sec" not in said.replace("seconds", "")
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\u001c"])
@@ -201,7 +305,7 @@ def test_a_character_that_python_takes_for_the_end_of_a_line_is_part_of_the_answ
     engine = FakeEngine(reply=lambda _: f" One{character}two")
     with engine_server(lambda: loaded(engine)) as url:
         said = rnn_engine("chat", "--url", url, stdin="Hi\n")
-    assert f"Assistant: One{character}two\n" in said
+    assert f"One{character}two\n" in said
 
 
 def test_an_answer_that_is_no_stream_of_events_is_told(rnn_engine: Command) -> None:
@@ -233,7 +337,13 @@ def test_a_full_queue_and_a_wrong_key(rnn_engine: Command, monkeypatch: pytest.M
     ("arguments", "words", "code"),
     [
         (("--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 can't be reached: ", 1),
-        (("--url", "127.0.0.1:9"), "'127.0.0.1:9' is not allowed; expected http://HOST:PORT", 1),
+        (("--url", "127.0.0.1:9"), "http://127.0.0.1:9 can't be reached: ", 1),
+        (("--url", "localhost:9/v1/"), "http://localhost:9 can't be reached: ", 1),
+        (
+            ("--url", "ftp://127.0.0.1:9"),
+            "'ftp://127.0.0.1:9' is no address of a server; expected HOST:PORT, http://",
+            1,
+        ),
         (("--url", "http://[x"), "http://[x", 1),
         (("--url", "http://127.0.0.1:9", "--device", "cpu"), "--device can't be used with --url", 2),
         (("--url", "http://127.0.0.1:9", "--lora", "a.st"), "--lora can't be used with --url", 2),

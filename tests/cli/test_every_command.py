@@ -17,7 +17,7 @@ import pytest
 
 from rnn_engine.cli import main
 from rnn_engine.cli.serve import serve_command as serve_command
-from rnn_engine.convert.convert import FILE_FORMATS
+from rnn_engine.convert.formats import TITLES
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.runner import open_model
 from server.auth.keys import KeyRing, read_keys
@@ -96,9 +96,9 @@ def _client(serving: Serving) -> httpx.Client:
 
 
 def chat(_place: Place) -> None:
-    title, *answer = rnn_engine_process("chat", *SHORT, "--state", pirate_state_path(), stdin="Hello").splitlines()
-    assert title.startswith("demo")
-    assert "".join(answer).strip()
+    answer = rnn_engine_process("chat", *SHORT, "--state", f"mate={pirate_state_path()}", stdin="Hello\n/state\n")
+    assert answer.strip()
+    assert "* mate\n" in answer
 
 
 def generate(_place: Place) -> None:
@@ -131,7 +131,7 @@ def convert(place: Place) -> None:
     model = random_model(tiny_shape(head_size=64, vocab=96), seed=5)
     source, first = save_ggmf(model, place.folder / "first.bin"), place.folder / "first.safetensors"
     save_safetensors(model, first, "f32")
-    for number, ending in enumerate((*FILE_FORMATS, "")):
+    for number, ending in enumerate((*TITLES, "")):
         target = place.folder / f"converted-{number}{ending}"
         assert f"{target}: " in rnn_engine_process("convert", source, target)
         source = target

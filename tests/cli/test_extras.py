@@ -26,6 +26,7 @@ MODULES = {
     "hub": ("huggingface_hub",),
     "tokenizers": ("tokenizers",),
 }
+OTHER_MODULES = ("obstore", "onnxruntime", "opentelemetry", "ray", "semantic_text_splitter", "valkey")
 RUN = """
 import json, sys
 from click.testing import CliRunner
@@ -38,7 +39,7 @@ print(json.dumps([[result.exit_code, result.output] for result in results]))
 
 def run_without(*commands: Sequence[object]) -> list[tuple[int, str]]:
     """Run commands in a process that has none of the packages, and return their exit codes and outputs."""
-    modules = [module for each in MODULES.values() for module in each]
+    modules = [*OTHER_MODULES, *(module for each in MODULES.values() for module in each)]
     given = json.dumps([list(map(str, command)) for command in commands])
     done = subprocess.run(
         [sys.executable, "-c", RUN, *modules], input=given, capture_output=True, text=True, check=False
@@ -85,7 +86,7 @@ def test_what_needs_no_extra_works_and_the_rest_names_it(model_file: Path, tmp_p
     results = run_without(*working, *refused)
     answers, refusals = results[: len(working)], results[len(working) :]
     assert [code for code, _ in answers] == [0] * len(working), answers
-    assert "Hugging Face's cache is not searched; expected pip install 'rnn-engine[hub]'" in answers[-1][1]
+    assert "Hugging Face's cache is not searched; for that, pip install 'rnn-engine[hub]'" in answers[-1][1]
     assert [code for code, _ in refusals] == [2, 2, 2, 1, 1]
     chat, remote_chat, pull, convert, generate = (output for _, output in refusals)
     assert chat.endswith(f"Error: {needs('a conversation on the terminal', 'chat')}")
@@ -94,6 +95,13 @@ def test_what_needs_no_extra_works_and_the_rest_names_it(model_file: Path, tmp_p
     assert convert.endswith(f"a.gguf was not written: {needs('writing a .gguf', 'gguf')}")
     assert not (tmp_path / "a.gguf").exists()
     assert generate == f"Error: {needs(f'the tokenizer {tokenizer_path()}', 'tokenizers')}"
+
+
+def test_a_server_needs_no_extra() -> None:
+    """Import what `serve` and `fleet` run; tests start servers only with all extras."""
+    modules = [*OTHER_MODULES, *(module for each in MODULES.values() for module in each)]
+    imports = "import sys\nsys.modules.update(dict.fromkeys(sys.argv[1:]))\nimport rnn_engine.cli.serving"
+    subprocess.run([sys.executable, "-c", imports, *modules], check=True)
 
 
 def test_a_gguf_file_whose_blocks_have_to_be_decoded_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

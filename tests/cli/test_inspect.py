@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from math import prod
 from pathlib import Path
 
 import pytest
 
 from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.loading.memory import inspect_model
+from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.types import DeviceMemory
+from states.cache.config import CacheConfig
 from tests.support.cli import Command
 from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00
@@ -56,6 +63,24 @@ def test_text_says_where_it_fits(rnn_engine: Command, model_file: Path) -> None:
     assert "RWKV v7, layers 2, width 64" in shown
     assert "tuned state inside: no" in shown
     assert "too large" in shown
+
+
+async def test_the_figures_are_those_of_a_server(model_file: Path) -> None:
+    engine = await Engine.load(model_file, LoadSettings("0", "none"), num_slots=3, cache=CacheConfig())
+    taken = engine.info.device_memory
+    await engine.close()
+    with open_model(model_file) as opened:
+        need = next(need for need in inspect_model(opened, "none", 3).devices[0].needs if need.weights == "f16")
+    assert taken == DeviceMemory(need.weight_bytes, need.slot_bytes + need.kept_bytes, need.buffer_bytes)
+    assert taken.total == need.most_bytes > need.num_bytes
+
+
+def test_text_names_what_takes_the_memory(rnn_engine: Command, model_file: Path) -> None:
+    shown = rnn_engine("inspect", model_file, "--device-memory", "1G")
+    assert f"file: {model_file.stat().st_size / 1e6:.1f} MB, " in shown
+    assert re.search(r"format +weights +8 slots +kept states +buffers +in all", shown)
+    needs = json.loads(rnn_engine("inspect", model_file, "--json"))["devices"][0]["needs"]
+    assert "fits, keeps fewer" in rnn_engine("inspect", model_file, "--device-memory", needs[0]["num_bytes"])
 
 
 def test_more_slots_take_more(rnn_engine: Command, model_file: Path) -> None:

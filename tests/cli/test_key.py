@@ -35,7 +35,10 @@ def test_the_line_has_what_the_key_may_use(rnn_engine: Command, tmp_path: Path) 
     [
         (("key", "ann", "--weight", "-1"), "weight: '-1' is not allowed; expected a number above 0"),
         (("key", "ann", "--rate", "60"), "rate: '60' is not allowed; expected requests=NUMBER"),
-        (("serve", "--key-rate", "requests=0"), "rate: 'requests=0' is not allowed; expected requests=NUMBER"),
+        (
+            ("serve", "--key-rate", "requests=0"),
+            "Invalid value for '--key-rate': 'requests=0'; expected requests=NUMBER",
+        ),
     ],
 )
 def test_what_a_key_can_not_use(rnn_engine: Command, options: tuple[str, ...], message: str) -> None:

@@ -19,7 +19,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
     def run(_load: object, settings: ServerSettings, _on_ready: object) -> None:
         found.append(settings.limits)
 
-    monkeypatch.setattr("rnn_engine.cli.serve.run", run)
+    monkeypatch.setattr("rnn_engine.cli.serving.run", run)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -162,6 +163,14 @@ def test_a_shortage_is_one_line(
     assert rnn_engine("devices", code=1) == said
     result = CliRunner().invoke(main, ["--debug", "devices"])
     assert result.exception is shortage
+
+
+def test_an_output_that_is_no_longer_read_is_no_error(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("rnn_engine.gpu.list_devices", fail)
+    assert rnn_engine("devices", code=1) == ""
 
 
 def test_an_error_of_the_program_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

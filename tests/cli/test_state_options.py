@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rnn_engine.cli.generation_options import _divide
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
@@ -29,7 +31,7 @@ def settings(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> Settings:
     def run(load: partial[object], *_: object) -> None:
         choices.append(load.args[0])
 
-    monkeypatch.setattr("rnn_engine.cli.serve.run", run)
+    monkeypatch.setattr("rnn_engine.cli.serving.run", run)
 
     def ask(*arguments: object) -> StateSettings:
         rnn_engine("serve", *arguments)
@@ -48,26 +50,31 @@ def state_file(tiny_model: TensorModel, tmp_path: Path) -> Path:
 def test_a_server_begins_with_what_it_is_given(settings: Settings, tmp_path: Path) -> None:
     assert settings("m.st") == StateSettings(())
     given = settings(
-        "m.st", "--state", "a=x.st", "--state", "b c=y=z.pth", "--default-state", "a", "--state-folder", "folder",
+        "m.st", "--state", "a=x.st", "--state", "b c=y=z.pth", "--state", "poet.st", "--default-state", "a",
+        "--state-folder", "folder",
         "--state-bytes", "2M", "--state-file-folder", tmp_path,
     )  # fmt: skip
-    files = (StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c"))
+    files = (StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c"), StateFile(Path("poet.st")))
     assert given == StateSettings(files, "a", Path("folder"), tmp_path, 2 << 20)
 
 
-def test_the_demo_model_comes_with_a_state_to_try(settings: Settings) -> None:
+def test_the_demo_model_comes_with_a_state_to_try(settings: Settings, tmp_path: Path) -> None:
     pirate = StateFile(pirate_state_path(), "pirate")
     assert settings() == settings(model_path()) == StateSettings([pirate])
     mine = StateFile(Path("x.st"), "mine")
     assert settings("--state", "mine=x.st").files == [mine, pirate]
     assert settings("--state", "pirate=x.st").files == (StateFile(Path("x.st"), "pirate"),)
+    assert settings("--state", "my/pirate.st").files == (StateFile(Path("my/pirate.st")),)
+    odd = tmp_path / "a=b.st"
+    odd.write_bytes(b"")
+    assert settings("m.st", "--state", odd).files == (StateFile(odd),)
 
 
-@pytest.mark.parametrize("text", ["a", "=x.st", "a=", "none=x.st", "a/b=x.st"])
+@pytest.mark.parametrize("text", ["=x.st", "a=", "none=x.st", "a/b=x.st"])
 def test_what_names_no_state_is_refused(rnn_engine: Command, text: str) -> None:
     said = rnn_engine("serve", "m.st", "--state", text, code=2)
     assert "--state" in said
-    assert "is not allowed; expected" in " ".join(said.split())
+    assert "expected" in said
 
 
 def test_a_state_that_is_missing_ends_the_start(rnn_engine: Command, model_file: Path) -> None:
@@ -106,18 +113,32 @@ def weighted(file: Path, first: float, second: float) -> tuple[str, ...]:
     return ("--state", f"{file}:{first}", "--state", f"none:{second}")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="file names have no colons there")
+def test_a_file_whose_name_ends_in_a_colon_and_a_number_has_no_weight(tmp_path: Path) -> None:
+    file = tmp_path / "state:2"
+    assert _divide(str(file)) == (str(tmp_path / "state"), 2.0)
+    file.touch()
+    assert _divide(str(file)) == (str(file), None)
+    assert _divide(f"{file}:0.5") == (str(file), 0.5)
+
+
 @pytest.mark.parametrize("states", [("a.st:2",), ("a.st", "none"), ("a.st:1", "none")])
 def test_a_mix_without_a_weight_each_is_refused(rnn_engine: Command, states: tuple[str, ...]) -> None:
     said = rnn_engine("generate", "m.st", "-p", "x", *(part for state in states for part in ("--state", state)), code=2)
     assert "expected one FILE, or several FILE:WEIGHT" in said
 
 
-def test_chat_starts_from_a_state(rnn_engine: Command) -> None:
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [("pirate", "pirate"), (str(pirate_state_path()), "pirate-2"), (f"mate={pirate_state_path()}", "mate")],
+)
+def test_chat_starts_from_a_state(rnn_engine: Command, state: str, name: str) -> None:
     said = rnn_engine(
-        "chat", "--device", "cpu", "--temperature", 0, "--state", pirate_state_path(),
-        stdin="What is the capital of France?\n",
+        "chat", "--device", "cpu", "--temperature", 0, "--state", state,
+        stdin="What is the capital of France?\n/state\n",
     )  # fmt: skip
     assert "Arr!" in said
+    assert f"* {name}\n" in said
 
 
 @pytest.mark.parametrize("command", ["chat", "generate --prompt x", "logits --tokens 1 -o OUT"])

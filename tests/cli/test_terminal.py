@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rnn_engine.cli import main
 from rnn_engine.cli.chat.terminal import MarkdownBlocks, MarkdownScreen
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
@@ -117,15 +119,16 @@ def test_a_copy_has_its_system_text(rnn_engine: Command, install: Install) -> No
     ("line", "words"),
     [
         ("/nothing", "unknown command /nothing; /help lists the commands"),
-        ("/undo", "expected a conversation with at least one message"),
-        ("/retry", "expected a conversation with at least one message"),
-        ("/save x.st", "expected a conversation with at least one message"),
-        ("/save pyproject.toml", "'pyproject.toml' is not allowed; expected a file that does not exist yet"),
+        ("/undo", "nothing was said yet"),
+        ("/retry", "nothing was said yet"),
+        ("/save x.st", "nothing was said yet"),
+        ("/save pyproject.toml", "pyproject.toml exists already; choose another name"),
         ("/load nowhere.st", "nowhere.st"),
         ("/fork", "/fork needs an argument: NAME"),
-        ("/go away", "expected one of the names given to /fork: none yet"),
+        ("/go away", "unknown copy 'away'; /fork NAME makes one"),
         ("/new now", "/new takes no argument"),
-        ("/sampling heat=1", "expected NAME=NUMBER, with NAME one of temperature"),
+        ("/sampling heat=1", "unknown sampling parameter 'heat'; there are: temperature, "),
+        ("/sampling temprature=1", "unknown sampling parameter 'temprature'; did you mean 'temperature'?"),
         ("/sampling temperature=hot", "expected a number"),
         ("/sampling temperature=-1", "temperature: -1.0 is not allowed"),
     ],
@@ -175,10 +178,18 @@ def test_a_failure_of_the_engine_leaves_the_conversation_going(rnn_engine: Comma
     engine.reply = reply
     install(engine)
     said = rnn_engine("chat", "m", stdin="One\n/retry\nTwo\n/retry\n/stats\n")
-    assert "Assistant:\nthe device was lost\n" in said
-    assert "Assistant: Y\nthe device was lost\n" in said
+    assert said.startswith("the device was lost\nYes\nY\nthe device was lost\nYes\n")
     first, second = "User: One\n\nAssistant:", "User: One\n\nAssistant: Yes\n\nUser: Two\n\nAssistant:"
     assert prompts(engine) == [first, first, second, second]
+
+
+def test_only_answers_are_on_standard_output(install: Install) -> None:
+    install(FakeEngine(reply=lambda request: f" {len(request.prompt)}"))
+    result = CliRunner().invoke(main, ["chat", "m"], input="One\n/stats\n/nothing\n\nTwo\n/undo\n")
+    assert result.exit_code == 0
+    assert result.stdout == "21\n47\n"
+    assert "were in the cache" in result.stderr
+    assert "unknown command /nothing" in result.stderr
 
 
 def test_a_message_that_was_not_answered_may_be_taken_back(rnn_engine: Command, install: Install) -> None:
@@ -186,7 +197,7 @@ def test_a_message_that_was_not_answered_may_be_taken_back(rnn_engine: Command, 
     install(engine)
     said = rnn_engine("chat", "m", stdin="One\n/undo\n/undo\nTwo\n")
     assert "taken back: One\n" in said
-    assert "expected a conversation with at least one message" in said
+    assert "nothing was said yet" in said
     assert prompts(engine) == ["User: One\n\nAssistant:", "User: Two\n\nAssistant:"]
 
 

@@ -74,4 +74,4 @@ def test_numpy_has_no_kernels(rnn_engine: Command, model_file: Path) -> None:
 @pytest.mark.parametrize("value", ["fast", "-1", "nan"])
 def test_the_time_of_a_search_is_checked(rnn_engine: Command, model_file: Path, value: str) -> None:
     said = rnn_engine("bench", model_file, "--tune", value, code=2)
-    assert f"{value!r} is not allowed; expected auto, or a number of seconds of at least 0" in said
+    assert f"{value!r}; expected auto, or a number of seconds of at least 0" in said

@@ -1,4 +1,4 @@
-"""A conversation in the terminal, and the backend that answers it: an engine in this process, or a server."""
+"""A conversation in the terminal, and the protocol of the backend that answers it: an engine, or a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from states.named.entry import check_new_name
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """The progress of a conversation: the name of the state from which it started, and its messages so far."""
+    """A point in a conversation: the name of the state from which it started, and its messages so far."""
 
     start: str | None  # None = the default state
     messages: Sequence[ChatMessage]
@@ -25,7 +25,7 @@ class ChatPlace:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A saved copy of a conversation, to which the user can return."""
+    """A saved copy of a conversation, to which the user can return later."""
 
     place: ChatPlace
     system: str | None  # the system text with which the conversation begins again
@@ -40,20 +40,20 @@ class KnownState:
 
     @property
     def remembers_text(self) -> bool:
-        """True if the state is the state after a text, or if that is unknown; False for a tuned state."""
+        """True if the state was made by running a text, or if that is unknown. False if it was made by training."""
         return self.num_tokens != 0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStates:
-    """The named states that a conversation may start from, and the name of the default one."""
+    """The named states that a conversation may start from, and the name of the one that is the default."""
 
     states: Sequence[KnownState]
     default: str | None  # the name of the default state; None = an empty one
 
 
 class Backend(Protocol):
-    """The interface of a conversation to its model: it answers, and it loads and saves states.
+    """The protocol through which a conversation uses a model: generate answers, and load and save states.
 
     Ctrl-C in any method ends what runs and then raises KeyboardInterrupt. Every method raises RnnEngineError if it
     can't do what is asked.
@@ -65,34 +65,43 @@ class Backend(Protocol):
         ...
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
-        """Generate the answer to a conversation, and pass it to `reply` as it comes."""
+        """Generate the answer to the conversation `place`, and pass it to `reply` part by part."""
         ...
 
     def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return `sampling` in the form that `answer` takes. Raises InvalidRequestError for a wrong value."""
+        """Return the sampling parameters in the form that `answer` takes.
+
+        Raises InvalidRequestError for a wrong value.
+        """
         ...
 
     def states(self) -> KnownStates: ...
 
-    def load(self, path: Path) -> KnownState:
-        """Load the state in a file, so that conversations may start from it. Raises OSError if it can't be read."""
+    def load(self, path: Path, name: str | None = None) -> KnownState:
+        """Load the state in a file, so that conversations may start from it; `name` None stands for a free name.
+
+        Raises OSError if the file can't be read.
+        """
         ...
 
     def save(self, place: ChatPlace, path: Path) -> int:
-        """Run the messages of a conversation and write the state after them to a new file; return its number of tokens.
+        """Run the messages of a conversation and write the state after them to a new file.
 
-        Raises OSError if it can't be written.
+        Return the number of tokens in the state. Raises OSError if the file can't be written.
         """
         ...
 
     def name_state(self, place: ChatPlace, name: str) -> int:
-        """Store the state after all messages of a conversation under a new `name`; return its number of tokens."""
+        """Run the messages of a conversation and store the state after them under a new name.
+
+        Return the number of tokens in the state.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The token counts and times, in seconds, of one answer."""
+    """The numbers of tokens and the times in seconds of one answer, which are shown to the user."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -102,13 +111,13 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of generation after the first token; None if there is no second token."""
+        """The speed of generation after the answer's first token; None if there is no second token."""
         spent = self.whole - self.first_token
         return (self.completion_tokens - 1) / spent if self.completion_tokens > 1 and spent > 0 else None
 
 
 class Reply:
-    """An answer that is being received: its text so far, token counts and times."""
+    """Collects the answer that a backend generates, with token counts and times, and shows it."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self.text = ""
@@ -119,11 +128,11 @@ class Reply:
         self._tokens = 0
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Record the number of prompt tokens, and how many of them came from the cache."""
+        """Record how many tokens the prompt has, and how many of these came from the cache."""
         self._prompt = (prompt_tokens, cached_tokens)
 
     def add(self, text: str, num_tokens: int = 0) -> None:
-        """Add `text`, which has `num_tokens` tokens, to the answer, and show it."""
+        """Append `text`, which has `num_tokens` tokens, to the answer and show it."""
         if self._first is None:
             self._first = time.monotonic()
         self.text += text
@@ -131,11 +140,11 @@ class Reply:
         self._on_text(text)
 
     def end(self, num_tokens: int) -> None:
-        """Record the number of tokens of the whole answer."""
+        """Record how many tokens the whole answer has."""
         self._tokens = num_tokens
 
     def statistics(self) -> Statistics | None:
-        """Return the token counts and times so far; None before `begin`."""
+        """Return the token counts and times of the answer so far; None before `begin`."""
         if self._prompt is None:
             return None
         now = time.monotonic()
@@ -144,10 +153,7 @@ class Reply:
 
 
 def free_name(path: Path, taken: Collection[str]) -> str:
-    """Return an unused name for the state in the file `path`: the file's own name, or one made from it.
-
-    `taken` are the names in use.
-    """
+    """Return a name for the state in the file `path` that is not in `taken`: the file's name, or one made from it."""
     name = path.stem
     try:
         check_new_name(name, "FILE")
@@ -183,12 +189,12 @@ class Talk:
         self.states()
 
     def new(self) -> None:
-        """Start over: remove all messages, and keep the system text and the initial state."""
+        """Start the conversation over: remove all messages, and keep the system text and the initial state."""
         self._unanswered = None
         self.messages = [] if self.system is None else [ChatMessage(Role.SYSTEM, self.system)]
 
     def begin_with(self, system: str | None) -> None:
-        """Start over with the system text `system`, or without one if it is None."""
+        """Start the conversation over with the system text `system`, or without one if it is None."""
         self.system = system
         self.new()
 
@@ -199,31 +205,32 @@ class Talk:
         return known
 
     def begin_from(self, name: str) -> bool:
-        """Make the state called `name` the conversation's initial state; return True if the messages are kept.
+        """Start the conversation from the state called `name` from now on; return True if its messages are kept.
 
         They are dropped if the state was itself made from a text. Raises InvalidRequestError for a name that is
         unknown.
         """
         known = {state.name: state for state in (_EMPTY, *self.states().states)}
         if name not in known:
-            raise InvalidRequestError("NAME", name, f"one of {', '.join(known)}")
+            names = ", ".join(known)
+            raise InvalidRequestError("NAME", name, f"one of {names}", f"unknown state {name!r}; there are: {names}")
         self.start = name
         if known[name].remembers_text:
             self.begin_with(None)
         return not known[name].remembers_text
 
-    def load(self, path: Path) -> str:
+    def load(self, path: Path, name: str | None = None) -> str:
         """Load the state in a file and start over from it; return the name under which it was loaded.
 
-        Raises StateError if it does not fit the model.
+        `name` is that name if it is not None. Raises StateError if the state does not fit the model.
         """
-        self.start = self.backend.load(path).name
+        self.start = self.backend.load(path, name).name
         self.begin_with(None)
         self.states()
         return self.start
 
     def say(self, text: str, on_text: Callable[[str], None]) -> bool:
-        """Send the message `text` and show the model's answer; return True if the answer was not ended early.
+        """Send the message `text` and pass on the model's answer; return True if the answer was not ended early.
 
         `on_text` is called with each part of the answer. Ctrl-C ends the answer early, and so does a failure, which is
         raised; the conversation keeps what was shown before. If nothing was shown, a failure leaves the conversation
@@ -234,11 +241,11 @@ class Talk:
         return self._answer(on_text)
 
     def retry(self, on_text: Callable[[str], None]) -> bool:
-        """Remove the last answer and have the model answer again. Raises InvalidRequestError if there is no message."""
+        """Remove the last answer and let the model answer again. Raises InvalidRequestError if there is no message."""
         return self.say(self.undo(), on_text)
 
     def undo(self) -> str:
-        """Remove the last message and its answer from the conversation, and return the message.
+        """Remove the user's last message and its answer from the conversation, and return the message.
 
         Raises InvalidRequestError if nothing was said yet.
         """
@@ -247,13 +254,13 @@ class Talk:
             return text
         said = [place for place, message in enumerate(self.messages) if message.role is Role.USER]
         if not said:
-            raise InvalidRequestError("conversation", "empty", "a conversation with at least one message")
+            raise _nothing_said()
         text = self.messages[said[-1]].content
         del self.messages[said[-1] :]
         return text
 
     def fork(self, name: str) -> None:
-        """Save a copy of the conversation under `name`. `go` returns to it."""
+        """Save a copy of the conversation under `name`, to which `go` returns."""
         self.forks[name] = Fork(self._place, self.system)
 
     def go(self, name: str) -> None:
@@ -263,14 +270,14 @@ class Talk:
         """
         fork = self.forks.get(name)
         if fork is None:
-            raise InvalidRequestError(
-                "NAME", name, f"one of {', '.join(self.forks) or 'the names given to /fork: none yet'}"
-            )
+            names = ", ".join(self.forks)
+            there = f"there are: {names}" if names else "/fork NAME makes one"
+            raise InvalidRequestError("NAME", name, f"one of {names}", f"unknown copy {name!r}; {there}")
         self.start, self.messages, self.system = fork.place.start, list(fork.place.messages), fork.system
         self._unanswered = None
 
     def save(self, path: Path) -> int:
-        """Write the state after all messages to a file; return the state's number of tokens.
+        """Write the state after all messages of the conversation to a file; return the number of tokens in the state.
 
         Raises InvalidRequestError if nothing was said yet, OSError if the file can't be written.
         """
@@ -278,7 +285,7 @@ class Talk:
         return self.backend.save(self._place, path)
 
     def name_state(self, name: str) -> int:
-        """Store the state after all messages under `name`; return the state's number of tokens.
+        """Store the state after all messages of the conversation under `name`; return its number of tokens.
 
         Raises InvalidRequestError if nothing was said yet, or if the name can't be used.
         """
@@ -288,7 +295,7 @@ class Talk:
         return num_tokens
 
     def change_sampling(self, changed: SamplingParams) -> None:
-        """Change the sampling parameters of further answers. Raises InvalidRequestError for a wrong value."""
+        """Change the sampling parameters of all later answers. Raises InvalidRequestError for a wrong value."""
         self.sampling = self.backend.check_sampling(changed)
 
     @property
@@ -297,7 +304,7 @@ class Talk:
 
     def _check_said(self) -> None:
         if not self.messages:
-            raise InvalidRequestError("conversation", "empty", "a conversation with at least one message")
+            raise _nothing_said()
 
     def _answer(self, on_text: Callable[[str], None]) -> bool:
         reply = Reply(on_text)
@@ -317,7 +324,11 @@ class Talk:
         return finished
 
     def _keep(self, answer: str) -> None:
-        """Add the answer to the conversation's messages, unless it is empty."""
+        """Append the model's answer to the conversation's messages, unless it is empty."""
         self._unanswered = None
         if answer:
             self.messages.append(ChatMessage(Role.ASSISTANT, answer))
+
+
+def _nothing_said() -> InvalidRequestError:
+    return InvalidRequestError("conversation", "empty", "a message", "nothing was said yet")

@@ -1,11 +1,12 @@
-"""The terminal of `rnn-engine chat`: shows answers and notes, reads lines, and runs those that are commands."""
+"""The terminal of `rnn-engine chat`, which reads lines, runs commands among them, and shows answers and notes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -32,14 +33,14 @@ _PARSER: Final = MarkdownIt()
 
 
 class Screen(Protocol):
-    """The interface that shows a conversation to the user: answers, notes and errors."""
+    """The protocol of an object that shows a conversation to the user: answers, notes and errors."""
 
     def answer(self) -> AbstractContextManager[Callable[[str], None]]:
-        """Return a context manager for one answer, which yields a function that shows more text of it."""
+        """Return a context manager for one answer. It yields a function that is called with each part of the answer."""
         ...
 
     def end_answer(self, *, finished: bool) -> None:
-        """Mark the end of an answer on the screen; `finished` is False if the answer was ended early."""
+        """Mark the end of an answer on the screen. `finished` is False if the answer was ended early."""
         ...
 
     def note(self, text: str) -> None:
@@ -47,12 +48,12 @@ class Screen(Protocol):
         ...
 
     def complain(self, text: str) -> None:
-        """Show an error message."""
+        """Show the error message `text`."""
         ...
 
 
 def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool]) -> None:
-    """Show an answer on the screen as it comes, and mark its end.
+    """Show one answer on the screen part by part, and mark its end.
 
     `answer` is called with a function that shows text; it returns True if the answer came to its end.
     """
@@ -62,44 +63,44 @@ def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool])
 
 
 class PlainScreen:
-    """A `Screen` that writes answers as plain text, for outputs that are no terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    """A `Screen` for outputs that are no terminal: it writes the answers alone, and all else to standard error."""
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
-        self._write("Assistant:")
         begun = False
 
         def show(text: str) -> None:
             nonlocal begun
             text = text if begun else text.lstrip()
             if text:
-                self._write(text if begun else f" {text}")
+                self._write(text)
                 begun = True
 
         try:
             yield show
         except BaseException:
-            self._write("\n")
+            if begun:
+                self._write("\n")
             raise
+        self._write("\n")
 
     def end_answer(self, *, finished: bool) -> None:
-        self._write("\n" if finished else " …\n")
+        if not finished:
+            self.note("(ended)")
 
     def note(self, text: str) -> None:
-        self._write(f"{text}\n")
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
     complain = note
 
     def _write(self, text: str) -> None:
-        self._console.file.write(text)
-        self._console.file.flush()
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 class MarkdownScreen:
-    """A `Screen` that renders answers as markdown while they come.
+    """A `Screen` that renders answers as markdown while they are generated.
 
     Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
     """
@@ -132,13 +133,13 @@ class MarkdownScreen:
 
 
 class MarkdownBlocks:
-    """Divides a growing markdown text into its blocks: paragraphs, lists, code."""
+    """Divides a markdown text that still grows into blocks (paragraphs, lists, code), and finds which are complete."""
 
     def __init__(self) -> None:
         self.last = ""
 
     def add(self, text: str) -> Iterator[str]:
-        """Add `text`, and yield the blocks that are complete now."""
+        """Append `text` to the markdown text, and yield the blocks that are complete now."""
         self.last = (self.last + text) if self.last else text.lstrip()
         starts = [token.map[0] for token in _PARSER.parse(self.last) if token.level == 0 and token.map]
         if len(starts) > 1:
@@ -158,7 +159,7 @@ class QuitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slash command of the conversation: its name, arguments and help, and the function that runs it."""
+    """A slash command in a conversation: its name, arguments and help, and the function that runs it."""
 
     name: str
     arguments: str
@@ -176,7 +177,7 @@ class Command:
 
 
 def run_command(talk: Talk, screen: Screen, line: str) -> None:
-    """Run the command in `line`, which begins with a slash. Show an error if it is unknown or has a wrong argument.
+    """Run the slash command in `line`. Show an error if it is unknown or has a wrong argument.
 
     Raises QuitError if the command ends the conversation, and what the command raises.
     """
@@ -260,7 +261,7 @@ def _name(talk: Talk, screen: Screen, argument: str) -> None:
 def _save(talk: Talk, screen: Screen, argument: str) -> None:
     path = Path(argument)
     if path.exists():
-        raise InvalidRequestError("FILE", argument, "a file that does not exist yet")
+        raise InvalidRequestError("FILE", argument, "a new file", f"{argument} exists already; choose another name")
     num_tokens = talk.save(path)
     screen.note(f"the state after {num_tokens} tokens is in {path}; /load continues from it")
 
@@ -285,7 +286,9 @@ def _parse_change(word: str) -> tuple[str, Any]:
     name, _, text = word.partition("=")
     parameter = _PARAMETERS.get(name)
     if parameter is None:
-        raise InvalidRequestError("sampling", word, f"NAME=NUMBER, with NAME one of {', '.join(_PARAMETERS)}")
+        nearest = get_close_matches(name, _PARAMETERS, n=1)
+        advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(_PARAMETERS)}"
+        raise InvalidRequestError("sampling", word, "NAME=NUMBER", f"unknown sampling parameter {name!r}; {advice}")
     try:
         return name, float(text) if parameter.type is float else int(text)
     except ValueError:
@@ -347,18 +350,19 @@ _PROMPT = "User: "
 
 
 def plain_lines() -> str | None:
-    """Write the prompt and return a line of standard input without blanks around it; None at the end of the input."""
-    sys.stdout.write(_PROMPT)
-    sys.stdout.flush()
+    """Return a line of standard input without blanks around it; None at the end of the input.
+
+    If a user types it, they are asked for it on standard error.
+    """
+    if sys.stdin.isatty():
+        sys.stderr.write(_PROMPT)
+        sys.stderr.flush()
     line = sys.stdin.readline()
-    if not line:
-        sys.stdout.write("\n")
-        return None
-    return line.strip()
+    return line.strip() if line else None
 
 
 def edited_lines(talk: Talk) -> ReadLine:
-    """Return a function that reads a line with editing, history and completion. Lines are saved for later runs."""
+    """Return a function that reads a line with editing, history and completion. It saves lines for later runs."""
     session: PromptSession[str] = PromptSession(
         _PROMPT,
         history=_history(),
@@ -409,7 +413,7 @@ def _bindings() -> KeyBindings:
 
 
 class _CommandCompleter(Completer):
-    """Completes what the user types: a command's name, then a path or name as its argument."""
+    """Completes what the user types after a slash: a command's name, then a path or name as its argument."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
@@ -433,21 +437,65 @@ class _CommandCompleter(Completer):
                     yield Completion(name, -len(rest))
 
 
+_LOCAL_MODES: Final = 3  # the place of echo and the like in the attributes of a terminal
+_MARK_PASTES: Final = "\x1b[?2004h"  # lets the terminal mark where a paste begins and ends
+_MARK_NO_PASTES: Final = "\x1b[?2004l"
+
+
+if sys.platform == "win32":
+
+    def held_input() -> AbstractContextManager[None]:
+        """Do nothing: Windows has no such modes of a terminal."""
+        return nullcontext()
+
+else:
+    import termios
+
+    @contextmanager
+    def held_input() -> Iterator[None]:
+        """Keep what is typed or pasted while the block runs for the next prompt, and show it only there.
+
+        A paste stays one text, even if it has many lines. Ctrl-C still interrupts, and drops none of the input.
+        Standard input and output must be a terminal.
+        """
+        before = termios.tcgetattr(sys.stdin)
+        quiet = list(before)
+        quiet[_LOCAL_MODES] = before[_LOCAL_MODES] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+        _write_through(_MARK_PASTES)
+        try:
+            yield
+        finally:
+            _write_through(_MARK_NO_PASTES)
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def _write_through(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 _HINT: Final = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
 
 
 def converse(talk: Talk) -> None:
-    """Answer each line that is read, until the input ends or a command quits."""
+    """Answer each line that is read, until the input ends or a command quits.
+
+    If standard input or output is no terminal, only the answers are written to standard output.
+    """
     console = Console(highlight=False)
-    screen = MarkdownScreen(console) if console.is_terminal else PlainScreen(console)
-    screen.note(f"{talk.backend.description}. {_HINT}")
-    read_line = edited_lines(talk) if sys.stdin.isatty() and console.is_terminal else plain_lines
+    screen = MarkdownScreen(console) if console.is_terminal else PlainScreen()
+    edits = sys.stdin.isatty() and console.is_terminal
+    if edits:
+        screen.note(f"{talk.backend.description}. {_HINT}")
+    read_line, hold = (edited_lines(talk), held_input) if edits else (plain_lines, nullcontext)
     while (said := read_line()) is not None:
         try:
-            if said.startswith("/"):
-                run_command(talk, screen, said)
-            elif said:
-                show_answer(screen, partial(talk.say, said))
+            with hold():
+                if said.startswith("/"):
+                    run_command(talk, screen, said)
+                elif said:
+                    show_answer(screen, partial(talk.say, said))
         except QuitError:
             return
         except KeyboardInterrupt:  # in a command; during an answer, `Talk` handles it

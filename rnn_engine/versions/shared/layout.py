@@ -1,4 +1,4 @@
-"""The model sizes that all versions have, and the lists of tensor names that several versions share."""
+"""The model sizes that all RWKV versions have, and lists of the tensors that several versions share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IN_LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(\w+)\.(.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RwkvShape(ModelShape):
-    """The sizes of an RWKV model: an embedding, layers of a time mix and a channel mix each, and a head."""
+    """Base class of the sizes of an RWKV model, for all versions."""
 
     ffn_width: int  # F
 
@@ -78,15 +78,16 @@ class HeadsShape(RwkvShape):
         return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
     def with_group_norm_epsilon(self, epsilon: float) -> Self:
-        """Return a copy of the shape with this epsilon. One that differs from the default only by rounding counts as
-        the default.
+        """Return a copy of this shape with the group norm epsilon `epsilon`.
+
+        A value that differs from the default only by rounding is replaced by the default.
         """
         usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
         return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
 
 
 def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None:
-    """Raise ModelError if `num_heads` * `head_size`, the size of the tensor `tensor`, is not `width`."""
+    """Raise ModelError if `num_heads` * `head_size`, read from the tensor `tensor`, is not the model's width."""
     if num_heads * head_size != width:
         raise ModelError(
             f"{tensor} is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
@@ -100,7 +101,7 @@ def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None
 
 
 def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a whole model: those of its `layers`, and the embedding, the head and their norms."""
+    """Return the specs of all tensors of a model: the given ones of its layers, embedding, head and norms."""
     return (
         TensorSpec(TENSOR_NAMES.embedding, ("V", "D")),
         *list_norm(TENSOR_NAMES.embedding_norm),
@@ -111,30 +112,30 @@ def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def list_norm(name: str) -> Iterator[TensorSpec]:
-    """Yield the weight and the bias of the layer norm or group norm `name`."""
+    """Yield the specs of the weight and the bias of the layer norm or group norm called `name`."""
     yield TensorSpec(f"{name}.weight", ("D",))
     yield TensorSpec(f"{name}.bias", ("D",))
 
 
 def list_projections(block: str, *names: str) -> Iterator[TensorSpec]:
-    """Yield the square matrices `names` of the time mix of the layer `block`."""
+    """Yield the specs of the [D, D] matrices `names` of a time mix; names of the layer's tensors begin with `block`."""
     for name in names:
         yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
 
 
 def list_static_mixes(part: str, kinds: str) -> Iterator[TensorSpec]:
-    """Yield the token shift mixes of RWKV-4 and RWKV-5: one vector for each letter of `kinds`, such as `kvr`."""
+    """Yield the specs of token shift vectors of RWKV-4 or RWKV-5, one for each letter of `kinds`, such as kvr."""
     for kind in kinds:
         yield TensorSpec(f"{part}.time_mix_{kind}", ("D",))
 
 
 def tuned_state(block: str) -> TensorSpec:
-    """Return the tensor of the layer's trained initial state, wkv [H, value, key], which a file may lack."""
+    """Return the spec of an optional tensor: a layer's trained initial state, wkv [H, value, key]."""
     return TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
 
 
 def list_channel_mix(block: str) -> Iterator[TensorSpec]:
-    """Yield the key, receptance and value matrices of the channel mix of the layer `block`."""
+    """Yield the specs of the key, receptance and value matrices of the channel mix of one layer."""
     yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
     yield TensorSpec(f"{block}.ffn.receptance.weight", ("D", "D"))
     yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))

@@ -1,4 +1,4 @@
-"""A builder of a layer's stages on a device, and the stages that several versions of RWKV share."""
+"""Functions and classes with which all RWKV versions build the stages (kernel dispatches) of a layer on a device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; al
 
 
 def check_head_size(shape: HeadsShape) -> None:
-    """Raise DeviceError if the model's heads are larger than the kernels can process."""
+    """Raise DeviceError if the heads of a model with this shape are larger than the GPU kernels can process."""
     if shape.head_size > MAX_HEAD_SIZE:
         raise DeviceError(f"head size {shape.head_size} is not supported on a GPU; expected at most {MAX_HEAD_SIZE}")
 
 
 class LayerBuilder:
-    """Builds the stages of one layer while the model is loaded onto a device.
+    """A helper that builds the stages of one layer (norms, matmuls, recurrence) while a model is loaded onto a device.
 
     Activation buffers consist of planes: a plane is [T, D] floats.
     """
@@ -46,7 +46,10 @@ class LayerBuilder:
         return f"layer {self.layer} {what}"
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
-        """Return the weight matrix of this layer that is called `name`, without `blocks.N.`; [C, R] if `transposed`."""
+        """Return the layer's weight matrix `name` [R, C], or [C, R] if `transposed`.
+
+        `name` lacks the prefix `blocks.N.`.
+        """
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 
     def norm_shift(
@@ -59,7 +62,10 @@ class LayerBuilder:
         *,
         keeps_difference: bool = False,
     ) -> KernelStage:
-        """Return the stage of a layer norm and token shift; see `rnn_engine.forward.context.norm_shift_stage`."""
+        """Return the stage of one of the layer's norms and the token shift after it.
+
+        For the arguments see `rnn_engine.forward.context.norm_shift_stage`.
+        """
         return norm_shift_stage(
             self.context,
             self.layer,
@@ -75,7 +81,7 @@ class LayerBuilder:
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
     ) -> BoundMatMul:
-        """Return the stage that multiplies `inputs` by `matrices` and writes `outputs`.
+        """Return the stage that multiplies the activations in `inputs` by `matrices` and writes the `outputs`.
 
         Biases and other operands are read from `operands`, by default the layer's vectors.
         """
@@ -83,27 +89,29 @@ class LayerBuilder:
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
 
     def alone(self, name: str, activation: Activation) -> Matrix:
-        """Return the matrix `name`, reading and writing buffers that belong to it alone, each from its start."""
+        """Return the layer's weight matrix `name` for a matmul that has no other matrix in its buffers."""
         weights = self.weights(name)
         rows, columns = weights.values.shape
         return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
 
     def output(self, mixed: Buffer) -> BoundMatMul:
-        """Return the stage of the output matmul of the time mix: it reads `mixed` [T, D] and adds to the residual
-        stream.
+        """Return the stage that multiplies `mixed` [T, D] by the time mix's output matrix.
+
+        The result is added to the residual stream.
         """
         matrix = self.alone("att.output.weight", Activation.RESIDUAL)
         return self.matmul("output", [matrix], mixed, self.context.buffers.x)
 
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
-        """Return the square matrix `name`, reading plane `source` of the inputs and writing plane `target` of the
-        outputs.
+        """Return the layer's weight matrix `name` [D, D] for a matmul on planes ([T, D] floats) of larger buffers.
+
+        It reads plane `source` of the inputs and writes plane `target` of the outputs.
         """
         return Matrix(self.weights(name), source * self.plane, self.width, target * self.plane, self.width, activation)
 
 
 class ScratchBuffers:
-    """The activation buffers of a time mix without adapters. All layers share them."""
+    """The device buffers for activations within a time mix that has no low-rank adapters. All layers share them."""
 
     def __init__(self, context: BuildContext, num_mixes: int, num_projections: int) -> None:
         plane = 4 * context.limits.max_tokens * context.model.shape.width
@@ -113,12 +121,12 @@ class ScratchBuffers:
 
 
 def block_lookup(model: Model, layer: int) -> Callable[[str], F32]:
-    """Return a function from the name of a tensor of the layer, without `blocks.N.`, to the tensor in f32."""
+    """Return a function that returns a tensor of the given layer as f32, by its name without the prefix `blocks.N.`."""
     return lambda name: model.tensor(f"blocks.{layer}.{name}").astype(np.float32)
 
 
 def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str, F32]:
-    """Return the token shift mixes `names` of RWKV-4 and RWKV-5 in the form that the kernels use: 1 - m for each mix m.
+    """Return 1 - m for each token shift vector m in `names` of an RWKV-4 or 5 layer, the form that kernels use.
 
     These versions compute x * m + previous * (1 - m), and the kernels x + (previous - x) * (1 - m).
     """
@@ -126,13 +134,12 @@ def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str
 
 
 class GatedChannelMix:
-    """The three stages of the channel mix of RWKV-4 to RWKV-6, whose output is multiplied by the sigmoid of a
-    receptance.
-    """
+    """Builds the stages of the channel mix of RWKV-4 to RWKV-6, whose output is gated by the receptance."""
 
     def __init__(self, context: BuildContext, mixes: Buffer) -> None:
-        """Allocate the buffer of hidden activations. The stages overwrite `mixes`, which has room for two planes at
-        least.
+        """Allocate the device buffer of the channel mix's hidden activations.
+
+        The stages overwrite the buffer `mixes`, which must hold two planes, [2, T, D], at least.
         """
         shape, tokens = context.model.shape, context.limits.max_tokens
         assert isinstance(shape, RwkvShape)
@@ -143,7 +150,10 @@ class GatedChannelMix:
         self._hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
     def stages(self, builder: LayerBuilder, mix_k: str, mix_r: str) -> tuple[Stage, ...]:
-        """Return the stages of the layer of `builder`. `mix_k` and `mix_r` name adjacent vectors of the layer."""
+        """Return the three stages of one layer's channel mix: norm with token shift, key with receptance, and value.
+
+        `mix_k` and `mix_r` are the names of the token shift vectors, which must be adjacent in the layer's vectors.
+        """
         width = builder.width
         key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
         receptance = Matrix(
@@ -174,9 +184,9 @@ class GatedChannelMix:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The place of a recurrence's decay: its buffer, and offsets in floats.
+    """The position in a device buffer of the decay factors that a wkv recurrence reads, with offsets in floats.
 
-    The decay is one vector for all tokens or one for each.
+    The factors are one vector for all tokens or one for each.
     """
 
     buffer: Buffer
@@ -216,9 +226,9 @@ def head_stage(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> KernelStage:
-    """Return the stage of a wkv recurrence, including its group norm. It runs a workgroup for each head of each run.
+    """Return the stage of a wkv recurrence with its group norm. It runs a workgroup per head and token run.
 
-    If lanes may share what they load, the kernel for heads of size 64 is another one, with `_by_lanes` in its name.
+    If the device lets lanes share what they load and heads have size 64, it uses the kernel `{kernel}_by_lanes`.
     """
     context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
     by_lanes = context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES

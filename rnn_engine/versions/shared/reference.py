@@ -27,8 +27,9 @@ def run_blocks(
     time_mix: TimeMix,
     channel_mix: ChannelMix,
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers with the given `time_mix` and `channel_mix`; see
-    `rnn_engine.reference.RunLayers`.
+    """Run B sequences through all layers of a model in numpy, with a version's `time_mix` and `channel_mix`.
+
+    For the arguments and the result see `rnn_engine.reference.RunLayers`.
     """
     x = embed(weights, ids)
     runs = PackedRuns.of(lengths)

@@ -51,7 +51,7 @@ class ShapeV4(RwkvShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
-    """Return the shape of a model with the tensor dimensions `sizes`, such as D and F."""
+    """Return the shape of an RWKV-4 model from the sizes of its tensor dimensions, such as D and F."""
     return ShapeV4(num_layers=num_layers, width=sizes["D"], ffn_width=sizes["F"], vocab_size=sizes["V"])
 
 
@@ -59,7 +59,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a model with `num_layers` layers."""
+    """Return the specs of all tensors of an RWKV-4 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}"))
 
 

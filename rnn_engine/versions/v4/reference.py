@@ -35,8 +35,7 @@ def time_mix(
 
 
 def run_wkv(k: Array, v: Array, decay: Array, u: Array, sums: Array, runs: PackedRuns) -> tuple[Array, Array]:
-    """Run the wkv recurrence of RWKV-4. Return the weighted average of all v so far, for each token, and the new
-    `sums`.
+    """Run the wkv recurrence of RWKV-4. Return for each token a weighted average of all v so far, and the new `sums`.
 
     The weight of an earlier token is its e^k, decayed; the weight of the token itself is e^(u + k).
     k, v and the average: [T, D].

@@ -43,8 +43,9 @@ class ShapeV5(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
-    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
-    other.
+    """Return the shape of an RWKV-5 model from the sizes of its tensor dimensions.
+
+    Raises ModelError if they contradict each other.
     """
     width, num_heads = sizes["D"], sizes["H"]
     if "N" in sizes:
@@ -65,7 +66,7 @@ def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
 
 
 def make_decay(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return the decay factors [H, N]: by what each key channel of the state is multiplied at every token.
+    """Return the factors [H, N] by which an RWKV-5 layer multiplies the wkv state's key channels at each token.
 
     `lookup` returns a tensor of the layer by its name.
     """
@@ -73,13 +74,13 @@ def make_decay(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
 
 
 def make_bonus(lookup: Callable[[str], Array], shape: ShapeV5) -> Array:
-    """Return the bonus u [H, N]: the weight of the current token in the output of the recurrence."""
+    """Return the bonus u [H, N] of an RWKV-5 layer: the weight of the current token in the output of the recurrence."""
     u = np.exp(lookup("att.time_first")) if shape.version == "v5.0" else lookup("att.time_faaaa")
     return _for_each_channel(u, shape)
 
 
 def _for_each_channel(values: Array, shape: ShapeV5) -> Array:
-    """Return `values`, which has one item a head [H] or a channel [H, N], as [H, N]."""
+    """Return `values`, which holds one number per head [H] or per channel [H, N], as an array [H, N]."""
     return np.broadcast_to(values.reshape(shape.num_heads, -1), (shape.num_heads, shape.head_size))
 
 
@@ -90,7 +91,7 @@ def _for_each_channel(values: Array, shape: ShapeV5) -> Array:
 
 
 def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
-    """Return which version of RWKV-5 a file with these tensors has."""
+    """Return the minor version of RWKV-5, such as `v5.2`, of a model file with the tensors `tensors`."""
     if "blocks.0.att.gate.weight" not in tensors:
         return "v5.0"
     decay = tensors.get("blocks.0.att.time_decay")
@@ -99,12 +100,12 @@ def find_version(tensors: Mapping[str, TensorInfo]) -> VersionV5:
 
 
 def make_layout(version: VersionV5) -> Layout:
-    """Return the tensor layout of this version of RWKV-5."""
+    """Return the tensor layout of models of the RWKV-5 version `version`, such as `v5.2`."""
     return Layout(partial(list_tensors, version=version), partial(make_shape, version=version))
 
 
 def list_tensors(num_layers: int, version: VersionV5) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a model with `num_layers` layers."""
+    """Return the specs of all tensors of an RWKV-5 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}", version))
 
 

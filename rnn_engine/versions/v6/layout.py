@@ -31,8 +31,9 @@ class ShapeV6(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
-    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
-    other.
+    """Return the shape of an RWKV-6 model from the sizes of its tensor dimensions.
+
+    Raises ModelError if they contradict each other.
     """
     check_heads("blocks.0.att.time_faaaa", sizes["H"], sizes["N"], sizes["D"])
     if sizes["M"] != NUM_MIXES:
@@ -61,7 +62,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV6:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a model with `num_layers` layers."""
+    """Return the specs of all tensors of an RWKV-6 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

@@ -56,7 +56,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class _Scratch:
-    """The activation buffers of a layer. All layers share them."""
+    """The device buffers for activations within a layer of RWKV-6. All layers share them."""
 
     def __init__(self, context: BuildContext, shape: ShapeV6) -> None:
         tokens, width = context.limits.max_tokens, shape.width
@@ -94,8 +94,9 @@ def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> t
 
 
 def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
-    """Return the down-projections of the five mix adapters, stacked as one matrix. Each hidden vector starts at a
-    multiple of 8.
+    """Return the down-projections of a layer's five token shift adapters, stacked as one matrix.
+
+    In its output, each adapter's hidden vector starts at a multiple of 8.
     """
     name, stride = "att.time_maa_w1", scratch.mix_stride
     stored = builder.weights(name, transposed=True)  # [5 * R, D]
@@ -106,7 +107,7 @@ def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
 
 
 def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
-    """Return the up-projections of the five mix adapters.
+    """Return the up-projections of a layer's five token shift adapters.
 
     Each output, times the difference to the token before, is added to a mix that the token shift has made.
     """
@@ -127,9 +128,9 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
 
 
 def _projections(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
-    """Return the matrices of r, k, v and the gate, and the down-projection of the decay adapter.
+    """Return a time mix's matrices for r, k, v and the gate, and the down-projection of its decay adapter.
 
-    The outputs of the first four go to their planes, and those of the last behind these.
+    Each of r, k, v and the gate is written to a plane [T, D] of its own, and the decay's hidden vector after these.
     """
     down = Matrix(
         builder.weights("att.time_decay_w1", transposed=True),  # [R, D]

@@ -18,7 +18,7 @@ from rnn_engine.versions.shared.layout import (
 
 @dataclass(frozen=True, slots=True)
 class AdapterRanks:
-    """The ranks of the low-rank adapters: decay (w), in-context learning rate (a), value residual (v) and gate (g)."""
+    """The ranks of RWKV-7's adapters: decay (w), in-context learning rate (a), value residual (v), gate (g)."""
 
     w: int
     a: int
@@ -35,8 +35,9 @@ class ShapeV7(HeadsShape):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
-    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
-    other.
+    """Return the shape of an RWKV-7 model from the sizes of its tensor dimensions.
+
+    Raises ModelError if they contradict each other.
     """
     width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
     check_heads("blocks.0.att.r_k", num_heads, head_size, width)
@@ -58,7 +59,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a model with `num_layers` layers."""
+    """Return the specs of all tensors of an RWKV-7 model with `num_layers` layers."""
     return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 

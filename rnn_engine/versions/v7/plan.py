@@ -43,7 +43,7 @@ _VECTORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """One low-rank adapter of the time mix: the activation after its down-projection and after its up-projection.
+    """A low-rank adapter of RWKV-7's time mix: its name, and the activations after its down- and its up-projection.
 
     Its output is written to plane `plane` of the gates' buffer.
     """
@@ -76,12 +76,15 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class Scratch:
-    """The activation buffers of a layer. All layers share them."""
+    """The device buffers for activations within a layer of RWKV-7. All layers share them."""
 
     def __init__(
         self, context: BuildContext, shape: ShapeV7, *, num_mixes: int = 6, ffn_floats: int | None = None
     ) -> None:
-        """Allocate the buffers. Model variants may set `num_mixes` above 6, or `ffn_floats` to enlarge `ffn_hidden`."""
+        """Allocate the activation buffers. Variants of RWKV-7 may enlarge some of them.
+
+        `num_mixes` is the number of planes of `mixes`; `ffn_floats` is the size of `ffn_hidden` in floats.
+        """
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
@@ -100,7 +103,7 @@ class Scratch:
 
 
 class Layer(LayerBuilder):
-    """Builds the stages of one RWKV-7 layer while the model is loaded onto a device."""
+    """A helper that builds the stages of one RWKV-7 layer while a model is loaded onto a device."""
 
     def __init__(
         self,
@@ -138,9 +141,9 @@ class Layer(LayerBuilder):
         )
 
     def _projections(self) -> list[Matrix]:
-        """Return the matrices of r, k and v, and the down-projections of the adapters.
+        """Return the layer's matrices for r, k and v, and the down-projections of its low-rank adapters.
 
-        The outputs of the first three go to their planes, and those of the adapters behind these.
+        Each of r, k and v is written to a plane [T, D] of its own, and the adapters' hidden vectors after these.
         """
         planes = enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
         matrices = [
@@ -154,7 +157,7 @@ class Layer(LayerBuilder):
         return matrices
 
     def _gates(self) -> list[Matrix]:
-        """Return the up-projections of the adapters."""
+        """Return the up-projections of the layer's low-rank adapters, which compute the decay and the gates."""
         matrices = []
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
@@ -165,8 +168,9 @@ class Layer(LayerBuilder):
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
-        """Return the adapters that this layer uses. Layer 0 has no value residual, since the others mix in its
-        value.
+        """Return the low-rank adapters of the layer.
+
+        Layer 0 has no value residual, which mixes layer 0's value into later layers.
         """
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 

@@ -27,7 +27,7 @@ def run_layers(
 
 
 class TimeMix:
-    """The time mix of RWKV-7. One instance runs all layers in order, since later layers use the value of the first."""
+    """The time mix of RWKV-7 in numpy. One instance runs all layers: later ones use the value of the first."""
 
     def __init__(self, shape: ShapeV7) -> None:
         self._shape = shape
@@ -36,7 +36,7 @@ class TimeMix:
     def __call__(
         self, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
     ) -> tuple[Array, dict[str, Array]]:
-        """Compute the time mix of the next layer; see `rnn_engine.versions.shared.reference.TimeMix`."""
+        """Compute the time mix of RWKV-7 for the next layer; see `rnn_engine.versions.shared.reference.TimeMix`."""
         heads = (len(x), self._shape.num_heads, self._shape.head_size)
 
         delta = previous - x

@@ -26,8 +26,9 @@ class ShapeV7DeepEmbed(ShapeV7):
 
 
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
-    """Return the shape of a model with the tensor dimensions `sizes`. Raises ModelError if they contradict each
-    other.
+    """Return the shape of a DeepEmbed model from the sizes of its tensor dimensions.
+
+    Raises ModelError if they contradict each other.
     """
     plain = v7.make_shape(num_layers, sizes)
     if (sizes["S"], sizes["E"]) != (SIDE, MATRIX_SIZE):
@@ -52,7 +53,7 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
-    """Return the specs of all tensors of a model with `num_layers` layers."""
+    """Return the specs of all tensors of an RWKV-7 model with DeepEmbed and `num_layers` layers."""
     added = [
         spec
         for block in (f"blocks.{layer}.ffn" for layer in range(num_layers))

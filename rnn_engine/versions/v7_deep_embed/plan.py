@@ -47,7 +47,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 
 
 class _DeepEmbedScratch(Scratch):
-    """The activation buffers of an RWKV-7 layer, enlarged for DeepEmbed. All layers share them."""
+    """The device buffers for activations within a layer of RWKV-7 with DeepEmbed. All layers share them."""
 
     def __init__(self, context: BuildContext, shape: ShapeV7DeepEmbed) -> None:
         tokens = context.limits.max_tokens
@@ -73,7 +73,7 @@ def _keep_embedding(context: BuildContext, scratch: _DeepEmbedScratch) -> Kernel
 
 
 class _Layer(Layer):
-    """Builds the stages of one layer with DeepEmbed while the model is loaded onto a device."""
+    """A helper that builds the stages of one layer of RWKV-7 with DeepEmbed while a model is loaded onto a device."""
 
     def __init__(self, context: BuildContext, scratch: _DeepEmbedScratch, shape: ShapeV7DeepEmbed, layer: int) -> None:
         lookup = context.model.tensor
@@ -105,7 +105,7 @@ class _Layer(Layer):
         )
 
     def _key(self) -> list[Matrix]:
-        """Return the matrices that are multiplied first in the channel mix.
+        """Return the matrices that the channel mix of a layer with DeepEmbed multiplies first.
 
         They compute the key, the inner vector of the scale, and the part of each token's matrix that depends on its
         embedding.

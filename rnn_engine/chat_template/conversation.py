@@ -1,35 +1,143 @@
-"""The template of RWKV World models.
+"""A conversation, the protocol `ChatTemplate`, which turns one into a prompt, and the template of RWKV World models.
 
-A record is `{role}: {content}`, records are joined by a blank line,
-and the prompt ends with the name of the next speaker, `Assistant:`. A blank line inside a message would look
-like the end of a record, so runs of blank lines become one line break.
+A World model's prompt has records such as "User: hello", joined by blank lines, and ends with the name of the next
+speaker, `Assistant:`. A blank line inside a message would look like the end of a record, so runs of blank lines become
+one line break.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import accumulate
+from types import MappingProxyType
+from typing import Protocol
 
-from rnn_engine.chat_template.messages import (
-    ROLE_WORDS,
-    ChatMessage,
-    Conversation,
-    Rendered,
-    Role,
-    ToolFormat,
-    ToolFormats,
-)
+from rnn_engine.chat_template.tools import Tool, ToolCall, ToolFormat, ToolFormats, tool_json
 from rnn_engine.errors import InvalidRequestError
+
+
+class Role(Enum):
+    """The role of a message's speaker; the value is the name that RWKV World models read."""
+
+    SYSTEM = "System"
+    USER = "User"
+    ASSISTANT = "Assistant"
+    OBSERVATION = "Observation"
+
+
+ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
+    {
+        "system": Role.SYSTEM,
+        "developer": Role.SYSTEM,
+        "user": Role.USER,
+        "assistant": Role.ASSISTANT,
+        "observation": Role.OBSERVATION,
+        "tool": Role.OBSERVATION,
+        "function": Role.OBSERVATION,
+    }
+)
+
+
+def find_role(word: str) -> Role | None:
+    """Return the role that a client's word means, such as "developer", in any case; None for an unknown word."""
+    return ROLE_WORDS.get(word.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation: its role, its content, and any tool calls and thoughts of the assistant."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
+    tool_call_id: str | None = None  # of the call that the message answers
+    name: str | None = None  # of the tool that it comes from
+    reasoning: str | None = None  # the assistant's thoughts before its content
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The input of a chat template: messages, tools, and what the prompt should end with."""
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[Tool] = ()
+    continues: bool = False  # the answer continues the last message, the assistant's
+    answers: bool = True  # the prompt ends at the beginning of an answer; ignored if it `continues`
+    variables: Mapping[str, object] = field(default_factory=dict)  # for templates, such as enable_thinking
+    thinking: bool | None = None  # think before the answer, if the template has thoughts; None = the template decides
+
+    @property
+    def num_leading_system(self) -> int:
+        """The number of system messages at the beginning of the conversation."""
+        roles = [message.role for message in self.messages]
+        return next((count for count, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
+
+    @property
+    def characters(self) -> int:
+        """The approximate number of characters in all messages and tools."""
+        of_messages = sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
+        of_messages += sum(len(call.name + call.arguments) for each in self.messages for call in each.tool_calls)
+        return of_messages + sum(len(tool_json(tool)) for tool in self.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The prompt that a chat template made of a conversation, and the texts that end the model's answer."""
+
+    text: str
+    turn_ends: Mapping[int, int] = field(default_factory=dict)
+    """Number of messages -> number of characters at the beginning of `text` that these messages make up.
+
+    A number of messages is left out if a longer conversation does not begin with the same text. The entry for 0 is the
+    length of the text that describes the tools."""
+    stop: tuple[str, ...] = ()  # texts before which an answer ends, unless its request says otherwise
+    stop_tokens: tuple[str, ...] = ()  # special tokens that end it, besides the end of text
+
+
+class ChatTemplate(Protocol):
+    """The protocol of templates that turn a conversation into a prompt. Safe to use from several threads."""
+
+    @property
+    def source(self) -> Mapping[str, str] | str:
+        """The template's source for clients: the texts around the messages, or a Jinja template's own text."""
+        ...
+
+    @property
+    def tool_format(self) -> ToolFormat: ...
+
+    def most_characters(self, conversation: Conversation) -> int:
+        """Return the approximate work of rendering a conversation, in characters, without rendering it.
+
+        It also bounds the length of the prompt, if a bound is known beforehand.
+        """
+        ...
+
+    def render(self, conversation: Conversation, most_characters: int) -> Rendered:
+        """Return the prompt for a conversation.
+
+        Raises InvalidRequestError if the template refuses the conversation, takes too long, or makes more than
+        `most_characters`.
+        """
+        ...
+
+    def follow(self, text: str) -> str:
+        """Return the separator to write between `text`, which a model has taken in, and a chat after it.
+
+        The end of `text` is enough.
+        """
+        ...
+
 
 _EFFORTS = {"minimal": " think a bit", "low": " think a bit", "high": " think a lot", "xhigh": " think a lot"}
 
 
 @dataclass(frozen=True, slots=True)
 class WorldTemplate:
-    """The template of RWKV World models, with the texts around the messages.
+    """The chat template of RWKV World models, with settings for the texts around the messages.
 
     `record` may hold {role} and {content}; `prefix` may hold {assistant}, {user}, {system} and {observation}, which
     stand for the names of the roles. The description of the tools is appended to the first system message.
@@ -52,7 +160,7 @@ class WorldTemplate:
 
     @property
     def as_jinja(self) -> str:
-        """An equivalent Jinja template, for messages with texts as their content and without tools."""
+        """An equivalent Jinja template, for conversations without tools whose messages have plain texts as content."""
         names = {word: self._name(role) for word, role in ROLE_WORDS.items()}
         record = _fill_with_code(self.record, {"role": "names[message['role'] | lower]", "content": "ns.text"})
         return (
@@ -70,7 +178,7 @@ class WorldTemplate:
         )
 
     def most_characters(self, conversation: Conversation) -> int:
-        """Return a bound on the length of the prompt, and on the work of rendering it, without rendering it."""
+        """Return a bound on the prompt's length in characters, and on the work of rendering it, without rendering."""
         messages = self._with_tools(conversation)
         contents, roles = self.record.count("{content}"), self.record.count("{role}")
         of_messages = len(messages) * len(self.record + self.sep) + sum(
@@ -80,7 +188,7 @@ class WorldTemplate:
         return of_messages + len(self.prefix) + of_names + len(" think a lot <think")
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
-        """Return the prompt.
+        """Return the prompt for a conversation, with the lengths at which its turns end.
 
         A longer conversation begins with the same turns. A token ends at the end of each turn: the next turn begins
         with a letter, and hardly any vocabulary joins a letter to the separator.
@@ -109,22 +217,24 @@ class WorldTemplate:
 
     @property
     def ending(self) -> str:
-        """The text between the last turn and the answer."""
+        """The text between the last turn and the model's answer, such as "Assistant:"."""
         return _fill(self.prefix, {role.value.lower(): self._name(role) for role in Role})
 
     def follow(self, text: str) -> str:
-        """Return the missing part of the separator after a text; the end of the text is enough."""
+        """Return the rest of the separator between turns that `text` does not end with; the end of a text is enough."""
         overlap = next(n for n in range(min(len(self.sep), len(text)), -1, -1) if text.endswith(self.sep[:n]))
         return self.sep[overlap:]
 
     def _thinking(self, conversation: Conversation) -> tuple[bool, str]:
-        """Return whether the answer begins with thoughts, and the text in the last question about their amount."""
+        """Return True if the answer begins with thoughts, and a note on their length for the last question."""
         wanted, effort = conversation.variables.get("enable_thinking"), conversation.variables.get("reasoning_effort")
-        thinking = wanted is True or (wanted is None and self.thinks and effort not in (None, "none"))
+        if wanted is None and self.thinks:
+            wanted = effort not in (None, "none") if conversation.thinking is None else conversation.thinking
+        thinking = wanted is True
         return thinking, _EFFORTS.get(str(effort), "") if thinking else ""
 
     def _with_tools(self, conversation: Conversation) -> list[ChatMessage]:
-        """Return the messages with a description of the tools in the first system message.
+        """Return the conversation's messages, with a description of its tools in the first system message.
 
         Adds a system message if there is none.
         """
@@ -140,7 +250,7 @@ class WorldTemplate:
         return _fill(self.record, {"role": self._name(message.role), "content": clean(self._content(message))})
 
     def _content(self, message: ChatMessage) -> str:
-        """Return the text of a message with its calls. Earlier thoughts are left out."""
+        """Return the text of a message with its tool calls and without the thoughts."""
         if not message.tool_calls:
             return message.content
         return "\n".join(filter(None, (message.content.rstrip(), self.tool_format.write(message.tool_calls))))
@@ -155,12 +265,12 @@ def clean(content: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a Jinja expression that writes a text."""
+    """Return Jinja code that writes `text`."""
     return "{{- " + json.dumps(text) + " -}}"
 
 
 def _fill_with_code(text: str, expressions: Mapping[str, str]) -> str:
-    """Return Jinja code that writes a text with the values of expressions in place of their {names}."""
+    """Return Jinja code that writes `text`, with the value of a Jinja expression in place of each of its {names}."""
     parts = re.split(r"\{(\w+)\}", text)
     written = []
     for number, part in enumerate(parts):
@@ -172,5 +282,5 @@ def _fill_with_code(text: str, expressions: Mapping[str, str]) -> str:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace {names} by their values, in one pass, so that braces in the values are kept."""
+    """Replace each of the {names} in `text` by its value, in one pass, so that braces in the values are kept."""
     return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), text)

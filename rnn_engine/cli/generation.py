@@ -1,0 +1,115 @@
+"""Continue a text for `rnn-engine generate`, and print what follows as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
+from rnn_engine.cli.generation_options import Starts
+from rnn_engine.cli.session import EngineChoice, Session, engine_session, prompt_of
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Grammar
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.requests import GenerateRequest, TextDelta
+from rnn_engine.sampling.params import SamplingParams
+from states.frozen import FrozenState
+
+_BLANK_HINT = (
+    "hint: the model wrote only white space. If it was trained to chat, add --chat, or "
+    "write the prompt as a turn of its chats, such as 'User: ...', a blank line, and 'Assistant:'."
+)
+_TURNS_HINT = (
+    "hint: this model expects a conversation, and the prompt has no turns; --chat sends it as a user's message."
+)
+_MAX_CHARACTERS = 2**16
+
+
+def generate(
+    model: Path,
+    loading: LoadSettings,
+    starts: Starts,
+    sampling: SamplingParams,
+    grammar: Grammar | None,
+    *,
+    prompt: str | None,
+    tokens: Sequence[int] | None,
+    chat: bool,
+    stop: Sequence[str],
+    max_tokens: int,
+) -> None:
+    """Load a model, continue `prompt` and print what follows. If `prompt` is None, continue `tokens` and print tokens.
+
+    With `chat`, the prompt is sent as a user's message.
+    """
+    choice = EngineChoice(model, loading, slots=max(1, len(starts.files)), states=starts.settings)
+    with engine_session(choice) as session:
+        initial = session.initial
+        asked = _read(session, initial, prompt, chat=chat) if prompt is not None else _Asked(tokens or [])
+        request = GenerateRequest(
+            prompt=asked.tokens,
+            initial_state=None if initial is None else initial.for_request,
+            mix=starts.mix(session),
+            max_tokens=max_tokens,
+            stop=tuple(text.encode() for text in (*stop, *asked.stop)),
+            stop_tokens=(0, *asked.stop_tokens),
+            sampling=sampling.resolved(session.engine.tokenize),
+            grammar=grammar,
+        )
+        lacks_turns = bool(prompt) and not chat and _lacks_turns(session.engine.info.chat_template, prompt or "")
+        if lacks_turns:
+            click.echo(_TURNS_HINT, err=True)
+        printer = _TextPrinter()
+        session.generate(request, printer.print if prompt is not None else _print_ids)
+        click.echo()
+        if printer.only_blanks and prompt is not None and not lacks_turns:
+            click.echo(_BLANK_HINT, err=True)
+
+
+def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
+    """Return True if `prompt` probably lacks the markers of a chat: the model's own template has them, `prompt` not."""
+    if template == WorldTemplate():  # for models that bring none
+        return False
+    content = "\ue000"  # of private use, so that no template has it
+    try:
+        text = template.render(Conversation([ChatMessage(Role.USER, content)]), _MAX_CHARACTERS).text
+    except InvalidRequestError:  # the template wants more than a message of the user
+        return False
+    return text.partition(content)[0].strip().rpartition("\n")[2] not in prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The input of a generation: prompt tokens, and stop strings and stop tokens besides those that the user gave."""
+
+    tokens: Sequence[int]
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+
+
+def _read(session: Session, initial: FrozenState | None, prompt: str, *, chat: bool) -> _Asked:
+    if not chat:
+        return _Asked(session.engine.tokenize(prompt) or [0])
+    made = prompt_of(session.engine, initial, [ChatMessage(Role.USER, prompt)])
+    return _Asked(made.tokens, made.stop, made.stop_tokens)
+
+
+class _TextPrinter:
+    """Prints generated text as it comes, and records if it was white space only."""
+
+    only_blanks = True
+
+    def print(self, delta: TextDelta) -> None:
+        self.only_blanks &= not delta.text.strip()
+        click.echo(delta.text, nl=False)
+        sys.stdout.flush()
+
+
+def _print_ids(delta: TextDelta) -> None:
+    for info in delta.tokens:
+        click.echo(f"{info.token} ", nl=False)
+    sys.stdout.flush()

@@ -1,0 +1,151 @@
+"""Load the models of a server, and serve them over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import click
+
+from rnn_engine.cli.options import describe_shape
+from rnn_engine.cli.serve import NamedModel, ServeOptions
+from rnn_engine.cli.server_options import log_on_stderr
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.state_options import with_demo_state
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward import Progress
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.loading.memory import in_words
+from rnn_engine.loading.parts import freeze_modules
+from rnn_engine.loading.runner import spare_slot_bytes
+from rnn_engine.types import DeviceMemory
+from server.core.app import LoadEngine, LoadOrder, ModelRegistry, run
+
+LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
+"""Loads the model of a choice, in this process or in others, and reports its progress."""
+
+
+def serve(load: LoadChoice, options: ServeOptions) -> None:
+    """Load the models of `options`, each by calling `load`, and serve them over HTTP until a signal to stop."""
+    freeze_modules()
+    with log_on_stderr(options.logs):
+        served = options.served
+        load_all = partial(load_models, _first_choice(options), served.models, served.default_model, load)
+        run(load_all, options.settings, partial(_announce, has_keys=bool(options.auth.keys)))
+
+
+def _first_choice(options: ServeOptions) -> EngineChoice:
+    """Return the settings with which the first model is loaded."""
+    model, limits = options.served.models[0].path, options.limits
+    return EngineChoice(
+        model,
+        options.loading,
+        options.requests.slots,
+        cache=options.cache,
+        states=with_demo_state(model, options.states),
+        batching=options.requests.batching,
+        queue_seconds=limits.max_queue_seconds,
+        max_queued=limits.max_queued,
+        grammar_seconds=limits.max_grammar_seconds,
+    )
+
+
+async def load_models(
+    choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
+) -> ModelRegistry:
+    """Load all `models`, each by calling `load`; return their registry. LoRAs and states of `choice` are for the first.
+
+    `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
+    is no model called `default`.
+    """
+    names = [model.name for model in models]
+    if default is not None and default not in names:
+        there = ", ".join(names)
+        message = f"--default-model: no model is called {default!r}; there are: {there}"
+        raise InvalidRequestError("--default-model", default, f"one of {there}", message)
+    first, *others = models
+    states = choice.states
+    orders = [
+        LoadOrder(first.name, first.path, tuple(choice.loading.loras), tuple(states.files), states.default),
+        *(LoadOrder(model.name, model.path) for model in others),
+    ]
+    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
+
+
+def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOrder) -> LoadEngine:
+    return partial(load, _choose(choice, first, order))
+
+
+def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
+    """Return the settings with which to load the model of `order`, adapted from those of the first model, `choice`.
+
+    All models except the one called `first` use their own folders within those of `choice`.
+    """
+    cache, folder = choice.cache, choice.states.folder
+    if order.name != first:
+        own = _folder_name(order.name)
+        folder = None if folder is None else folder / own
+        if cache is not None and cache.disk is not None:
+            cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / own))
+    return replace(
+        choice,
+        model=order.path,
+        name=order.name,
+        loading=replace(
+            choice.loading,
+            loras=order.loras,
+            weights=order.weights or choice.loading.weights,
+            device=order.device or choice.loading.device,
+            tokenizer=order.tokenizer or choice.loading.tokenizer,
+        ),
+        cache=cache,
+        states=replace(choice.states, files=order.states, default=order.default_state, folder=folder),
+        slots=order.slots or choice.slots,
+    )
+
+
+def _folder_name(name: str) -> str:
+    """Return the name of a folder for the model called `name`, in characters that all file systems allow."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+    return f"model-{safe}"
+
+
+def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
+    info = infos[0]
+    key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
+    path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
+    if info.tokenizer == "none":
+        path, body = "completions", '{"prompt": [1, 2, 3], "return_token_ids": true}'
+    server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
+    models = (
+        f"{each.model}: {describe_shape(each.shape)}; weights {each.weights}, tokenizer {each.tokenizer}"
+        for each in infos
+    )
+    lines = {
+        "model": "\n         ".join(models),
+        "device": f"{info.device}, {info.num_slots} slots",
+        **({"memory": memory} if (memory := _describe_memory(infos)) else {}),
+        "address": url,
+        "try": f"curl {server}/v1/{path}{key} -d '{body}'",
+    }
+    for name, text in lines.items():
+        click.echo(f"{name:8} {text}")
+
+
+def _describe_memory(infos: Sequence[EngineInfo]) -> str:
+    """Return the memory that models take on the device, by what it is for; "" if they run with numpy."""
+    taken = [(each, each.device_memory) for each in infos if each.device_memory is not None]
+    if not taken:
+        return ""
+    memory = DeviceMemory.sum(found for _, found in taken)
+    slots = sum(each.num_slots * spare_slot_bytes(each.shape) for each, _ in taken)
+    parts = {
+        "weights": memory.weights,
+        "states of the slots": slots,
+        "kept states": memory.states - slots,
+        "buffers": memory.buffers,
+    }
+    listed = ", ".join(f"{what} {in_words(num_bytes)}" for what, num_bytes in parts.items())
+    return f"{in_words(memory.total)} on the device: {listed}"

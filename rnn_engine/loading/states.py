@@ -1,0 +1,84 @@
+"""Open the store of named states with which an engine starts.
+
+Its states are the operator's files, the model's own tensors, and the persistent states of earlier runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rnn_engine.errors import StateError
+from rnn_engine.loading.settings import StateSettings
+from rnn_engine.model import OpenModel
+from rnn_engine.types import ModelShape
+from states.files.exchange import StateFiles
+from states.files.reading import LoadedState, is_time_state, state_from_tuned
+from states.frozen import NO_INITIAL_STATE
+from states.named.persistence import SavedStates
+from states.named.quota import DEFAULT_CAPACITY, Quota
+from states.named.store import LocalStateStore, StateStore
+from states.shared.opening import OpenStore
+
+OWN_STATE = "model"
+"""The name of the state that a model's own file contains."""
+
+
+def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
+    """Create the store of named states for an open model, and load the states of its files and of earlier runs.
+
+    These are the files that `settings` name, the model's own tuned state, if there is one, and the persistent states of
+    earlier runs. Raises StateError if a file can't be read or does not fit the model.
+    """
+    states = make_state_store(
+        model.shape,
+        model.fingerprint,
+        settings.folder,
+        settings.capacity,
+        settings.quota,
+        file_folder=settings.file_folder,
+    )
+    own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
+    if own:
+        state = state_from_tuned(own, model.shape, "value_key", model.path.name)
+        states.add(LoadedState("tuned", state), OWN_STATE, model.path.name)
+        states.set_default(OWN_STATE)
+    for file in settings.files:
+        states.add_file(file.path, file.name, file.id)
+    states.load_saved()
+    if settings.default is not None:
+        states.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)
+    return states
+
+
+def share_names(store: OpenStore | None, own: LocalStateStore, fingerprint: str, settings: StateSettings) -> StateStore:
+    """Return the store of named states for clients: one in the `store` that servers share, or else `own`.
+
+    It is `own` if there is no shared store, or if `settings.folder` is set: persistent states are then in that folder.
+    """
+    if store is None or settings.folder is not None:
+        return own
+    from states.shared.state_store import SharedStateStore  # needs an extra, which is installed since the store is open
+
+    capacity, quota = settings.capacity, settings.quota
+    return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.report_forgotten)
+
+
+def make_state_store(
+    shape: ModelShape,
+    fingerprint: str,
+    folder: Path | None = None,
+    capacity: int = DEFAULT_CAPACITY,
+    quota: Quota | None = None,
+    *,
+    file_folder: Path | None = None,
+) -> LocalStateStore:
+    """Create an empty store of named states for models with the sizes `shape`.
+
+    `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`.
+    """
+    files = StateFiles(shape, fingerprint, file_folder or folder)
+    try:
+        saved = None if folder is None else SavedStates(files, folder)
+    except OSError as error:
+        raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
+    return LocalStateStore(files, capacity=capacity, saved=saved, quota=quota or Quota())
