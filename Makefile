@@ -67,9 +67,12 @@ types: setup-dev ## Check types
 types-windows: setup-dev ## Check types as they are on Windows
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
+# One process more than there are cores, since a quarter of the time tests wait. Each takes up to 3 GB.
+WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
+
 # Ray gives its processes seconds to start, so its tests run when the others have ended.
 unit: setup-dev $(NODE_MODULES) ## Run the tests
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet
 	$(BIN)/pytest -p no:schemathesis --over fleet tests/fleet $(OVER_FLEET)
 
 # Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server

@@ -1,4 +1,4 @@
-"""Make the source text of a shader module from a WGSL file: resolve includes, and add constants.
+"""Makes the source text of a shader module from a WGSL file, given its includes and constants.
 
 Each line of the text is traced to its file, for error messages.
 
@@ -28,7 +28,7 @@ _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage)\s*,\s
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A storage buffer binding, in group 0, of a shader."""
+    """The binding of one storage buffer of a shader, in group 0: its number, and if it is read-only."""
 
     number: int
     read_only: bool
@@ -48,7 +48,7 @@ class ShaderSource:
     lines: tuple[tuple[str, int], ...]
 
     def origin(self, line: int) -> str:
-        """Return the file and line that the 1-based `line` of `text` comes from, as `file:line`."""
+        """Return the place that a line of the shader's text comes from, as `file:line`. Lines are counted from 1."""
         file, number = self.lines[line - 1]
         return f"{file}:{number}"
 
@@ -56,7 +56,7 @@ class ShaderSource:
 def specialise(
     name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
 ) -> ShaderSource:
-    """Return the source text of `name`.wgsl with `constants` added and each `#include X` replaced.
+    """Return the source of the shader `name`.wgsl with constants added at its top and each `#include X` replaced.
 
     `includes` maps X to the file to include; without an entry it is X.wgsl.
 

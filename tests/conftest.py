@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web_app
 from hypothesis import settings
 
 from rnn_engine.gpu import list_devices
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tests.support.ray_fleet import RayFleets
 
 pytest.register_assert_rewrite(*(f"tests.support.{name}_contract" for name in ("golden", "results", "runner")))
+
+gc.disable()  # until the tests are collected: of what is imported and made for them, nothing can be freed
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
@@ -66,6 +69,12 @@ def pytest_collection_finish() -> None:
     """Leave the collected tests and all modules out of later garbage collections, since they stay to the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Let go of a test's servers, which a cache of aiohttp holds: garbage collections would walk through hundreds."""
+    web_app._cached_build_middleware.cache_clear()
 
 
 @pytest.fixture(scope="session")

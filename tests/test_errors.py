@@ -14,6 +14,8 @@ from rnn_engine.errors import (
     PromptTooLongError,
     RnnEngineError,
     UnavailableError,
+    hide_credentials,
+    without_credentials,
 )
 
 
@@ -34,3 +36,31 @@ def test_an_error_can_be_pickled(error: RnnEngineError) -> None:
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("valkey://ann:secret@host:1/2", "valkey://host:1/2"),
+        ("valkey://ann:se/c@r#et@host", "valkey://host"),
+        ("ann:secret@host", "host"),
+        ("https://host/path", "https://host/path"),
+    ],
+)
+def test_an_address_without_user_and_password(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "GET https://ann:sec@ret@host/a/b?sig=secret#x failed, s3://key@b too",
+            "GET https://host/a/b failed, s3://b too",
+        ),
+        ("http://host:80/a@b, and a@b://c", "http://host:80/a@b, and a@b://c"),
+        ("no address: ann@host", "no address: ann@host"),
+    ],
+)
+def test_addresses_in_a_text_without_secret_parts(text: str, shown: str) -> None:
+    assert hide_credentials(text) == shown

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
-from rnn_engine.chat_template.messages import ToolFormats
+from rnn_engine.chat_template.tools import ToolFormats
 
 NAMES = ("a", "weather")
 PLAIN = AnswerForm()

@@ -11,7 +11,7 @@ import pytest
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
 from rnn_engine.chat_template import jinja as sandbox
 from rnn_engine.chat_template.jinja import JinjaTemplate, Sandbox
-from rnn_engine.chat_template.messages import ToolFormats
+from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
 
 CHATML = (

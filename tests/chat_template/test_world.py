@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, WorldTemplate, find_role
-from rnn_engine.chat_template.messages import ToolFormats
-from rnn_engine.chat_template.world import clean
+from rnn_engine.chat_template.conversation import clean
+from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError
 
 texts = st.lists(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, StateMix, TextDelta, TokenInfo
-from rnn_engine.sampling import MixKind
+from rnn_engine.sampling.params import MixKind
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import F32, InitialState, Runner
 from tests.support.cpu import make_cpu_runner

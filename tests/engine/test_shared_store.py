@@ -16,8 +16,7 @@ from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from states.cache.config import CacheConfig
 from states.named.entry import NamedState, Retention
-from states.shared.client import StoreUrl
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreUrl
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.store_server import SlowProxy, StoreServer
 

@@ -123,7 +123,9 @@ async def test_replicas_of_a_config_file_are_taken_and_left(
         fleet = await start_fleet(FleetSettings(application=name), tiny_choice, unheard)
         assert len(await tokens_of(fleet, seeded(1))) == 40
         await fleet.close()
-    with pytest.raises(InvalidRequestError, match=f"--application: 'none' is not allowed; expected one of .*{name}"):
+    with pytest.raises(
+        InvalidRequestError, match=f"--application: no application of replicas is called 'none'; there are: .*{name}"
+    ):
         await start_fleet(FleetSettings(application="none"), tiny_choice, unheard)
 
 

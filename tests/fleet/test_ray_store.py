@@ -23,8 +23,7 @@ from rnn_engine.sampling.params import SamplingParams
 from states.cache.config import CacheConfig
 from states.frozen import freeze_state
 from states.named.entry import Retention
-from states.shared.client import StoreUrl
-from states.shared.config import StoreConfig
+from states.shared.config import StoreConfig, StoreUrl
 from tests.support.fleet import replica_processes
 from tests.support.store_server import StoreServer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rnn_engine.fleet.members import total_cache_stats, total_store_counters
 from states.cache.config import CacheStats, TierStats
-from states.shared.client import StoreCounters, StoreOutcome
+from states.shared.config import StoreCounters, StoreOutcome
 
 
 def test_counts_of_caches_are_added() -> None:

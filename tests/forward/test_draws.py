@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
-from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, DrawPenalties, ModelShape, TokenDraw, TokenLogprobs, TokenRun, mask_words, run_step
 from tests.support.draw_kernels import DrawKernels
 from tests.support.gpu import make_gpu_runner

@@ -13,7 +13,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import Buffer, Device, Memory, open_device
 from rnn_engine.loading import kernel_choices
 from rnn_engine.loading import runner as loading
-from rnn_engine.types import F32, Runner, TokenRun, run_step
+from rnn_engine.types import F32, BufferUse, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
 
 MODELS = [random_model(tiny_shape(layers=2), seed=seed) for seed in (1, 2)]
@@ -96,11 +96,13 @@ def test_nothing_is_held_where_the_memory_is_too_little(device: Device, monkeypa
     create = Memory.create_buffer
     created: list[str] = []
 
-    def run_out(memory: Memory, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+    def run_out(
+        memory: Memory, label: str, num_bytes: int, *, use: BufferUse = "buffers", mappable: bool = False
+    ) -> Buffer:
         if len(created) == limit:
             raise DeviceMemoryError(f"{label}: no room")
         created.append(label)
-        return create(memory, label, num_bytes, mappable=mappable)
+        return create(memory, label, num_bytes, use=use, mappable=mappable)
 
     before = device.allocated_bytes
     monkeypatch.setattr(Memory, "create_buffer", run_out)

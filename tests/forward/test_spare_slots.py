@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,10 +73,10 @@ def test_a_device_without_the_memory_does_without_them(
 ) -> None:
     create = Memory.create_buffer
 
-    def create_small(memory: Memory, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+    def create_small(memory: Memory, label: str, num_bytes: int, **how: Any) -> Buffer:  # noqa: ANN401
         if label.startswith("states of") and num_bytes > 2 * SLOT_BYTES["auto"]:
             raise DeviceMemoryError(f"{label}: no room")
-        return create(memory, label, num_bytes, mappable=mappable)
+        return create(memory, label, num_bytes, **how)
 
     monkeypatch.setattr(Memory, "create_buffer", create_small)
     with caplog.at_level(logging.WARNING):

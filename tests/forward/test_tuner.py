@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -130,6 +131,40 @@ def test_a_kernel_that_the_device_refuses_is_left_out(
     found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
     assert found
     assert FAST not in {choice.variant for choice in found.values()}
+
+
+def test_a_fixed_choice_that_the_device_refuses_gives_way_to_the_fastest_that_works(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = loaded[1].tuning.matmul(1)
+
+    def refuse(variant: MatMulVariant) -> float:
+        if variant == fixed:
+            raise DeviceError("no")
+        return one_fast(variant)
+
+    timed = Timed(monkeypatch, refuse)
+    tuner = Tuner(*loaded, LIMITS, counts=(1,))
+    found = tuner.search(1e6, silent, clock=timed.clock)
+    assert found
+    for choice in found.values():
+        assert (choice.variant, choice.default, choice.measured) == (FAST, fixed, 1e-3)
+        assert choice.default_measured == choice.gain == math.inf
+    tries = [variant for _, _, variant in timed.tried]
+    assert tries.count(fixed) == len(found)  # it is not tried again
+    with pytest.raises(DeviceError, match="no"):
+        tuner.times(next(iter(found))[0], 1, (FAST, fixed), rounds=1)
+
+
+def test_a_device_that_refuses_all_kernels_leaves_the_fixed_choice(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: MatMulVariant) -> float:
+        raise DeviceError("no")
+
+    timed = Timed(monkeypatch, refuse)
+    assert Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock) == {}
+    assert len(timed.tried) == len(set(timed.tried)) > 0
 
 
 def test_what_is_known_is_not_searched_for(

@@ -91,6 +91,20 @@ def test_what_is_no_choice_is_refused_with_what_is_allowed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("int4,head=int8,head=f16", "head"),
+        ("int4,head=int8,emb=f16,head=int8", "head"),
+        ("int4,layers=2,layers=3", "layers"),
+        ("int8,activations=int8,activations=f32", "activations"),
+    ],
+)
+def test_what_is_chosen_twice_is_refused(text: str, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^weights: '{text}' is not allowed; expected {name}= at most once$"):
+        WeightChoice.parse(text)
+
+
+@pytest.mark.parametrize(
     ("dtype", "name"), [(np.float16, "f16"), (ml_dtypes.bfloat16, "bf16"), (np.float32, "f32"), (np.float64, "f32")]
 )
 def test_a_stored_type_is_kept(dtype: DTypeLike, name: str) -> None:

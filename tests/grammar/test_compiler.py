@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,7 @@ import pytest
 from rnn_engine.errors import UnavailableError
 from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Vocabulary, trial
 from rnn_engine.grammar import compiler as compiling
+from rnn_engine.grammar.compiled import CompiledGrammar
 from rnn_engine.grammar.grammar import SlowGrammarError
 from rnn_engine.grammar.trial import TrialError, Trials, Verdict
 from tests.support.grammars import byte_vocabulary
@@ -188,3 +191,33 @@ def test_what_waits_is_cancelled_at_the_end() -> None:
     compiler.close()
     assert all(future.done() for future in futures)
     assert futures[-1].cancelled()
+
+
+def test_after_the_end_only_what_is_cached_is_returned() -> None:
+    compiler, known = GrammarCompiler(byte_vocabulary), Grammar("regex", "known")
+    first = compiler.compile(known)
+    assert first.result(timeout=30)
+    compiler.close()
+    compiler.close()
+    assert compiler.compile(known) is first
+    for _ in range(2):
+        assert compiler.compile(Grammar("regex", "new")).cancelled()
+
+
+def test_requests_that_come_while_it_closes_all_get_an_outcome() -> None:
+    """Other threads add grammars while `close` runs."""
+    compiler, may_end = GrammarCompiler(byte_vocabulary), threading.Event()
+    futures: list[Future[CompiledGrammar]] = []
+
+    def ask(name: int) -> None:
+        for number in itertools.takewhile(lambda _: not may_end.is_set(), range(1000)):
+            futures.append(compiler.compile(Grammar("regex", f"{name} {number}")))
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask, name) for name in range(4)]
+        try:
+            compiler.close()
+        finally:
+            may_end.set()
+        assert [each.exception(timeout=30) for each in asking] == [None] * 4
+    assert all(future.done() for future in futures)

@@ -93,6 +93,8 @@ def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_wh
     [
         (json_grammar({"properties": {"a": {"anyOf": [{"type": "null"}, {"type": "array", "uniqueItems": True}]}}}),
          r'Unimplemented keys: \["uniqueItems"\] \(at #/properties/a/anyOf/1\)'),
+        (json_grammar({"anyOf": [{}, {"uniqueItems": True}, *[{}] * 8, {"uniqueItems": True}]}), r"\(at #/anyOf/1\)"),
+        (json_grammar({"properties": {"a": {"uniqueItems": True}, "ab": {"uniqueItems": True}}}), r"#/properties/a\)"),
         (json_grammar({"items": {"$ref": "https://example.org/s"}}), r"none is fetched \(at #/items\)"),
         (json_grammar({"properties": {"const": {"$ref": "a.json"}}}), r"none is fetched \(at #/properties/const\)"),
         (json_grammar({"$defs": {"enum": {"$ref": "a.json"}}, "$ref": "#/$defs/enum"}), r"\(at #/\$defs/enum\)"),

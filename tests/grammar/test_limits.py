@@ -11,7 +11,7 @@ from rnn_engine.demo import model_path
 from rnn_engine.errors import StepError
 from rnn_engine.grammar import Grammar, Vocabulary, choice_grammar, compiled, json_grammar, start_after, written_grammar
 from rnn_engine.grammar.compiled import compile_grammar
-from rnn_engine.sampling import TokenMask
+from rnn_engine.sampling.masks import TokenMask
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 from tests.support.grammars import takes
 

@@ -1,4 +1,4 @@
-"""Every text that the grammar of a JSON schema allows is valid. `python -m tools.schemas` tries many more."""
+"""Every text that the grammar of a JSON schema allows is valid."""
 
 from __future__ import annotations
 

@@ -196,3 +196,28 @@ def test_without_a_network_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("HF_ENDPOINT", url)
         with pytest.raises(ModelError, match=rf"{url} can't be reached: .*Check the network, or set HF_ENDPOINT"):
             Hub().pull(Wanted.parse(REPOSITORY))
+
+
+def test_a_password_in_the_address_of_a_mirror_is_not_told(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    hub.gated = {"someone/gated"}
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("//", "//ann:secret@"))
+    for repository in ("someone/missing", "someone/gated"):
+        with pytest.raises(ModelError, match=hub.url) as caught:
+            Hub().pull(Wanted.parse(repository))
+        assert "secret" not in str(caught.value)
+
+
+def test_what_is_done_of_a_planned_download_is_told(hub: StandInHub, tmp_path: Path) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    client = Hub(folder=tmp_path / "elsewhere")
+    download = client.plan(Wanted.parse(REPOSITORY))
+    [file] = download.files
+    assert (file.num_bytes, download.num_done(file)) == (len(WEIGHTS), 0)
+    hub.cuts = [60_000, *[0] * 20]
+    with pytest.raises(ModelError):
+        client.fetch(download)
+    assert 0 < download.num_done(file) < len(WEIGHTS)
+    hub.cuts = []
+    assert client.fetch(download) == tmp_path / "elsewhere" / REPOSITORY / FILE
+    assert download.num_done(file) == len(WEIGHTS)

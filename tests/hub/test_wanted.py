@@ -75,6 +75,11 @@ def test_what_names_no_model_is_refused(text: str) -> None:
         Wanted.parse(text)
 
 
+def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InvalidRequestError, match=r"unknown model 'rwkv7-01b'; did you mean rwkv7-0\.1b\?"):
+        Wanted.parse("rwkv7-01b")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

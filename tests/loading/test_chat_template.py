@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, WorldTemplate
-from rnn_engine.chat_template.messages import ToolFormats
+from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.demo import model_path
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.chat_template import load_chat_template

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rnn_engine.engine import Engine
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.loading import device_choice
 from rnn_engine.loading.device_choice import FirstLayers, Speed, choose_device, measure_speed
@@ -53,17 +54,17 @@ def model(tmp_path: Path) -> Iterator[OpenModel]:
 def test_numpy_is_taken_where_a_request_takes_half_the_time(
     model: OpenModel,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     software: Speed,
     numpy: Speed,
     chosen: str,
 ) -> None:
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, software, numpy)
-    with caplog.at_level(logging.INFO):
-        assert choose_device(model, "auto", "f16", 4) == chosen
-    assert f"{software.prompt:.0f} and {software.answer:.0f} tokens/s on software" in caplog.text
-    assert f"--device {chosen} is used" in caplog.text
+    choice = choose_device(model, "auto", "f16", 4)
+    assert choice.device == chosen
+    assert f"{software.prompt:.0f} and {software.answer:.0f} tokens/s on software" in choice.reason
+    is_faster = software.request_seconds > numpy.request_seconds
+    assert ("only if it is 2 times as fast" in choice.reason) is (is_faster and chosen == "auto")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_nothing_is_measured_where_there_is_no_choice(
 ) -> None:
     devices(monkeypatch, *found)
     monkeypatch.setattr(device_choice, "measure_speed", None)
-    assert choose_device(model, device, "f16", 4) == device
+    assert choose_device(model, device, "f16", 4).device == device
 
 
 @pytest.mark.parametrize(("weights", "device"), [("int8", "auto"), ("f32", "cpu")])
@@ -84,7 +85,41 @@ def test_weights_that_were_asked_for_are_not_given_up_for_speed(
     devices(monkeypatch, SOFTWARE)
     speeds(monkeypatch, Speed(100, 10), Speed(1000, 100))
     settings = LoadSettings(weights=weights)
-    assert place_model(model, settings, RunnerSize(1)) == (device, MemoryPlan(weights, 0))
+    choice, plan = place_model(model, settings, RunnerSize(1))
+    assert (choice.device, plan) == (device, MemoryPlan(weights, 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            LoadSettings("cpu"),
+            "tiny: device the processor, with numpy, weights f32, 3 slots. Why this device: as --device says",
+        ),
+        (
+            LoadSettings("0", weights="auto"),
+            ", weights f16 (the best format that fits), 3 slots. Why this device: as --device says",
+        ),
+        (LoadSettings(weights="int8"), ", weights int8, 3 slots. Why this device: numpy has no weights in int8"),
+    ],
+)
+async def test_the_log_says_where_a_model_runs_and_why(
+    model: OpenModel, settings: LoadSettings, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "rnn_engine.loading.parts"):
+        engine = await Engine.load(model.path, settings, num_slots=3)
+        await engine.close()
+    [line] = [message for message in caplog.messages if message.startswith("tiny: device ")]
+    assert words in line
+
+
+def test_the_reason_names_the_number_of_devices(model: OpenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, reason in (
+        ((DISCRETE,), "the only device that WebGPU finds"),
+        ((SOFTWARE, DISCRETE), "the first of the fastest kind of the 2 devices that WebGPU finds"),
+    ):
+        devices(monkeypatch, *found)
+        assert choose_device(model, "auto", "f16", 4).reason == reason
 
 
 @pytest.mark.parametrize("choice", ["cpu", "auto"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -105,6 +106,14 @@ def test_what_was_found_is_taken_where_it_is_faster_and_kept_for_the_next_load(
     assert choose(loaded, TuneOrder(7)) == {(KINDS[0], 1): FAST}
     assert choose(loaded, TuneOrder(None)) == {(KINDS[0], 1): FAST}  # a software device takes only what is kept
     assert search.seconds == [5, 7]
+
+
+def test_a_kernel_in_place_of_a_fixed_choice_that_the_device_refuses_is_kept_too(
+    loaded: tuple[GpuRunner, MatMulKernels], search: Search
+) -> None:
+    search.found = {(KINDS[0], 1): replace(choice(KINDS[0]), default_measured=math.inf)}
+    assert choose(loaded, TuneOrder(5)) == {(KINDS[0], 1): FAST}
+    assert KeptChoices.of(loaded[0].device).read(LIMITS) == search.found
 
 
 def test_a_search_anew_replaces_what_it_finds_and_leaves_other_models_alone(

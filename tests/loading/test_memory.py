@@ -8,24 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from rnn_engine.bounds import AUTO_FORMATS
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import SizingDevice
-from rnn_engine.loading.memory import (
-    AUTO_FORMATS,
-    MemoryPlan,
-    find_memory,
-    inspect_model,
-    measure_on,
-    plan_memory,
-    usual_weights,
-)
+from rnn_engine.loading.memory import MemoryPlan, find_memory, inspect_model, measure_on, plan_memory, usual_weights
 from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner, open_merged, open_model
 from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.tensor_files.source import TensorInfo
-from rnn_engine.types import ModelShape
+from rnn_engine.types import DeviceMemory, ModelShape
 from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
@@ -39,7 +32,7 @@ def unread(model: TensorModel) -> UnreadModel:
     return UnreadModel(model.shape, infos)
 
 
-def allocated(model: TensorModel, size: RunnerSize, weights: str) -> int:
+def allocated(model: TensorModel, size: RunnerSize, weights: str) -> DeviceMemory:
     runner = load_runner(
         model,
         weights=weights,
@@ -50,7 +43,7 @@ def allocated(model: TensorModel, size: RunnerSize, weights: str) -> int:
     )
     assert isinstance(runner, GpuRunner)
     try:
-        return runner.allocated_bytes
+        return runner.memory
     finally:
         runner.close()
 
@@ -157,7 +150,7 @@ def test_spare_slots_take_what_is_left(opened: ModelFile) -> None:
 
 def test_a_device_of_unknown_memory_needs_a_word_for_auto(opened: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rnn_engine.loading.memory.find_memory", lambda _: None)
-    with pytest.raises(InvalidRequestError, match="auto with --device-memory, since the memory of"):
+    with pytest.raises(InvalidRequestError, match="--weights auto needs --device-memory, since the memory of"):
         plan_memory(opened, "auto", SIZE, weights="auto")
     assert plan_memory(opened, "auto", SIZE, weights="f16") == MemoryPlan("f16", 0)
 
@@ -177,7 +170,7 @@ def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> N
 @pytest.mark.parametrize("weights", ["int8", "f16", "f32,head=int8", "f32,layers=1", "stored,activations=int8"])
 def test_the_cpu_refuses_weights_that_it_does_not_have(opened: ModelFile, weights: str) -> None:
     with pytest.raises(
-        InvalidRequestError, match=f"weights: '{weights}' is not allowed; expected auto, f32 or stored, without"
+        InvalidRequestError, match=f"the device cpu has no weights '{weights}'; expected auto, f32 or stored"
     ):
         plan_memory(opened, "cpu", SIZE, weights=weights)
 

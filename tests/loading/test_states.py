@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
 from rnn_engine.loading.runner import open_model
-from rnn_engine.loading.settings import StateFile, StateSettings, open_states
+from rnn_engine.loading.settings import StateFile, StateSettings
+from rnn_engine.loading.states import open_states
 from rnn_engine.types import F32
 from states.files.prefab import Prefab, encode_prefab
 from states.named.entry import Retention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,15 @@ def test_a_module_that_the_model_lacks_is_refused(path: Path, tmp_path: Path) ->
 )
 def test_choices_are_read(text: str, choice: LoraChoice) -> None:
     assert LoraChoice.parse(text) == choice
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file names have no colons there")
+def test_a_path_that_ends_in_a_colon_and_a_number_is_a_path_where_there_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "a:8"
+    assert LoraChoice.parse(str(file)) == LoraChoice(tmp_path / "a", 8.0)
+    file.touch()
+    assert LoraChoice.parse(str(file)) == LoraChoice(file)
+    assert LoraChoice.parse(f"{file}:2") == LoraChoice(file, 2.0)
 
 
 @pytest.mark.parametrize("text", ["a.st:nan", "a.st:inf", ":4"])

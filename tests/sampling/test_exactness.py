@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.sampling import SamplingParams, SequenceSampler, sequence_sampler
-from rnn_engine.sampling.sequence_sampler import uniforms_from
+from rnn_engine.sampling import sequence_sampler
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.sequence_sampler import SequenceSampler, uniforms_from
 from rnn_engine.types import F32
 from tests.support.logit_rows import LOGSUMEXP_ERROR, Device, cases, peaked
 

@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceContext, SequenceSampler
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.rows import LogitRow, SequenceContext
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from tests.support.logit_rows import Device, peaked
 
 GREEDY = {"temperature": 0.0}

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
 from rnn_engine.sampling.masks import allowed_tokens, are_allowed, count_allowed
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, I32
 from tests.support.logit_rows import LOGSUMEXP_ERROR, Device, cases, peaked
 from tests.support.token_masks import pack_mask

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceContext, SequenceSampler, top_logprobs
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow, SequenceContext
 from rnn_engine.sampling.samplers import make_adjustments
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, Readout
 
 tokens = st.lists(st.integers(0, 4), max_size=12)

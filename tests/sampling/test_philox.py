@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.sampling import SamplingParams, SequenceSampler
-from rnn_engine.sampling.sequence_sampler import philox, uniforms, uniforms_from
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.sequence_sampler import SequenceSampler, philox, uniforms, uniforms_from
 from tests.support.logit_rows import Device, peaked
 
 

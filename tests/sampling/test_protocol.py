@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.sampling import Ranking, Sampler, SamplingParams, SequenceContext, SequenceSampler
-from rnn_engine.sampling.sequence_sampler import uniforms_from
+from rnn_engine.sampling.params import Sampler, SamplingParams
+from rnn_engine.sampling.ranking import Ranking
+from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling.sequence_sampler import SequenceSampler, uniforms_from
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits

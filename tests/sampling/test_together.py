@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.sampling import AllowedTokens, JointDraws, RunRows, SamplingParams, SequenceSampler, together
-from rnn_engine.sampling.masks import allowed_tokens
+from rnn_engine.sampling import together
+from rnn_engine.sampling.masks import AllowedTokens, allowed_tokens
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.rows import RunRows
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
+from rnn_engine.sampling.together import JointDraws
 from rnn_engine.types import F32, Readout
 from tests.support.logit_rows import LOGSUMEXP_ERROR, make_row, params, peaked
 from tests.support.token_masks import pack_mask

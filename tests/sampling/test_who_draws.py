@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.sampling import JointDraws, LogitRow, RunRows, SamplingParams, SequenceSampler, together
-from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling import together
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.rows import LogitRow, RunRows, SequenceContext
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
+from rnn_engine.sampling.together import JointDraws
 from rnn_engine.types import MOST_DRAW_BIASES, mask_words
 from tests.support.draw_kernels import DrawKernels
 from tests.support.logit_rows import chains, make_row, params

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.scheduler import Scheduler, Worker
+from rnn_engine.types import Runner
 from tests.support.fake_runner import FakeRunner, table_logits
 from tests.support.fault_model import NUM_SLOTS, SPARE_SLOTS, FaultModel, run_random_faults
 from tests.support.fault_runner import Fault
@@ -90,3 +92,30 @@ def test_health_is_not_ok_when_a_client_hears_that_its_step_failed() -> None:
     worker.turn()
     assert told == ["checking"]
     assert worker.health.status == "ok"
+
+
+@pytest.mark.parametrize("is_opened", [False, True], ids=["before it is opened", "while it is opened"])
+def test_a_worker_that_stops_during_a_recovery_is_not_healthy(
+    is_opened: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    shape = tiny_shape(vocab=VOCAB_SIZE)
+    fake = FakeRunner(table_logits(VOCAB_SIZE), shape=shape, fail_when=lambda _: True)
+
+    def reopen(note_progress: Callable[[], None]) -> Runner:
+        seen.append(worker.health.status)
+        worker.stop()
+        note_progress()
+        return fake
+
+    def hear(_: object) -> None:
+        if not is_opened:
+            worker.stop()
+
+    scheduler = Scheduler(fake, TOKEN_BYTES.__getitem__)
+    worker = Worker(scheduler, hear, lambda: seen.append(worker.health.status), reopen)
+    scheduler.submit(0, prompts(1, 2)[0])
+    worker.start()
+    worker.join()
+    assert seen == ["recovering"] * (1 + is_opened)
+    assert "could not be opened" not in caplog.text

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
-from rnn_engine.sampling import Mask
+from rnn_engine.sampling.masks import Mask
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, table_logits

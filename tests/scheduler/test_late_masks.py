@@ -11,7 +11,7 @@ import pytest
 
 from rnn_engine.errors import MaskError, TimeLimitError
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
-from rnn_engine.sampling import Mask, TokenMask
+from rnn_engine.sampling.masks import Mask, TokenMask
 from rnn_engine.scheduler.drafts import DraftSettings
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig

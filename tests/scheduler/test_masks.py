@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
-from rnn_engine.sampling import Mask, SequenceMask, TokenMask
-from rnn_engine.sampling.masks import allowed_tokens
+from rnn_engine.sampling.masks import Mask, SequenceMask, TokenMask, allowed_tokens
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
-from rnn_engine.sampling import MixKind
+from rnn_engine.sampling.params import MixKind
+from rnn_engine.sampling.rows import mix_logits
 from rnn_engine.scheduler import Scheduler
 from states.cache.config import CacheConfig
 from states.cache.upkeep import make_cache
@@ -226,6 +227,25 @@ def test_a_long_run_loses_no_slot(cache_states: int | None, seed: int, run_ahead
     run_random(model, seed, operations=300, check_every=5)
 
 
+@pytest.mark.parametrize(
+    ("weights", "kind"),
+    [((0.5, 0.5), "probability"), ((1.0, 0.0), "probability"), ((0.5, 0.5), "log"), ((1.5, -0.5), "log")],
+)
+def test_a_token_that_no_state_allows_is_not_allowed_by_the_mix(weights: Sequence[float], kind: MixKind) -> None:
+    nothing = -np.inf
+    rows = [np.array(row, np.float32) for row in ([1.0, nothing, 2.0], [0.5, nothing, 0.0])]
+    without = [row[[0, 2]] for row in rows]
+    mixed = mix_logits(rows, weights, kind)
+    assert mixed[1] == nothing
+    np.testing.assert_array_equal(mixed[[0, 2]], mix_logits(without, weights, kind))
+
+
+def test_a_token_that_one_state_does_not_allow_has_a_share_of_the_others_in_a_mix_of_probabilities() -> None:
+    rows = [np.log(np.array(row, np.float32)) for row in ([0.5, 0.25, 0.25], [1.0, 1.0, 1.0])]
+    rows[1][1:] = -np.inf
+    np.testing.assert_allclose(np.exp(mix_logits(rows, (1.0, 3.0), "probability")), [3.5, 0.25, 0.25], 1e-6)
+
+
 def test_mixes_that_are_refused() -> None:
     clients = make_clients()
     request = ask(clients, (1.0, 1.0), ((), ()))
@@ -239,9 +259,9 @@ def test_mixes_that_are_refused() -> None:
         return replace(request, mix=StateMix(first, [MixedState(second)], kind))
 
     assert "not 0" in refusal(weighted(0.0, 0.0))
-    assert "from 0.0 to 100.0" in refusal(weighted(1.0, -0.5, "probability"))
+    assert "from 0 to 100" in refusal(weighted(1.0, -0.5, "probability"))
     for wrong in (np.nan, np.inf, -101.0):
-        assert "from -100.0 to 100.0" in refusal(weighted(1.0, wrong))
+        assert "from -100 to 100" in refusal(weighted(1.0, wrong))
     assert "at most 2 states, one for each slot" in refusal(
         replace(request, mix=StateMix(1.0, [MixedState(1.0), MixedState(1.0)]))
     )

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rnn_engine.bounds import LONGEST_WAIT
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, parse_policy
-from rnn_engine.scheduler.queue import DEFAULT_WAIT, LONGEST_WAIT, Adaptive, Gather, Load
+from rnn_engine.scheduler.queue import DEFAULT_WAIT, Adaptive, Gather, Load
 from rnn_engine.types import Batch
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, scripted_logits

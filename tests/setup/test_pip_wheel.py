@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_shell import FakeShell
-from tools.setup.pip_wheel import PACKAGE, fetch_pip_wheel
+from tools.setup.environment import PIP_PACKAGE, fetch_pip_wheel
 from tools.setup.shell import SetupError
 
 WHEEL = "usr/share/python-wheels/pip-23.0.1-py3-none-any.whl"
@@ -18,12 +18,12 @@ def shell_with_archive(folder: Path, **options: object) -> FakeShell:
         (folder / WHEEL).parent.mkdir(parents=True)
         (folder / WHEEL).touch()
 
-    effects = {f"download {PACKAGE}": (folder / f"{PACKAGE}_23_all.deb").touch, "dpkg-deb": extract}
+    effects = {f"download {PIP_PACKAGE}": (folder / f"{PIP_PACKAGE}_23_all.deb").touch, "dpkg-deb": extract}
     return FakeShell(effects=effects, **options)  # type: ignore[arg-type]
 
 
 def test_the_systems_package_lists_are_used(tmp_path: Path) -> None:
-    shell = shell_with_archive(tmp_path / "pip", answers={"apt-cache show": f"Package: {PACKAGE}"})
+    shell = shell_with_archive(tmp_path / "pip", answers={"apt-cache show": f"Package: {PIP_PACKAGE}"})
     assert fetch_pip_wheel(tmp_path / "pip", shell) == tmp_path / "pip" / WHEEL
     assert [command.split()[0] for command in shell.commands] == ["apt-get", "dpkg-deb"]
 

@@ -16,7 +16,7 @@ from server.core.settings import ServerSettings
 from tests.support.http import Client
 from tools.live_server.caller import Caller
 from tools.soak import operations
-from tools.soak.driver import Driver
+from tools.soak.measure import Driver
 from tools.soak.operations import Operation, make_operations
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.soak.driver import Record, Timing
-from tools.soak.samples import Sample
-from tools.soak.verdict import Verdict, growth, latency_table
+from tools.soak.measure import Record, Sample, Timing, Verdict, growth, latency_table
 
 
 def sample(minute: int, memory: float, requests: int = 0) -> Sample:

@@ -87,7 +87,6 @@ TestMachine.settings = settings(max_examples=20, stateful_step_count=40, deadlin
 
 
 def test_a_long_seeded_run_without_a_disk(tmp_path: Path) -> None:
-    """Longer runs, with a disk: tools/states/random_run.py."""
     model = CacheModel(tmp_path, disk_bytes=0)
     run_random(model, seed=4, operations=4000, check_every=100)
     model.end()

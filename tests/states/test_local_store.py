@@ -52,7 +52,7 @@ def test_a_file_has_the_id_that_the_operator_gives_it(tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
     states, key = make_states(), uuid.UUID(int=7)
     assert states.add_file(tmp_path / "poet.st", "a", key) == states.get(str(key))
-    with pytest.raises(InvalidRequestError, match=r"state id: .* expected an id that no other state has"):
+    with pytest.raises(InvalidRequestError, match=r"two states have the id .*; give each its own"):
         states.add_file(tmp_path / "poet.st", "b", key)
     assert names(states) == ["a"]
 
@@ -206,7 +206,7 @@ def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
     assert default_of(states) is None
     states.add_file(tmp_path / "file")
     put(states, "leased")
-    with pytest.raises(InvalidRequestError, match="default state: 'leased' is not allowed; expected a persistent"):
+    with pytest.raises(InvalidRequestError, match="the default state has to be persistent, and 'leased' is not"):
         states.set_default("leased")
     assert default_of(states) == "main"
     [kept] = states.fork("main", ["kept"], PERSISTENT)

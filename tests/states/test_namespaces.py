@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError
-from states.named.entry import Quota, Retention
+from states.named.entry import Retention
+from states.named.quota import Quota
 from tests.support.named_states import STATE_BYTES, advance, make_states, some_initial
 
 
@@ -71,6 +72,34 @@ class TestQuotas:
             states.put(name, some_initial(), Retention(), source="test")
         states.delete("ann/c")
         states.put("ann/d", some_initial(), Retention(), source="test")
+
+    def test_a_state_that_moves_to_a_namespace_needs_room_there(self) -> None:
+        states = make_states(quota=Quota(num_bytes=2 * STATE_BYTES, names=3))
+        for number, name in enumerate(("ann/a", "ann/b", "shared", "bob/a")):
+            states.put(name, some_initial(number), Retention(), source="test")
+        states.fork("ann/a", ["copy"], Retention())
+        for name in ("shared", "bob/a"):
+            with pytest.raises(OverloadedError, match=f"no room for {STATE_BYTES} more bytes of the API key 'ann'"):
+                states.move(name, "ann/c", Retention())
+        states.move("copy", "ann/c", Retention())  # shares the arrays
+        states.fork("ann/a", ["copy"], Retention())
+        with pytest.raises(
+            OverloadedError, match="no room for 1 more names of the API key 'ann': it has 3 of at most 3"
+        ):
+            states.move("copy", "ann/d", Retention())
+        states.move("ann/c", "ann/d", Retention())
+        states.move("ann/d", "c", Retention())
+        assert states.room_of("ann")[0] == 2 * STATE_BYTES
+        assert {entry.name for entry in states.entries()} == {"ann/a", "ann/b", "shared", "bob/a", "copy", "c"}
+
+    def test_copies_in_several_namespaces_need_room_in_each(self) -> None:
+        states = make_states(quota=Quota(num_bytes=STATE_BYTES, names=1))
+        states.put("ann/a", some_initial(1), Retention(), source="test")
+        states.put("shared", some_initial(2), Retention(), source="test")
+        for names in (["bob/a", "ann/b"], ["copy", "bob/a", "bob/b"]):
+            with pytest.raises(OverloadedError, match="of the API key"):
+                states.fork("shared", names, Retention())
+        states.fork("shared", ["copy", "bob/a"], Retention())
 
     def test_a_lease_in_a_namespace_lasts_so_long(self) -> None:
         states = make_states(quota=Quota(ttl=5000.0))

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from states.named.entry import Quota, Retention
-from states.shared.client import StoreClient, StoreUrl
-from states.shared.config import ObjectsConfig
+from states.named.entry import Retention
+from states.named.quota import Quota
+from states.shared.client import StoreClient
+from states.shared.config import ObjectsConfig, StoreUrl
 from states.shared.state_store import SharedStateStore
 from tests.support.named_states import FINGERPRINT, make_states, some_initial
 from tests.support.shared_caches import SharingServer, serving

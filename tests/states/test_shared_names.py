@@ -21,9 +21,11 @@ from rnn_engine.errors import (
 )
 from states.files.reading import LoadedState
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Quota, Retention
+from states.named.entry import NamedState, Retention
+from states.named.quota import Quota
 from states.named.store import StateStore
-from states.shared.client import StoreClient, StoreOutcome, StoreUrl
+from states.shared.client import StoreClient
+from states.shared.config import StoreOutcome, StoreUrl
 from states.shared.state_store import SharedStateStore
 from tests.support.named_states import FINGERPRINT, Clock, make_states, some_initial, some_state
 from tests.support.store_server import SlowProxy, StoreServer

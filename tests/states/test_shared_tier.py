@@ -12,7 +12,7 @@ import trustme
 from valkey import Valkey
 
 from rnn_engine.errors import StateError
-from states.shared.client import StoreOutcome
+from states.shared.config import StoreOutcome
 from states.shared.entries import BLOCK_TOKENS
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import SlowProxy, StoreServer, free_port

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from states.shared.client import StoreUrl
+from states.shared.config import ObjectsConfig, StoreConfig, StoreUrl
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,14 @@ def test_addresses(text: str, shown: str, tls: bool) -> None:
         ("valkey://host:port", "Port could not be cast"),
         ("valkey://host:70000", "Port out of range"),
         ("valkey://ann:sec#ret@host", "as %23"),
+        ("valkey://ann:sec/ret@host", "as %2F"),
+        ("valkey://ann:1/sec@ret@host", "as %40"),
+        ("valkey://ann:sec?ret@host", "as %3F"),
+        ("valkey://ann:secret\u2100@host", "as %23"),
+        ("ann:secret@host", "the scheme '' is unknown"),
+        ("valkey:/ann:secret@host", "the scheme '' is unknown"),
+        ("valkey://host?password=secret", "unknown option 'password' after '?'; there are: none"),
+        ("valkey://host?secret", "expected NAME=VALUE after '?'"),
         ("valkey://host/first", "'first' is not the number of a database"),
         ("valkey://host?ssl_ca_certs=x", "unknown option 'ssl_ca_certs' after '?'; there are: none"),
         ("valkeys://host?max_connections=1", "unknown option 'max_connections' after '?'; there are: ssl_ca_certs"),
@@ -45,5 +55,35 @@ def test_a_wrong_address_is_told_without_its_password(text: str, said: str) -> N
         StoreUrl.parse(text)
     assert said in str(raised.value)
     assert "valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE]" in str(raised.value)
+    assert not re.search("sec|ret", str(raised.value).replace("PASSWORD", ""))
+
+
+def test_an_address_is_shown_without_its_password() -> None:
+    config = StoreConfig(StoreUrl.parse("valkey://ann:secret@host"))
+    assert "valkey://host" in repr(config)
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/states", "gs://b", "az://account/container/p", "file:///folder/a@b"])
+def test_addresses_of_object_stores(url: str) -> None:
+    assert ObjectsConfig(url).url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3://",
+        "http://host/secret@bucket",
+        "s3://key:secret@bucket/states",
+        "s3://key:sec/secret@bucket/states",
+        "s3:key:secret@bucket",
+        "az://account/container?sig=secret",
+        "s3://bucket#part",
+        "s3://[bucket",
+    ],
+)
+def test_an_address_of_an_object_store_has_no_credentials(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"expected s3://BUCKET/PREFIX.*come from the environment") as raised:
+        ObjectsConfig(url)
     assert "secret" not in str(raised.value)
-    assert "sec#ret" not in str(raised.value)

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.frozen import FrozenState
-from states.named.entry import DEFAULT_TTL, Retention
+from states.named.entry import Retention
+from states.named.quota import DEFAULT_TTL
 from tests.support.named_states import Clock, advance, make_states, some_initial
 
 NAMES = st.sampled_from("abcdef")

@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-_LISTS = {
-    "/v1/models": b'{"object": "list", "data": [{"id": "broken"}]}',
-    "/v1/states": b'{"object": "list", "data": [], "default": null}',
-}
+MODELS = b'{"object": "list", "data": [{"id": "broken"}]}'
+STATES = b'{"object": "list", "data": [], "default": null}'
 
 
 @contextmanager
-def broken_server(*answers: bytes) -> Iterator[str]:
-    """Yield the URL of a server that answers POSTs with `answers`, one after the other, which include status lines."""
-    left = iter(answers)
+def broken_server(*answers: bytes, models: bytes = MODELS, states: bytes = STATES) -> Iterator[str]:
+    """Yield the URL of a server that answers POSTs with `answers`, one after the other, which include status lines.
+
+    `models` and `states` are the bodies of the answers to requests for its lists.
+    """
+    left, lists = iter(answers), {"/v1/models": models, "/v1/states": states}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = _LISTS[self.path]
+            body = lists[self.path]
             self.wfile.write(
                 b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
             )

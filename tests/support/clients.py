@@ -22,7 +22,10 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.sampling import LogitRow, Mask, SequenceSampler, top_logprobs
+from rnn_engine.sampling.masks import Mask
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
 from rnn_engine.scheduler.slots import LEAST_TOKENS
 from rnn_engine.types import F32, InitialState

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.ranking import top_logprobs
+from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.sequence_sampler import SequenceSampler
 from rnn_engine.types import F32, DrawPenalties, TokenDraw, TokenLogprobs
 
 

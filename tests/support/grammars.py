@@ -7,8 +7,7 @@ from functools import cache
 
 from rnn_engine.grammar import Grammar, Vocabulary
 from rnn_engine.grammar.compiled import compile_grammar
-from rnn_engine.sampling import TokenMask
-from rnn_engine.sampling.masks import allowed_tokens
+from rnn_engine.sampling.masks import TokenMask, allowed_tokens
 from tests.support.byte_tokenizer import ByteTokenizer
 
 END = 0
@@ -52,9 +51,11 @@ def random_text(grammar: Grammar, seed: int, vocabulary: Vocabulary | None = Non
     return None
 
 
-def finish_shortly(mask: TokenMask, begun: str, chance: random.Random, most: int = 400) -> str:
+def finish_shortly(
+    mask: TokenMask, begun: str, chance: random.Random, vocabulary: Vocabulary | None = None, most: int = 400
+) -> str:
     """Return random text that may follow `begun`, up to the first place at which the text may end."""
-    vocabulary, text = byte_vocabulary(), b""
+    vocabulary, text = vocabulary or byte_vocabulary(), b""
     for token in vocabulary.encode(begun):
         assert token in _allowed(mask, vocabulary), f"{begun!r} is not allowed"
         mask.accept(token)

@@ -22,6 +22,7 @@ DEVELOPMENT = ("tests", "tools")
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "rnn_engine.errors",
+        "rnn_engine.bounds",
         "rnn_engine.files",
         "rnn_engine.types",
         "rnn_engine.chat_template",

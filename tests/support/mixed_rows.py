@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.sampling import MixKind
+from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32
 from tests.support.fake_runner import Logits, Tokens
 

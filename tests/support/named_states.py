@@ -18,9 +18,10 @@ from states.files.exchange import StateFiles
 from states.files.full import write_file
 from states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
 from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState, OwnerLease, Quota, Retention
+from states.named.entry import NamedState, OwnerLease, Retention
 from states.named.persistence import SavedStates
-from states.named.store import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, LocalStateStore
+from states.named.quota import DEFAULT_CAPACITY, Quota
+from states.named.store import DEFAULT_MAX_NAMES, LocalStateStore
 from states.named.table import StateUsage
 from tests.support.models import tiny_shape
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
-from rnn_engine.sampling import SamplingParams
-from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical, SamplingParams
 
 Logits: TypeAlias = dict[int, float]
 """What is left: token -> logit."""

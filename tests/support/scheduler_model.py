@@ -15,7 +15,7 @@ from functools import partial
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.requests import Client, GenerateRequest, MixedState, SamplingParams, StateMix
-from rnn_engine.sampling import MixKind
+from rnn_engine.sampling.params import MixKind
 from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import Batch, InitialState
 from states.cache.cache import StateCache

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from states.cache.config import CacheConfig
 from states.cache.upkeep import make_cache
-from states.shared.client import StoreCounters, StoreUrl
-from states.shared.config import ObjectsConfig, StoreConfig
+from states.shared.config import ObjectsConfig, StoreConfig, StoreCounters, StoreUrl
 from states.shared.opening import open_store
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 

@@ -11,6 +11,7 @@ import pyte
 
 LINES, COLUMNS = 40, 80
 LEFT, UP, BACKSPACE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[D", "\x1b[A", "\x7f", "\x1b\r", "\x03", "\x04"
+_MARKS_PASTES = 2004 << 5  # pyte's number of the private mode 2004
 _TIMEOUT = 120  # seconds until a text has to be there
 
 
@@ -40,6 +41,11 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         self._child.send(keys)
+
+    def paste(self, text: str) -> None:
+        """Send a text as a terminal does that pastes it: with marks around it if the program has asked for them."""
+        lines = text.replace("\n", "\r")
+        self.type(f"\x1b[200~{lines}\x1b[201~" if _MARKS_PASTES in self._screen.mode else lines)
 
     def wait_for(self, text: str) -> None:
         """Read the program's output until `text` is in the last lines."""

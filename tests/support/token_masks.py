@@ -7,7 +7,7 @@ from copy import deepcopy
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.sampling import Mask
+from rnn_engine.sampling.masks import Mask
 from rnn_engine.types import I32
 
 

@@ -56,13 +56,17 @@ class ToyDevice:
         self._num_slabs = num_slabs
         self.slabs: dict[int, dict[str, F32]] = {}  # handle -> state
         self._next_handle = num_slots
+        self._steps = {
+            name: np.arange(array.size, dtype=np.float32).reshape(array.shape) + number + 3
+            for number, (name, array) in enumerate(shape.initial_state().items())
+        }
+        self._factors = {name: steps % 7 + 2 for name, steps in self._steps.items()}
 
     def run(self, tokens: Sequence[int], slot: int = 0) -> None:
         """Advance a slot's state by tokens."""
         for token in tokens:
-            for number, (name, array) in enumerate(self._slots[slot].items()):
-                steps = np.arange(array.size, dtype=np.float32).reshape(array.shape) + number + 3
-                self._slots[slot][name] = (array * (steps % 7 + 2) + token + steps) % _MODULUS
+            for name, array in self._slots[slot].items():
+                self._slots[slot][name] = (array * self._factors[name] + token + self._steps[name]) % _MODULUS
 
     def start(self, tokens: Sequence[int], slot: int = 0) -> None:
         """Run tokens from the initial state."""

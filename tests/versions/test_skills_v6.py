@@ -1,4 +1,4 @@
-"""A trained RWKV-6, made by tools/small_v6: it has its skills in numpy and on a GPU, also from the cache."""
+"""A tiny trained RWKV-6 has its skills in numpy and on a GPU, also from the cache."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from tests.support.answers import right_answers
 from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.skills_v6 import SKILLS, held_out
 from tools.demo_model.corpus.dialogue import Dialogue
-from tools.small_v6.skills import SKILLS, held_out
 
 MODEL = Path(__file__).with_name("skills_v6.safetensors")
 ITEMS = 100  # of each skill, none of which was trained
