@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest_asyncio
@@ -171,6 +172,22 @@ async def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(
     await expect(dialog).to_have_count(0)
     await say(page, "Count.")
     await expect(dialog).to_be_visible()
+
+
+async def test_a_server_that_answers_before_the_page_is_painted_gets_its_key(
+    visit: Visit, guard: Guard, keyed_server: str
+) -> None:
+    guard.add_host(keyed_server)
+    guard.allow("401")
+    page = await visit(keyed_server)
+    await page.clock.install()
+    await page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # no frame is painted, and no timer fires
+    async with page.expect_response("**/v1/models") as answer:
+        await page.reload()
+    assert (await answer.value).status == 401
+    await page.evaluate("fetch('/v1/models')")  # by its answer, the page has read the first one
+    await page.clock.resume()
+    await expect(page.get_by_role("dialog", name="API key")).to_be_visible()
 
 
 async def test_a_full_queue_is_told_in_the_servers_words(visit: Visit, guard: Guard, fake: Fake) -> None:

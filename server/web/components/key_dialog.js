@@ -2,7 +2,7 @@
 
 import { onKeyNeeded } from "../api.js";
 import { t } from "../strings/index.js";
-import { html, useEffect, useState } from "../vendor/preact.js";
+import { html, useLayoutEffect, useState } from "../vendor/preact.js";
 import { Button } from "./button.js";
 import { Dialog } from "./dialog.js";
 
@@ -11,7 +11,8 @@ import { Dialog } from "./dialog.js";
 export function KeyDialog() {
   const [question, setQuestion] = useState(/** @type {Question | null} */ (null));
   const [key, setKey] = useState("");
-  useEffect(() => {
+  // Before the first call is sent: an effect that waits for a paint may come after its answer.
+  useLayoutEffect(() => {
     onKeyNeeded((wrong) => new Promise((answer) => setQuestion({ wrong, answer })));
   }, []);
   if (question === null) return null;
