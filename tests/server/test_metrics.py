@@ -183,10 +183,11 @@ async def test_a_client_that_leaves(serve: Serve) -> None:
 async def test_a_request_that_the_server_ends_for_it_took_too_long(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr("server.core.routing._SPARE_SECONDS", 0.2)
     client = await serve(FakeEngine(hold=2), ServerSettings(limits=Limits(max_request_seconds=0)))
-    with suppress(ClientError):
-        await complete(client, stream=stream)
+    with monkeypatch.context() as patch:
+        patch.setattr("server.core.routing._SPARE_SECONDS", 0.2)
+        with suppress(ClientError):
+            await complete(client, stream=stream)
     assert value(await scrape(client), "http_requests_aborted_total", cause="timeout") == 1
 
 
