@@ -55,7 +55,7 @@ async def test_what_does_not_end_by_itself_is_ended(serve: Serve, monkeypatch: p
 
 
 async def test_a_stream_that_does_not_end_by_itself_is_cut(through: Through, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.core.routing._SPARE_SECONDS", 0.05)
+    monkeypatch.setattr("server.core.routing._SPARE_SECONDS", 0.5)  # in which it begins
     settings = ServerSettings(limits=Limits(max_request_seconds=0))
     engine = FakeEngine(hold=2)
     async with raw_server(await through(engine), settings=settings) as server:
