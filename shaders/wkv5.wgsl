@@ -36,9 +36,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
     let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
 
-    var s: array<vec4<f32>, 2u * EIGHTHS>;
-    for (var j = 0u; j < 2u * EIGHTHS; j++) {
-        s[j] = state[state_start + j * HEAD_SIZE];
+    var s: array<Eight, EIGHTHS>; // see wkv7.wgsl
+    for (var j = 0u; j < EIGHTHS; j++) {
+        s[j] = Eight(state[state_start + 2u * j * HEAD_SIZE], state[state_start + (2u * j + 1u) * HEAD_SIZE]);
     }
 
     for (var token = run.start; token < run.start + run.length; token++) {
@@ -59,9 +59,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let rate = load_eight(DECAY, j, row);
             let key = load_eight(K, j, row);
             bonus += sum_of(load_eight(BONUS, j, row));
-            y += dot(s[2u * j], receptance.low) + dot(s[2u * j + 1u], receptance.high);
-            s[2u * j] = s[2u * j] * rate.low + v * key.low;
-            s[2u * j + 1u] = s[2u * j + 1u] * rate.high + v * key.high;
+            y += dot(s[j].low, receptance.low) + dot(s[j].high, receptance.high);
+            s[j] = Eight(s[j].low * rate.low + v * key.low, s[j].high * rate.high + v * key.high);
         }
         set_vector(Y, row, y + bonus * v);
         workgroupBarrier();
@@ -76,8 +75,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 
     if is_real {
-        for (var j = 0u; j < 2u * EIGHTHS; j++) {
-            state[state_start + j * HEAD_SIZE] = s[j];
+        for (var j = 0u; j < EIGHTHS; j++) {
+            state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
+            state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;
         }
     }
 }

@@ -40,9 +40,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
     let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
 
-    var s: array<vec4<f32>, 2u * EIGHTHS>;
-    for (var j = 0u; j < 2u * EIGHTHS; j++) {
-        s[j] = state[state_start + j * HEAD_SIZE];
+    // Each loop over `s` has as many turns as `s` has parts. So compilers know that the loop must be unrolled. Otherwise
+    // they keep it, and `s` is in registers that are chosen by compares and selects in each turn.
+    var s: array<Eight, EIGHTHS>;
+    for (var j = 0u; j < EIGHTHS; j++) {
+        s[j] = Eight(state[state_start + 2u * j * HEAD_SIZE], state[state_start + (2u * j + 1u) * HEAD_SIZE]);
     }
 
     for (var token = run.start; token < run.start + run.length; token++) {
@@ -73,7 +75,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var j = 0u; j < EIGHTHS; j++) {
             let kk = load_eight(KK, j, row);
             squares += dot(kk.low, kk.low) + dot(kk.high, kk.high);
-            projection += dot(s[2u * j], kk.low) + dot(s[2u * j + 1u], kk.high);
+            projection += dot(s[j].low, kk.low) + dot(s[j].high, kk.high);
             bonus += sum_of(load_eight(BONUS, j, row));
         }
         let scale = 1.0 / max(sqrt(squares), 1e-12);
@@ -84,10 +86,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let rate = load_eight(RATED_KK, j, row);
             let key = load_eight(RATED_K, j, row);
             let receptance = load_eight(R, j, row);
-            let low = s[2u * j] * decay.low + removed * rate.low + v * key.low;
-            let high = s[2u * j + 1u] * decay.high + removed * rate.high + v * key.high;
-            s[2u * j] = low;
-            s[2u * j + 1u] = high;
+            let low = s[j].low * decay.low + removed * rate.low + v * key.low;
+            let high = s[j].high * decay.high + removed * rate.high + v * key.high;
+            s[j] = Eight(low, high);
             y += dot(low, receptance.low) + dot(high, receptance.high);
         }
         set_vector(Y, row, y);
@@ -100,8 +101,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 
     if is_real {
-        for (var j = 0u; j < 2u * EIGHTHS; j++) {
-            state[state_start + j * HEAD_SIZE] = s[j];
+        for (var j = 0u; j < EIGHTHS; j++) {
+            state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
+            state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;
         }
     }
 }

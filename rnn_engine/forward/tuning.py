@@ -112,7 +112,10 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             max_step_operations=2e10,
         )
     return Tuning(
-        matmuls=tuple(StreamVariant(tokens, splits=16) for tokens in (1, 2, 4, 8, 16)),
+        matmuls=tuple(
+            StreamVariant(tokens, splits=16, unroll=unroll)
+            for tokens, unroll in ((1, 4), (2, 4), (4, 4), (8, 4), (16, 2))
+        ),
         tiled=TiledVariant(rows=64, tokens=64),
         packed=tuple(StreamVariant(tokens, splits=16, number="int8") for tokens in (1, 2, 4, 8, 16)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),

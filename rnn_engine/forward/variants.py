@@ -31,6 +31,7 @@ class StreamVariant:
     splits: int = 1
     inputs: str = "direct"  # direct, broadcast or by_token: the WGSL that loads the inputs
     number: str = "f32"  # the type of products: f32 or int8
+    unroll: int = 1  # eights of columns whose weights a thread loads at once; 1 unless products are in f32
 
     @property
     def shader(self) -> str:
@@ -51,7 +52,8 @@ class StreamVariant:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        return {"TOKENS": self.tokens, "GROUPS": self.groups, "PANELS": self.panels, "SPLITS": self.splits}
+        unroll: dict[str, Constant] = {"UNROLL": self.unroll} if self.number == "f32" else {}
+        return {"TOKENS": self.tokens, "GROUPS": self.groups, "PANELS": self.panels, "SPLITS": self.splits, **unroll}
 
     @property
     def includes(self) -> dict[str, Include]:
@@ -59,7 +61,8 @@ class StreamVariant:
         return {"INPUTS": f"{packed}inputs_{self.inputs}", "PRODUCTS": f"products_{self.number}"}
 
     def __str__(self) -> str:
-        return f"stream {self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.inputs} {self.number}"
+        sizes = f"{self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.unroll}u"
+        return f"stream {sizes} {self.inputs} {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
     """Yield the kernel variants that can run the matmul `work` on a device with `limits`.
 
     `half` adds those that multiply in f16. On hardware, variants that read the weights more than once for
-    `TOKENS_A_PASS` tokens are skipped.
+    `TOKENS_A_PASS` tokens are skipped. On software, where a load is not waited for, unrolled ones are skipped.
     """
     passes = -(-work.tokens // TOKENS_A_PASS)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](
@@ -204,7 +207,11 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
     for variant in every:
         if work.rows % variant.rows or not limits.allow(variant):
             continue
-        if software or -(-work.tokens // variant.tokens) <= passes:
+        if software:
+            is_worth_a_trial = isinstance(variant, TiledVariant) or variant.unroll == 1
+        else:
+            is_worth_a_trial = -(-work.tokens // variant.tokens) <= passes
+        if is_worth_a_trial:
             yield variant
 
 
@@ -216,8 +223,8 @@ def _streams(tokens: int, number: str) -> Iterator[StreamVariant]:
             continue
         for inputs in ("direct", "broadcast", "by_token"):
             yield StreamVariant(count, groups, panels, 1, inputs, number)
-        for splits in (4, 16, 32):
-            yield StreamVariant(count, groups, panels, splits, number=number)
+        for splits, unroll in product((4, 16, 32), (1, 2, 4) if number == "f32" else (1,)):
+            yield StreamVariant(count, groups, panels, splits, number=number, unroll=unroll)
 
 
 def _tile_numbers(number: str, half: bool) -> tuple[str, ...]:
@@ -282,6 +289,7 @@ class HardwareCost:
     operations: float  # a second
     threads: int  # that keep the device busy
     dispatch: float = 4e-6  # seconds
+    latency: float = 5e-7  # seconds from a load to its value, while memory is busy
     registers: int = 160  # of a thread before some are kept in memory
     spilling: float = 2.0  # the factor by which it is slower then
 
@@ -304,13 +312,19 @@ class HardwareCost:
             shared = {"direct": 1, "broadcast": 8, "by_token": 2}[variant.inputs]
             input_bytes = 2 * _PACKED_INPUT if in_bytes else 4
             near = passes * work.weight_bytes + input_bytes * computed / variant.panels / shared
-            numbers = 2 + 2 * variant.tokens if in_bytes else COLUMNS_AT_ONCE + variant.tokens
+            numbers = 2 + 2 * variant.tokens if in_bytes else COLUMNS_AT_ONCE * variant.unroll + variant.tokens
             registers = variant.panels * numbers + 16
             waits = 1.0
         busy = min(1.0, workgroups * variant.threads / self.threads)
-        seconds = max(passes * work.weight_bytes / self.memory, near / self.near_memory, operations / self.operations)
+        memory = self.memory * busy
+        if isinstance(variant, StreamVariant):  # all threads together wait for as many bytes as they have asked for
+            eight_bytes = COLUMNS_AT_ONCE * work.weight_bytes / (work.rows * work.columns)
+            in_flight = busy * self.threads * variant.panels * variant.unroll * eight_bytes
+            memory = min(self.memory, in_flight / self.latency)
+        near_seconds, computing = near / (self.near_memory * busy), operations / (self.operations * busy)
+        seconds = max(passes * work.weight_bytes / memory, near_seconds, computing)
         slower = self.spilling if registers > self.registers else 1.0
-        return self.dispatch + seconds * slower * waits / busy
+        return self.dispatch + seconds * slower * waits
 
 
 _HARDWARE: Final[Mapping[str, HardwareCost]] = {

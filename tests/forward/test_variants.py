@@ -25,6 +25,9 @@ from tests.support.gpu import open_checked
 
 STREAMS = (
     StreamVariant(tokens=1, groups=8, splits=4),
+    StreamVariant(tokens=1, splits=16, unroll=4),
+    StreamVariant(tokens=2, panels=2, inputs="broadcast", unroll=2),
+    StreamVariant(tokens=4, panels=2, splits=2, unroll=8),
     StreamVariant(tokens=1, panels=8, inputs="broadcast"),
     StreamVariant(tokens=2, groups=2, panels=2, inputs="broadcast"),
     StreamVariant(tokens=3, panels=4, inputs="by_token"),

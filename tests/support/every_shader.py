@@ -26,6 +26,8 @@ from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
 VARIANTS: tuple[MatMulVariant, ...] = (
     *(StreamVariant(tokens, 2, 4, 1, inputs) for tokens in (1, 8) for inputs in ("direct", "broadcast", "by_token")),
     StreamVariant(tokens=4, panels=2, splits=8),
+    StreamVariant(tokens=2, panels=2, splits=4, unroll=4),
+    StreamVariant(tokens=2, inputs="broadcast", unroll=2),
     *(
         TiledVariant(64, tokens, each, each, 1, number)
         for tokens, each in ((32, 4), (128, 8))
@@ -62,29 +64,34 @@ def _each() -> Iterator[tuple[str, str]]:
             tuning = tuning_for(info, can_broadcast=can_broadcast)
             label = f"{kind} device {'with' if can_broadcast else 'without'} broadcast"
             for each in shapes:
-                yield from _shaders_of(each, "f16", tuning, label)
+                yield from shaders_of(each, "f16", tuning, label)
             for weights in (*WEIGHT_FORMATS, "int8,activations=int8"):
-                yield from _shaders_of(shape, weights, tuning, label)
+                yield from shaders_of(shape, weights, tuning, label)
 
 
 def _variants() -> Iterator[tuple[str, str]]:
     """Yield shaders with every constant and include that a matmul's variants may have."""
+    for variant in (*VARIANTS, *INT8_VARIANTS):
+        for name, text in shaders_of_variant(variant):
+            yield f"{name}, a variant", text
+
+
+def shaders_of_variant(variant: MatMulVariant) -> Iterator[tuple[str, str]]:
+    """Yield the shader of `variant` for each weight format that it can multiply, with the format's name."""
     device = _Collector()
-    tuning = tuning_for(device.info, can_broadcast=True)
-    matmuls = MatMulKernels(device.kernels, tuning, _LIMITS)
-    for variant in VARIANTS:
-        for weights in WEIGHT_FORMATS.values():
-            matmuls.get(variant, weights)
-    for variant in INT8_VARIANTS:
-        for weights in WEIGHT_FORMATS.values():
-            if weights.packed is not None:
-                matmuls.get(variant, weights)
-    for name, text in device.shaders:
-        yield f"{name}, a variant", text
+    matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), _LIMITS)
+    formats = [each for each in WEIGHT_FORMATS.values() if variant.number != "int8" or each.packed is not None]
+    for weights in formats:
+        matmuls.get(variant, weights)
+    for weights, (_, text) in zip(formats, device.shaders, strict=True):
+        yield weights.name, text
 
 
-def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> Iterator[tuple[str, str]]:
-    """Load a model of `shape` on a device that runs nothing, and yield the shaders of every kind of step."""
+def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> Iterator[tuple[str, str]]:
+    """Load a model of `shape` on a device that runs nothing, and yield the shaders of every kind of step.
+
+    Their names say the kernel, the version, the weights and the `label`.
+    """
     model = random_model(shape, seed=1)
     tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
     classes = ",".join(f"{name}={weights.split(',')[0]}" for name in ("head", "emb", "adapters"))

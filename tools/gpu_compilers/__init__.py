@@ -1,0 +1,207 @@
+"""What the compilers of real GPUs make of the kernels, read on a machine that has none of these GPUs.
+
+Mesa's driver for AMD, RADV, compiles for any GPU that it knows. With the Vulkan driver of null_device.c around it, wgpu
+opens a device that runs nothing. The compiler's statistics and machine code are read from what RADV prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from rnn_engine.forward.tuning import tuning_for
+from rnn_engine.gpu import DeviceInfo
+from tests.support.every_shader import shaders_of, shaders_of_variant
+from tests.support.models import deep_embedded, tiny_shape
+from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
+
+_HERE: Final = Path(__file__).parent
+_DRIVER: Final = "libvulkan_radeon.so"
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "vega10": "GCN5: Vega 56 and 64",
+    "navi10": "RDNA1: RX 5700",
+    "navi21": "RDNA2: RX 6800 and 6900",
+    "navi31": "RDNA3: RX 7900",
+    "gfx1151": "RDNA3.5: Strix Halo, an APU",
+    "gfx1201": "RDNA4: RX 9070",
+}
+"""Families of AMD GPUs, by RADV's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The innermost loop of a kernel that loads most, in machine code; the whole kernel if it has no loop."""
+
+    instructions: int
+    loads: int  # from device memory, by each thread
+    bytes: int  # that these load
+    bytes_in_flight: int  # the most that a thread has asked for at once
+    packed: int  # instructions that compute on two or more numbers of a thread, dot products among them
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compiler says of a kernel."""
+
+    registers: int  # vector registers of a thread
+    waves: int  # that a SIMD unit can hold at once
+    spilled: int  # registers, vector and scalar
+    scratch_bytes: int  # of a wave, in device memory
+    workgroup_bytes: int  # of LDS
+    instructions: int
+    loop: Loop | None  # None if the machine code was not read, or if the driver can't show that of this family
+
+
+def chosen_kernels() -> dict[str, str]:
+    """Return the WGSL of each kernel that the fixed choices for hardware run, by a name of its own.
+
+    These are the matmuls of every weight format, and the other kernels of every version for heads of 64 rows.
+    """
+    tuning = tuning_for(DeviceInfo(0, "hardware", "discrete", "none", "none"), can_broadcast=True)
+    kernels: dict[str, str] = {}
+    variants = (*tuning.matmuls, *tuning.blocks, *tuning.packed, tuning.tiled, tuning.packed_tiled)
+    for variant in [each for each in variants if each is not None]:
+        for weights, text in shaders_of_variant(variant):
+            kernels[f"{variant}, {weights}"] = text
+    v7 = tiny_shape(width=256, head_size=64)
+    others: dict[str, str] = {}  # name by text
+    for shape in (v7, deep_embedded(v7), tiny_v6(width=256, head_size=64), tiny_v5(width=256, head_size=64), tiny_v4()):
+        for weights in ("f16", "int8,activations=int8"):
+            for name, text in shaders_of(shape, weights, tuning, ""):
+                if not name.startswith("matmul"):
+                    others.setdefault(text, f"{name.split()[0]}, {shape.version}")
+    for text, name in others.items():
+        same = sum(known.split("#")[0].strip() == name for known in kernels)
+        kernels[f"{name} #{same + 1}" if same else name] = text
+    return kernels
+
+
+class UnavailableError(Exception):
+    """A program or driver that the compilers need is not on this machine."""
+
+
+def compile_for(family: str, shaders: Mapping[str, str], *, with_loops: bool = True) -> dict[str, Compiled]:
+    """Compile `shaders`, name -> WGSL, for the AMD GPUs of `family`, and return what the compiler says of each.
+
+    `with_loops` also reads the machine code, which takes twice as long. Raises UnavailableError if this machine lacks
+    gcc or RADV.
+    """
+    with TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "NULL_DEVICE_DRIVER": _DRIVER,
+            "RADV_FORCE_FAMILY": family,
+            "RADV_DEBUG": "shaderstats,nocache" + (",shaders" if with_loops else ""),
+            "VK_DRIVER_FILES": str(_build_driver(Path(folder))),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.gpu_compilers.compile"],
+            env=environment,
+            input=json.dumps(list(shaders.values())),
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    if "no device" in done.stderr:
+        raise UnavailableError("Mesa's driver for AMD is missing (on Debian or Ubuntu: mesa-vulkan-drivers)")
+    if done.returncode:
+        raise RuntimeError(f"the kernels were not compiled for {family}: {done.stderr[-2000:]}")
+    printed = re.split(r"^@@ \d+$", done.stderr, flags=re.MULTILINE)[1:]
+    return {name: _parse(text) for name, text in zip(shaders, printed, strict=True)}
+
+
+def _build_driver(folder: Path) -> Path:
+    """Build null_device.c in `folder`, and return the path of the driver's manifest. Raises UnavailableError."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise UnavailableError("there is no C compiler (on Debian or Ubuntu: gcc)")
+    library, manifest = folder / "libnull_device.so", folder / "null_device.json"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, _HERE / "null_device.c", "-ldl"], check=True)
+    icd = {"library_path": str(library), "api_version": "1.3.0"}
+    manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+    return manifest
+
+
+def _parse(printed: str) -> Compiled:
+    """Parse what RADV prints of one kernel: its forms on the way, its machine code, its statistics."""
+    forms, statistics = printed.rsplit("*** SHADER STATS ***", 1)
+    code = forms.rpartition("disasm:")[2]
+    figures = {name: int(value) for name, value in re.findall(r"^([\w -]+): (\d+)$", statistics, re.MULTILINE)}
+    return Compiled(
+        registers=figures["VGPRs"],
+        waves=figures["Subgroups per SIMD"],
+        spilled=figures["Spilled VGPRs"] + figures["Spilled SGPRs"],
+        scratch_bytes=figures["Scratch size"],
+        workgroup_bytes=figures["LDS size"],
+        instructions=figures["Instructions"],
+        loop=_find_loop([line.split(";")[0].strip() for line in code.splitlines()]) if "s_endpgm" in code else None,
+    )
+
+
+_LOAD_BYTES: Final = {
+    "ubyte": 1,
+    "sbyte": 1,
+    "u8": 1,
+    "i8": 1,
+    "ushort": 2,
+    "sshort": 2,
+    "u16": 2,
+    "i16": 2,
+    "b16": 2,
+    "short": 2,
+    "dword": 4,
+    "dwordx2": 8,
+    "dwordx3": 12,
+    "dwordx4": 16,
+    "b32": 4,
+    "b64": 8,
+    "b96": 12,
+    "b128": 16,
+}
+_LOAD: Final = re.compile(r"(?:buffer|global|flat)_load_(?:d16_)?(?:hi_)?([a-z0-9]+)")
+_WAIT: Final = re.compile(r"s_waitcnt.*vmcnt\((\d+)\)|s_wait_loadcnt\w* (0x[0-9a-f]+)")
+_PACKED: Final = re.compile(r"v_(?:pk_|dot|dual_|wmma|mfma|swmmac|fma_mix)")
+
+
+def _find_loop(lines: Sequence[str]) -> Loop:
+    loops = [_measure(lines[start : end + 1]) for start, end in _innermost(lines)]
+    return max(loops, key=lambda loop: loop.bytes, default=_measure(lines))
+
+
+def _innermost(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last line of each loop that has no other within."""
+    labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"BB\d+:", line)}
+    loops = []
+    for number, line in enumerate(lines):
+        target = re.match(r"s_c?branch\w* (BB\d+)", line)
+        if target and labels[target[1]] < number:
+            loops.append((labels[target[1]], number))
+    for start, end in loops:
+        if not any(start <= other[0] and other[1] <= end for other in loops if other != (start, end)):
+            yield start, end
+
+
+def _measure(lines: Sequence[str]) -> Loop:
+    code = [line for line in lines if line and not line.endswith(":")]
+    loaded = [_LOAD_BYTES[found[1]] for line in code if (found := _LOAD.match(line))]
+    in_flight: list[int] = []
+    most = 0
+    for line in (*code, *code):  # twice, since loads of one turn may be waited for in the next one
+        if found := _LOAD.match(line):
+            in_flight.append(_LOAD_BYTES[found[1]])
+            most = max(most, sum(in_flight))
+        elif found := _WAIT.match(line):
+            left = int(found[1] or found[2], 0)
+            in_flight = in_flight[len(in_flight) - left :] if left < len(in_flight) else in_flight
+    packed = sum(bool(_PACKED.match(line)) for line in code)
+    return Loop(len(code), len(loaded), sum(loaded), most, packed)
