@@ -11,7 +11,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.apis.common.states import ModelNameBody
-from server.apis.openai.embeddings import EmbeddingsRequest, FoundVectors, find_vectors
+from server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
 from server.core.bodies import long_json_response, read_body
 from server.core.errors import Failure
 from server.core.routing import Route
@@ -101,17 +101,14 @@ def tei_error(failure: Failure) -> tuple[int, TeiError]:
 
 async def embed(request: web.Request) -> web.Response:
     found = await find_vectors(request, await read_body(request, TeiEmbedRequest))
-    return await long_json_response(request, _numbers(found), lambda: [one.vector.tolist() for one in found.embeddings])
+    return await long_json_response(
+        request, found.num_numbers, lambda: [one.vector.tolist() for one in found.embeddings]
+    )
 
 
 async def embed_all(request: web.Request) -> web.Response:
     found = await find_vectors(request, await read_body(request, TeiEmbedAllRequest), each=True)
-
-    def make() -> list[list[list[float]]]:
-        vectors = iter(found.embeddings)
-        return [[next(vectors).vector.tolist() for _ in range(size)] for size in found.sizes]
-
-    return await long_json_response(request, _numbers(found), make)
+    return await long_json_response(request, found.num_numbers, found.by_input)
 
 
 async def similarity(request: web.Request) -> web.Response:
@@ -122,11 +119,7 @@ async def similarity(request: web.Request) -> web.Response:
         cosines: list[float] = np.clip(np.stack(others) @ source, -1.0, 1.0).tolist()
         return cosines
 
-    return await long_json_response(request, _numbers(found), make)
-
-
-def _numbers(found: FoundVectors) -> int:
-    return sum(one.vector.size for one in found.embeddings)
+    return await long_json_response(request, found.num_numbers, make)
 
 
 async def refuse(request: web.Request) -> web.StreamResponse:  # noqa: ARG001

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine.operations.embedding import Embedding
 from server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
 from server.core.bodies import long_json_response, read_body
 from server.core.routing import Route
@@ -50,17 +48,11 @@ class LlamaEmbedding(TypedDict):
 async def embedding(request: web.Request) -> web.Response:
     body = await read_body(request, LlamaEmbeddingRequest)
     found = await find_vectors(request, body.model_copy(update={"normalize": body.normalizes}), each=body.per_token)
-    numbers = sum(one.vector.size for one in found.embeddings)
-    return await long_json_response(request, numbers, lambda: _entries(found.embeddings, found.sizes))
 
+    def make() -> list[LlamaEmbedding]:
+        return [{"index": index, "embedding": vectors} for index, vectors in enumerate(found.by_input())]
 
-def _entries(embeddings: Sequence[Embedding], sizes: Sequence[int]) -> list[LlamaEmbedding]:
-    """Return one entry for each input, with `sizes[i]` of the vectors in `embeddings`, in order, for input i."""
-    vectors = iter(embeddings)
-    return [
-        {"index": index, "embedding": [next(vectors).vector.tolist() for _ in range(size)]}
-        for index, size in enumerate(sizes)
-    ]
+    return await long_json_response(request, found.num_numbers, make)
 
 
 ROUTES = (

@@ -307,7 +307,7 @@ async def embed(request: web.Request) -> web.Response:
             "prompt_eval_count": sum(cost.prompt_tokens for cost in found.costs),
         }
 
-    return await long_json_response(request, sum(one.vector.size for one in found.embeddings), make)
+    return await long_json_response(request, found.num_numbers, make)
 
 
 async def older_embed(request: web.Request) -> web.Response:

@@ -202,6 +202,16 @@ class FoundVectors:
     sizes: Sequence[int]  # how many embeddings each input has
     costs: Sequence[Cost]  # of all that was run
 
+    @property
+    def num_numbers(self) -> int:
+        """The length of all vectors together."""
+        return sum(one.vector.size for one in self.embeddings)
+
+    def by_input(self) -> list[list[list[float]]]:
+        """Return the vectors of each input, as lists of numbers."""
+        vectors = iter(self.embeddings)
+        return [[next(vectors).vector.tolist() for _ in range(size)] for size in self.sizes]
+
 
 async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
     """Run the inputs of the embeddings request `body` and answer with their vectors."""
