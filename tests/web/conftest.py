@@ -100,3 +100,11 @@ async def keyed_server() -> AsyncIterator[str]:
     settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret"),)))
     async with TestServer(make_app(engine, settings)) as server:
         yield str(server.make_url("")).rstrip("/")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def keyed_page(visit: Visit, guard: Guard, keyed_server: str) -> Page:
+    """Return a page of the server that asks for an API key."""
+    guard.add_host(keyed_server)
+    guard.allow("401")
+    return await visit(keyed_server)

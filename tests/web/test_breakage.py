@@ -156,12 +156,8 @@ async def test_a_text_that_breaks_off_keeps_its_tokens_and_goes_on(visit: Visit,
     assert await nothing_ran(page)
 
 
-async def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(
-    visit: Visit, guard: Guard, keyed_server: str
-) -> None:
-    guard.add_host(keyed_server)
-    guard.allow("401")
-    page = await visit(keyed_server)
+async def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(keyed_page: Page) -> None:
+    page = keyed_page
     await page.clock.install()
     await page.reload()
     dialog = page.get_by_role("dialog", name="API key")
@@ -174,12 +170,8 @@ async def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(
     await expect(dialog).to_be_visible()
 
 
-async def test_a_server_that_answers_before_the_page_is_painted_gets_its_key(
-    visit: Visit, guard: Guard, keyed_server: str
-) -> None:
-    guard.add_host(keyed_server)
-    guard.allow("401")
-    page = await visit(keyed_server)
+async def test_a_server_that_answers_before_the_page_is_painted_gets_its_key(keyed_page: Page) -> None:
+    page = keyed_page
     await page.clock.install()
     await page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # no frame is painted, and no timer fires
     async with page.expect_response("**/v1/models") as answer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
-from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
+from tests.support.browser import PHONE, Visit, sideways_scroll
 
 
 async def test_the_header_tells_the_model_and_the_connection(visit: Visit) -> None:
@@ -71,10 +71,8 @@ async def test_a_phone_needs_no_sideways_scroll(visit: Visit) -> None:
     assert await sideways_scroll(page) == 0
 
 
-async def test_the_api_key_is_asked_for_once(visit: Visit, guard: Guard, keyed_server: str) -> None:
-    guard.add_host(keyed_server)
-    guard.allow("401")
-    page = await visit(keyed_server)
+async def test_the_api_key_is_asked_for_once(keyed_page: Page) -> None:
+    page = keyed_page
     dialog = page.get_by_role("dialog", name="API key")
     field = dialog.get_by_label("Key", exact=True)
     await expect(field).to_be_focused()

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,10 @@ def chosen_kernels() -> dict[str, str]:
             for name, text in shaders_of(shape, weights, tuning, ""):
                 if not name.startswith("matmul"):
                     others.setdefault(text, f"{name.split()[0]}, {shape.version}")
+    counts: Counter[str] = Counter()
     for text, name in others.items():
-        same = sum(known.split("#")[0].strip() == name for known in kernels)
-        kernels[f"{name} #{same + 1}" if same else name] = text
+        counts[name] += 1
+        kernels[name if counts[name] == 1 else f"{name} #{counts[name]}"] = text
     return kernels
 
 
