@@ -198,7 +198,8 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
     """Yield the kernel variants that can run the matmul `work` on a device with `limits`.
 
     `half` adds those that multiply in f16. On hardware, variants that read the weights more than once for
-    `TOKENS_A_PASS` tokens are skipped. On software, where a load is not waited for, unrolled ones are skipped.
+    `TOKENS_A_PASS` tokens are skipped. Software devices do not wait
+    for loads, so unrolled ones are skipped there.
     """
     passes = -(-work.tokens // TOKENS_A_PASS)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](

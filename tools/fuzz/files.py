@@ -97,7 +97,7 @@ def _write_full(path: Path) -> None:
 
 
 def _read_full(path: Path) -> None:
-    """Read a full state, whose checksums cover every byte, and check that it is the one that was written."""
+    """Read a full state and check that it is the one written. Its checksums cover every byte."""
     loaded = read_state(path, SHAPE, FINGERPRINT)
     if loaded.form == "full":
         read_summary(path, None)

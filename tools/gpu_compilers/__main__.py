@@ -1,6 +1,6 @@
 """`python -m tools.gpu_compilers`: print what the compilers of AMD GPUs make of the kernels, without such a GPU.
 
-With --against, the kernels of another working tree stand beside those of this one, where a figure differs.
+With --against, only figures that differ from those of another working tree are printed, beside these.
 """
 
 from __future__ import annotations
