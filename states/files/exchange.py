@@ -145,14 +145,14 @@ class StateFiles:
         """
         self.shape = shape
         self.folder = folder
-        self._model = model
+        self.model = model
 
     def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
         """Read a state file in any supported format. Raises StateError if it is damaged or does not fit the model.
 
         `layout` overrides the layout of a tuned state's matrices.
         """
-        return read_state(path, self.shape, self._model, layout)
+        return read_state(path, self.shape, self.model, layout)
 
     def read_requested(self, requested: str) -> LoadedState:
         """Read the state file whose path a request names. The file must be inside the configured folder.
@@ -205,5 +205,5 @@ class StateFiles:
                 return iter([encode_prefab(Prefab(name, key, False, frozen.state), self.shape)])
 
     def _saved(self, name: str, frozen: FrozenState) -> SavedState:
-        origin = Origin(self._model, _UNKNOWN, frozen.num_tokens or 0, _KIND, name, frozen.last_tokens)
+        origin = Origin(self.model, _UNKNOWN, frozen.num_tokens or 0, _KIND, name, frozen.last_tokens)
         return SavedState(origin, None, Payload(frozen.state, frozen.logits))

@@ -45,9 +45,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),
     ("rnn_engine.loading", "rnn_engine.convert"),
-    ("rnn_engine.engine", "rnn_engine"),
-    ("rnn_engine.fleet",),
-    ("server", "rnn_engine.cli"),
+    ("rnn_engine.engine",),
+    ("rnn_engine.fleet", "rnn_engine.llm"),
+    ("server", "rnn_engine.cli", "rnn_engine.compat", "rnn_engine"),
 )
 LAYER_OF = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
 WORDS = 0  # the layer whose modules may import each other
@@ -59,12 +59,10 @@ SIDEWAYS = frozenset(
         ("rnn_engine.cli", "server.core.settings"),
         ("rnn_engine.cli", "server.core.process"),
         ("rnn_engine.cli", "server.telemetry.logs"),
-        ("rnn_engine", "rnn_engine.engine"),
     }
 )
 """The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it,
-reads who may come in, bounds requests and connections and writes the log, and the package `rnn_engine` itself offers
-the engine."""
+reads who may come in, bounds requests and connections and writes the log."""
 
 APIS = "server.apis"
 API_BASES = ("server.apis.common", "server.apis.openai")  # each may import those before it

@@ -1,0 +1,1 @@
+"""The Python API: `LLM` and its twin `AsyncLLM` for text, `Model` for logits, and `State`."""
