@@ -9,11 +9,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rnn_engine.chat_template import ChatMessage as ChatMessage
+    from rnn_engine.chat_template import Tool as Tool
+    from rnn_engine.chat_template import ToolCall as ToolCall
+    from rnn_engine.engine import Engine as Engine
+    from rnn_engine.errors import RnnEngineError as RnnEngineError
+    from rnn_engine.llm.asynchronous import AsyncLLM as AsyncLLM
+    from rnn_engine.llm.llm import LLM as LLM
+    from rnn_engine.llm.results import Completion as Completion
+    from rnn_engine.llm.results import GenerationInterrupted as GenerationInterrupted
+    from rnn_engine.llm.results import RankedChoice as RankedChoice
+    from rnn_engine.llm.results import SamplingParams as SamplingParams
     from rnn_engine.llm.state import State as State
+    from rnn_engine.loading.settings import LoadSettings as LoadSettings
+    from rnn_engine.operations.embedding import EmbeddingSettings as EmbeddingSettings
 
-_MODULES = {"State": "rnn_engine.llm.state"}
+_MODULES = {
+    "AsyncLLM": "rnn_engine.llm.asynchronous",
+    "ChatMessage": "rnn_engine.chat_template",
+    "Completion": "rnn_engine.llm.results",
+    "EmbeddingSettings": "rnn_engine.operations.embedding",
+    "Engine": "rnn_engine.engine",
+    "GenerationInterrupted": "rnn_engine.llm.results",
+    "LLM": "rnn_engine.llm.llm",
+    "LoadSettings": "rnn_engine.loading.settings",
+    "RankedChoice": "rnn_engine.llm.results",
+    "RnnEngineError": "rnn_engine.errors",
+    "SamplingParams": "rnn_engine.llm.results",
+    "State": "rnn_engine.llm.state",
+    "Tool": "rnn_engine.chat_template",
+    "ToolCall": "rnn_engine.chat_template",
+}
 
-__all__ = ["State"]
+__all__ = (
+    "LLM",
+    "AsyncLLM",
+    "ChatMessage",
+    "Completion",
+    "EmbeddingSettings",
+    "Engine",
+    "GenerationInterrupted",
+    "LoadSettings",
+    "RankedChoice",
+    "RnnEngineError",
+    "SamplingParams",
+    "State",
+    "Tool",
+    "ToolCall",
+)
 
 
 def __getattr__(name: str) -> object:

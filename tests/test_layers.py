@@ -51,7 +51,11 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path: Path) -> None:
         ("rnn_engine/types.py", "import rnn_engine.model", "layer 0) may not import from a higher layer"),
         ("rnn_engine/gpu/a.py", "from rnn_engine.forward import x", "layer 2) may not import from a higher layer"),
         ("rnn_engine/forward/a.py", "from ..scheduler import x", "layer 3) may not import from a higher layer"),
-        ("rnn_engine/model/a.py", "from rnn_engine.engine import Engine", "layer 1) may not import from a higher layer"),
+        (
+            "rnn_engine/model/a.py",
+            "from rnn_engine.engine import Engine",
+            "layer 1) may not import from a higher layer",
+        ),
         ("rnn_engine/model/__init__.py", "from .. import engine", "layer 1) may not import from a higher layer"),
         ("states/a.py", "import rnn_engine.model.names", "both in layer 1"),
         ("server/apis/tgi.py", "from server.apis.ollama import routes", "server.apis.tgi may import of the APIs"),

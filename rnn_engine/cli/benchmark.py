@@ -20,11 +20,12 @@ from jinja2 import Environment
 from rich.console import Console
 from rich.table import Table
 
-from rnn_engine.cli.options import Report, describe_shape, progress_bar
+from rnn_engine.cli.options import describe_shape
 from rnn_engine.errors import DeviceError
 from rnn_engine.files import atomic_file
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
+from rnn_engine.llm.progress import Report, progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged

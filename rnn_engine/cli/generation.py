@@ -11,10 +11,11 @@ import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
 from rnn_engine.cli.generation_options import Starts
-from rnn_engine.cli.session import EngineChoice, Session, engine_session, prompt_of
+from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
 from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 from states.frozen import FrozenState
@@ -94,7 +95,7 @@ class _Asked:
 def _read(session: Session, initial: FrozenState | None, prompt: str, *, chat: bool) -> _Asked:
     if not chat:
         return _Asked(session.engine.tokenize(prompt) or [0])
-    made = prompt_of(session.engine, initial, [ChatMessage(Role.USER, prompt)])
+    made = prompt_after(session.engine, initial, Conversation([ChatMessage(Role.USER, prompt)]))
     return _Asked(made.tokens, made.stop, made.stop_tokens)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rnn_engine.cli.options import Report, progress_bar
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.files import atomic_file
+from rnn_engine.llm.progress import Report, progress_bar
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
 from rnn_engine.model import LoraChoice

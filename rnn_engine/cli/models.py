@@ -17,13 +17,13 @@ from rnn_engine.cli.options import (
     device_memory_option,
     lora_option,
     model_argument,
-    progress_bar,
     slots_option,
     tokenizer_option,
 )
 from rnn_engine.convert.formats import FOLDER_TITLE, TITLES
 from rnn_engine.errors import ModelError
 from rnn_engine.hub import KNOWN, list_local, searches_cache
+from rnn_engine.llm.progress import progress_bar
 
 if TYPE_CHECKING:
     from rnn_engine.loading.memory import Inspection, Need

@@ -315,29 +315,6 @@ def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str
     return [int(token) for token in tokens]
 
 
-Report: TypeAlias = Callable[[str, int, int], None]
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
-    """Return a context manager that shows a progress bar while its block runs, and yields a function to update it.
-
-    The function takes the current task, the number of parts that are done, and that of all parts.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield report
-
-
 def describe_shape(shape: ModelShape) -> str:
     """Return one line of text with a model's RWKV version and its sizes, such as the number of layers."""
     sizes = ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {size}" for name, size in shape.sizes.items())

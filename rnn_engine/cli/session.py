@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from rnn_engine.chat_template import ChatMessage, Conversation
-from rnn_engine.cli.options import progress_bar
 from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
+from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.settings import LoadSettings, StateSettings
-from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, text_before_chat
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from states.cache.config import CacheConfig
 from states.frozen import FrozenState
@@ -132,18 +130,3 @@ async def _generate(
                 case Finished():
                     return event
     raise RuntimeError("the engine ended a request without a final event")
-
-
-_MAX_CHARACTERS: Final = 2**24
-
-
-def prompt_of(
-    engine: EngineLike, initial: FrozenState | None, messages: Sequence[ChatMessage], *, answers: bool = True
-) -> ChatPrompt:
-    """Return the prompt of a chat: the conversation `messages`, which starts from the state `initial`.
-
-    With `answers`, the prompt ends so that the model's answer can follow.
-    """
-    template = engine.info.chat_template
-    before = text_before_chat(engine, initial, template)
-    return make_chat_prompt(engine, template, Conversation(messages, answers=answers), _MAX_CHARACTERS, before=before)

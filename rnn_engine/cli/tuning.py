@@ -10,11 +10,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rnn_engine.cli.options import progress_bar
 from rnn_engine.errors import DeviceError
 from rnn_engine.files import delete_file
 from rnn_engine.forward.tuner import Choice
 from rnn_engine.forward.tuning import MatMulClass
+from rnn_engine.llm.progress import progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder, kept_records, kernels_version, read_choices
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged

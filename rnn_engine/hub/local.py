@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from rnn_engine import demo
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import cache_folder
 
@@ -23,6 +24,9 @@ _DESCRIPTION: Final = "config.json"
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _DATE: Final = re.compile(r"20\d{6}")
 _LISTED: Final = 20
+
+DEMO: Final = "demo"
+"""The name of the model that comes with the project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +173,14 @@ def list_local() -> list[LocalModel]:
 
 
 def locate_model(named: str | Path) -> Path:
-    """Return the path of a model, given its path or a name such as `rnn-engine pull` takes.
+    """Return the path of a model, given its path or a name: "demo", or one such as `rnn-engine pull` takes.
 
     A `Path`, an existing path, and a text that can't be a model's name are returned as a path. Raises ModelError if
     the text could be a model's name, but no such model is on this computer.
     """
     path = Path(named)
+    if named == DEMO and not path.exists():
+        return demo.model_path()
     if isinstance(named, Path) or path.exists() or not could_be_wanted(named):
         return path
     found = find_local(Wanted.parse(named))

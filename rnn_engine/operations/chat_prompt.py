@@ -22,6 +22,8 @@ from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
 from states.frozen import FrozenState
 
+_MAX_CHARACTERS = 1 << 24
+
 NO_SIZES: Mapping[int, int] = MappingProxyType({})
 
 
@@ -156,6 +158,16 @@ def make_chat_prompt(
         tuple(special[text] for text in rendered.stop_tokens if text in special),
         _thought(rendered.text, conversation),
     )
+
+
+def prompt_after(engine: EngineLike, initial_state: FrozenState | None, conversation: Conversation) -> ChatPrompt:
+    """Return the prompt of `conversation` by the model's own template, for a sequence that starts from a state.
+
+    It is for callers of this process, so its length is hardly limited. Raises as `make_chat_prompt` does.
+    """
+    template = engine.info.chat_template
+    before = text_before_chat(engine, initial_state, template)
+    return make_chat_prompt(engine, template, conversation, _MAX_CHARACTERS, before=before)
 
 
 def _unused_cut(conversation: Conversation) -> str:

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rnn_engine.chat_template import ChatMessage, Role
+from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.chat.conversation import Backend, ChatPlace, KnownState, KnownStates, Reply, free_name
-from rnn_engine.cli.session import EngineChoice, Session, engine_session, prompt_of
+from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import with_demo_state
 from rnn_engine.loading.settings import LoadSettings, StateSettings
+from rnn_engine.operations.chat_prompt import prompt_after
 from rnn_engine.operations.naming import check_room, run_tokens
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from states.cache.config import CacheConfig
@@ -46,7 +47,7 @@ class LocalBackend:
 
     def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
         initial = self._initial(place.start)
-        prompt = prompt_of(self._engine, initial, place.messages)
+        prompt = prompt_after(self._engine, initial, Conversation(place.messages))
         request = GenerateRequest(
             prompt=prompt.tokens,
             initial_state=None if initial is None else initial.for_request,
@@ -98,7 +99,7 @@ class LocalBackend:
     def _run(self, place: ChatPlace) -> tuple[FrozenState, int]:
         """Run the messages of a conversation; return the state after them, and the state's number of tokens."""
         initial = self._initial(place.start)
-        prompt = prompt_of(self._engine, initial, place.messages, answers=False)
+        prompt = prompt_after(self._engine, initial, Conversation(place.messages, answers=False))
         frozen = self._session.run(run_tokens(self._engine, initial, prompt.tokens)).frozen
         return frozen, frozen.num_tokens or len(prompt.tokens)
 

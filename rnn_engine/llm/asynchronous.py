@@ -1,0 +1,565 @@
+"""`AsyncLLM`, a loaded model for programs that use asyncio. `LLM` has the same methods without `await`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias, TypeVar, overload
+
+import numpy as np
+from typing_extensions import TypeIs
+
+from rnn_engine.chat_template import ChatMessage, Conversation, Tool, ToolCall
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.engine import Engine
+from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.forward import Progress
+from rnn_engine.grammar import Grammar, json_grammar
+from rnn_engine.hub import DEMO
+from rnn_engine.llm.progress import completion_bar
+from rnn_engine.llm.prompts import (
+    Asked,
+    ChatOptions,
+    Messages,
+    Prompt,
+    Start,
+    StateChoice,
+    answer,
+    continuation,
+    parse_messages,
+    prompt_tokens,
+)
+from rnn_engine.llm.results import Completion, RankedChoice, SamplingParams
+from rnn_engine.llm.state import State
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.model import LoraChoice
+from rnn_engine.operations.chat_prompt import ToolMode, prompt_after
+from rnn_engine.operations.embedding import EmbeddingSettings, embed
+from rnn_engine.operations.naming import run_tokens, settle_end
+from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices
+from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
+from rnn_engine.sampling.params import MixKind
+from rnn_engine.types import F32
+from states.cache.config import CacheConfig
+from states.files.exchange import StateFiles
+
+T = TypeVar("T")
+
+Schema: TypeAlias = Mapping[str, object]
+"""A JSON schema."""
+
+OnDone: TypeAlias = Callable[[int, Completion], None]
+"""Called with the index of a prompt and its completion."""
+
+_MAX_QUEUED = 1 << 20  # callers of this process may wait as long as they like
+_AHEAD = 2  # requests in the engine for each slot, so that a slot that becomes free is used at once
+DEFAULT_PARAMS = SamplingParams()
+DEFAULT_CACHE = CacheConfig()
+DEFAULT_EMBEDDING = EmbeddingSettings()
+
+
+def _ignore(_what: str, _done: int, _total: int) -> None:
+    """Default progress callback; ignores its arguments."""
+
+
+def ignore_completion(_index: int, _completion: Completion) -> None:
+    """Default of `on_done`; ignores its arguments."""
+
+
+class AsyncLLM:
+    """A loaded RWKV model that completes, chats, scores and embeds, many texts at a time.
+
+        async with await AsyncLLM.load() as llm:
+            print(await llm.generate("User: What is the capital of France?\\n\\nAssistant:"))
+
+    All methods are for the event loop on which it was loaded, and may be called at the same time; they share the steps
+    of the model. `engine` offers everything else, such as named states and the cache.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Use a loaded engine, which `close` closes."""
+        self.engine = engine
+
+    @classmethod
+    async def load(
+        cls,
+        model: str | Path = DEMO,
+        *,
+        device: str = "auto",
+        weights: str | None = None,
+        num_slots: int = 8,
+        tokenizer: str = "auto",
+        chat_template: str = "auto",
+        loras: Sequence[LoraChoice] = (),
+        cache: CacheConfig | None = DEFAULT_CACHE,
+        progress: Progress = _ignore,
+    ) -> Self:
+        """Load a model: a file, a Hugging Face folder, the name of a model that was pulled, or the demo model.
+
+        `device` is auto, an index, a part of a name, or cpu. `weights` is the format of the matrices, such as f16,
+        int8, int4 or auto; None keeps that of a quantised file, and is f16 for others. `num_slots` texts run at a time.
+        `cache` says how many states of prompts are kept; None keeps none. `progress` is called on another thread.
+
+        Raises ModelError, TokenizerError, DeviceError or InvalidRequestError.
+        """
+        settings = LoadSettings(
+            device=device, tokenizer=tokenizer, chat_template=chat_template, weights=weights, loras=loras
+        )
+        engine = await Engine.load(
+            model, settings, num_slots=num_slots, max_queued=_MAX_QUEUED, cache=cache, progress=progress
+        )
+        return cls(engine)
+
+    @property
+    def state_files(self) -> StateFiles:
+        """The reader and writer of this model's state files, for `State(arrays, files)`."""
+        return self.engine.state_files
+
+    @overload
+    async def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self,
+        prompts: Prompt,
+        params: SamplingParams = ...,
+        *,
+        state: StateChoice | None = ...,
+        mix: MixKind = ...,
+        keep_state: bool = ...,
+        progress: bool = ...,
+        on_done: OnDone = ...,
+    ) -> Completion: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        *,
+        state: StateChoice | None = ...,
+        mix: MixKind = ...,
+        keep_state: bool = ...,
+        progress: bool = ...,
+        on_done: OnDone = ...,
+    ) -> list[Completion]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        *,
+        state: StateChoice | None = ...,
+        mix: MixKind = ...,
+        keep_state: bool = ...,
+        progress: bool = ...,
+        on_done: OnDone = ...,
+    ) -> Completion | list[Completion]: ...
+
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = DEFAULT_PARAMS,
+        *,
+        state: StateChoice | None = None,
+        mix: MixKind = "log",
+        keep_state: bool = False,
+        progress: bool = False,
+        on_done: OnDone = ignore_completion,
+    ) -> Completion | list[Completion]:
+        """Continue a prompt, or each of a list of prompts, and return what was generated, in their order.
+
+        A prompt is a text or a list of token ids. `params` may be a list with one for each prompt. Texts start from
+        `state`: a `State`, or several with weights, whose predictions are mixed as `mix` says. With `keep_state`, each
+        completion has the state after its text, from which another call can go on. `progress` shows a bar. `on_done` is
+        called with each completion's index and the completion as soon as it is done.
+
+        Raises InvalidRequestError before anything runs, and StepError if the model's logits are not finite.
+        """
+        start = Start.of(self.engine, state, mix)
+        several = [prompts] if _is_prompt(prompts) else prompts
+        asked = [
+            continuation(self.engine, prompt, each, start)
+            for prompt, each in zip(several, _params_of(params, len(several)), strict=True)
+        ]
+        done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
+        return done[0] if several is not prompts else done
+
+    @overload
+    async def chat(
+        self,
+        messages: str | Messages,
+        params: SamplingParams = ...,
+        *,
+        tools: Sequence[Tool | Mapping[str, object]] = ...,
+        tool_choice: ToolMode = ...,
+        thinking: bool | None = ...,
+        state: StateChoice | None = ...,
+        mix: MixKind = ...,
+        keep_state: bool = ...,
+        progress: bool = ...,
+        on_done: OnDone = ...,
+    ) -> Completion: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        *,
+        tools: Sequence[Tool | Mapping[str, object]] = ...,
+        tool_choice: ToolMode = ...,
+        thinking: bool | None = ...,
+        state: StateChoice | None = ...,
+        mix: MixKind = ...,
+        keep_state: bool = ...,
+        progress: bool = ...,
+        on_done: OnDone = ...,
+    ) -> list[Completion]: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: str | Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        *,
+        tools: Sequence[Tool | Mapping[str, object]] = ...,
+        tool_choice: ToolMode = ...,
+        thinking: bool | None = ...,
+        state: StateChoice | None = ...,
+        mix: MixKind = ...,
+        keep_state: bool = ...,
+        progress: bool = ...,
+        on_done: OnDone = ...,
+    ) -> Completion | list[Completion]: ...
+
+    async def chat(
+        self,
+        messages: str | Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] = DEFAULT_PARAMS,
+        *,
+        tools: Sequence[Tool | Mapping[str, object]] = (),
+        tool_choice: ToolMode = "auto",
+        thinking: bool | None = None,
+        state: StateChoice | None = None,
+        mix: MixKind = "log",
+        keep_state: bool = False,
+        progress: bool = False,
+        on_done: OnDone = ignore_completion,
+    ) -> Completion | list[Completion]:
+        """Answer a conversation, or each of a list of conversations, by the model's own chat template.
+
+        A conversation is a text of the user's, or a list of messages. The answer's thoughts and its calls of `tools`
+        are separate from its text. The other arguments, and errors, are those of `generate`.
+        """
+        start, options = Start.of(self.engine, state, mix), ChatOptions(tools, tool_choice, thinking)
+        several = [messages] if _is_conversation(messages) else messages
+        asked = [
+            answer(self.engine, conversation, each, start, options)
+            for conversation, each in zip(several, _params_of(params, len(several)), strict=True)
+        ]
+        done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
+        return done[0] if several is not messages else done
+
+    async def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams = DEFAULT_PARAMS,
+        *,
+        state: StateChoice | None = None,
+        mix: MixKind = "log",
+    ) -> AsyncGenerator[str, None]:
+        """Yield the text that continues a prompt, or the answer to the messages of a chat, piece by piece.
+
+        A piece has whole characters. Leaving the iteration ends the generation. Of a chat, thoughts are left out.
+        """
+        start = Start.of(self.engine, state, mix)
+        asked = self._ask(prompt, params, start)
+        reader = AnswerReader(asked.form)
+        async with aclosing(self.engine.generate(asked.request, wait_for_room=True)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta) and (text := _joined(reader.feed(event.text), AnswerPart.CONTENT)):
+                    yield text
+        if text := _joined(reader.finish(), AnswerPart.CONTENT):
+            yield text
+
+    @overload
+    async def json(
+        self,
+        prompt: Prompt | Messages,
+        schema: type[T],
+        params: SamplingParams = ...,
+        *,
+        state: StateChoice | None = ...,
+    ) -> T: ...
+
+    @overload
+    async def json(
+        self,
+        prompt: Prompt | Messages,
+        schema: Schema,
+        params: SamplingParams = ...,
+        *,
+        state: StateChoice | None = ...,
+    ) -> object: ...
+
+    async def json(
+        self,
+        prompt: Prompt | Messages,
+        schema: type[T] | Schema,
+        params: SamplingParams = DEFAULT_PARAMS,
+        *,
+        state: StateChoice | None = None,
+    ) -> T | object:
+        """Continue a prompt, or answer the messages of a chat, with JSON that fits a schema, and return it parsed.
+
+        `schema` is a JSON schema, or a type that pydantic knows, such as a model, a dataclass or `list[int]`. The result
+        is then of this type, and only its properties are generated. Raises StepError if `max_tokens` ended the text
+        before the JSON was complete. Raises pydantic's ValidationError if the text breaks a rule of the type that no
+        JSON schema can express.
+        """
+        described, parse = (schema, json.loads) if isinstance(schema, Mapping) else _of_type(schema)
+        start = Start.of(self.engine, state)
+        asked = self._ask(prompt, params, start, json_grammar(described, "schema"))
+        done = await self._complete(asked, start, keep_state=False)
+        if done.finish_reason == "length":
+            raise StepError(f"the JSON was not complete after max_tokens={params.max_tokens} tokens: {done.text!r}")
+        return parse(done.text)
+
+    async def rank(
+        self,
+        context: Prompt,
+        choices: Sequence[Prompt],
+        *,
+        calibrate: bool = False,
+        state: State | None = None,
+    ) -> list[RankedChoice]:
+        """Return the choices in the order of their probability as continuations of `context`, the likeliest first.
+
+        With `calibrate`, a choice counts by what the context adds to it: see `rnn_engine.operations.scoring`. The
+        context is run once for all choices.
+        """
+        start = Start.of(self.engine, state).only
+        tokens = [prompt_tokens(self.engine, each, f"choices.{number}") for number, each in enumerate(choices)]
+        scores = await score_choices(
+            self.engine,
+            prompt_tokens(self.engine, context, "context"),
+            tokens,
+            initial_state=None if start is None else start.for_request,
+            calibrate=calibrate,
+        )
+        texts = [self.engine.detokenize(each).decode(errors="replace") for each in tokens]
+        shares = probabilities([score.total for score in scores])
+        ranked = [RankedChoice(texts[n], n, shares[n], score) for n, score in enumerate(scores)]
+        return sorted(ranked, key=lambda choice: -choice.probability)
+
+    async def logprobs(self, texts: Sequence[Prompt], *, state: State | None = None) -> list[ChoiceScore]:
+        """Return the log-probability of each text and of each of its tokens, from the beginning of a text on.
+
+        A score has `total`, `mean`, `perplexity` and `per_byte`; `given.tokens` has the tokens.
+        """
+        start = Start.of(self.engine, state).only
+        tokens = [prompt_tokens(self.engine, each, f"texts.{number}") for number, each in enumerate(texts)]
+        initial = None if start is None else start.for_request
+        return list(await score_choices(self.engine, (), tokens, initial_state=initial)) if tokens else []
+
+    async def embed(
+        self,
+        texts: Sequence[Prompt],
+        settings: EmbeddingSettings = DEFAULT_EMBEDDING,
+        *,
+        state: State | None = None,
+    ) -> F32:
+        """Return a vector for each text, made of the recurrent state after it: [texts, dimensions] f32."""
+        start = Start.of(self.engine, state).only
+        tokens = [prompt_tokens(self.engine, each, f"texts.{number}") for number, each in enumerate(texts)]
+        initial = None if start is None else start.for_request
+        embeddings = await embed(self.engine, tokens, settings, initial_state=initial, wait_for_room=True)
+        return np.stack([each.vector for each in embeddings])
+
+    async def state(self, prompt: Prompt | Messages = "", *, state: State | None = None) -> State:
+        """Return the state after a text, token ids or the messages of a chat, which start from `state`.
+
+        Without a prompt, returns `state` itself, or the empty state.
+        """
+        start = Start.of(self.engine, state).only
+        if _is_messages(prompt):
+            conversation = Conversation(parse_messages(prompt), answers=False)
+            tokens: Sequence[int] = prompt_after(self.engine, start, conversation).tokens
+        else:
+            tokens = prompt_tokens(self.engine, prompt)
+        if not tokens:
+            return state or State(self.engine.info.shape.initial_state(), self.state_files)
+        ran = await run_tokens(self.engine, start, tokens, wait_for_room=True)
+        return State.of(ran.frozen, self.state_files)
+
+    async def load_state(self, path: str | Path) -> State:
+        """Read a state file in any supported format, such as a tuned initial state. Raises StateError."""
+        return await asyncio.to_thread(State.read, path, self.state_files)
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.engine.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids; a part of a character becomes U+FFFD."""
+        return self.engine.detokenize(tokens).decode(errors="replace")
+
+    async def close(self) -> None:
+        """End what runs with EngineClosedError, and free the device. Idempotent."""
+        await self.engine.close()
+
+    def _ask(
+        self, prompt: Prompt | Messages, params: SamplingParams, start: Start, grammar: Grammar | None = None
+    ) -> Asked:
+        if _is_messages(prompt):
+            thinking = None if grammar is None else False
+            return answer(self.engine, prompt, params, start, ChatOptions(thinking=thinking), grammar)
+        return continuation(self.engine, prompt, params, start, grammar)
+
+    async def _complete_all(
+        self,
+        asked: Sequence[Asked],
+        start: Start,
+        *,
+        keep_state: bool,
+        progress: bool,
+        on_done: OnDone,
+    ) -> list[Completion]:
+        """Run all requests, a few more at a time than there are slots, and return their completions in order."""
+        done: dict[int, Completion] = {}
+        waiting = iter(enumerate(asked))
+
+        async def work() -> None:
+            for number, each in waiting:
+                done[number] = await self._complete(each, start, keep_state=keep_state)
+                report(done[number].completion_tokens)
+                on_done(number, done[number])
+
+        with completion_bar(len(asked), shown=progress and len(asked) > 1) as report:
+            count = min(_AHEAD * self.engine.info.num_slots, len(asked))
+            tasks = [asyncio.create_task(work()) for _ in range(count)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [done[number] for number in range(len(asked))]
+
+    async def _complete(self, asked: Asked, start: Start, *, keep_state: bool) -> Completion:
+        """Run one request to its end."""
+        request = replace(asked.request, keep_end=keep_state)
+        started, finished = Started(0, 0), None
+        text: list[str] = []
+        tokens: list[TokenInfo] = []
+        async with aclosing(self.engine.generate(request, wait_for_room=True)) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        started = event
+                    case TextDelta():
+                        text.append(event.text)
+                        tokens += event.tokens
+                    case Finished():
+                        finished = event
+        if finished is None:
+            raise StepError("the generation ended early")
+        whole = "".join(text)
+        state = None
+        if finished.end is not None:
+            frozen = await settle_end(self.engine, start.states[0][0], request, finished.end, whole.encode())
+            state = State.of(frozen, self.state_files)
+        return _completion(asked.form, whole, tokens, started, finished, state)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _completion(
+    form: AnswerForm,
+    text: str,
+    tokens: Sequence[TokenInfo],
+    started: Started,
+    finished: Finished,
+    state: State | None,
+) -> Completion:
+    reader = AnswerReader(form)
+    pieces = [*reader.feed(text), *reader.finish()]
+    calls: list[ToolCall] = []
+    for piece in pieces:
+        if piece.part is AnswerPart.CALL:
+            calls.append(ToolCall(piece.text, ""))
+        elif piece.part is AnswerPart.ARGUMENTS:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.text)
+    return Completion(
+        text=_joined(pieces, AnswerPart.CONTENT),
+        tokens=tuple(info.token for info in tokens),
+        finish_reason=finished.reason,
+        prompt_tokens=started.prompt_tokens,
+        cached_tokens=started.cached_tokens,
+        completion_tokens=finished.completion_tokens,
+        seed=finished.seed,
+        logprobs=tuple(tokens) if tokens and tokens[0].logprob is not None else (),
+        reasoning=_joined(pieces, AnswerPart.REASONING) or None,
+        tool_calls=tuple(calls),
+        state=state,
+    )
+
+
+def _joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
+    return "".join(piece.text for piece in pieces if piece.part is part)
+
+
+def _of_type(schema: type[T]) -> tuple[Schema, Callable[[str], T]]:
+    """Return the JSON schema of a type, without further properties, and the function that parses JSON as that type."""
+    from pydantic import TypeAdapter
+
+    adapter = TypeAdapter(schema)
+    described = adapter.json_schema()
+    _close_objects(described)
+    return described, adapter.validate_json
+
+
+def _close_objects(schema: object) -> None:
+    """Allow no further properties in all objects of a JSON schema that lists its properties, at any depth."""
+    if isinstance(schema, list):
+        for each in schema:
+            _close_objects(each)
+    elif isinstance(schema, dict):
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+        for each in schema.values():
+            _close_objects(each)
+
+
+def _params_of(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
+    """Return the parameters of each of `count` prompts. Raises InvalidRequestError if there are not as many."""
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequestError("params", f"{len(params)} of them", f"one, or one for each of the {count} prompts")
+    return params
+
+
+def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
+    """Return True for a text or token ids; False for a list of prompts, also an empty one."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+
+
+def _is_messages(prompt: Prompt | Messages) -> TypeIs[Messages]:
+    """Return True for the messages of a chat; False for a text or token ids."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], ChatMessage | Mapping)
+
+
+def _is_conversation(messages: str | Messages | Sequence[Messages]) -> TypeIs[str | Messages]:
+    """Return True for one conversation; False for a list of conversations, also an empty one."""
+    return isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping))

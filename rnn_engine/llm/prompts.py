@@ -1,0 +1,239 @@
+"""Turn what callers of `LLM` pass, such as prompts, messages, tools and states, into requests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Conversation, Role, Tool, find_role
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm
+from rnn_engine.errors import InvalidRequestError, StateError, check_token_ids
+from rnn_engine.grammar import Grammar
+from rnn_engine.interface import EngineLike
+from rnn_engine.llm.results import SamplingParams
+from rnn_engine.llm.state import State
+from rnn_engine.operations.chat_prompt import ChatPrompt, ToolMode, prompt_after, tool_grammar
+from rnn_engine.requests import GenerateRequest, MixedState, StateMix, empty_prompt
+from rnn_engine.sampling.masks import Thinking
+from rnn_engine.sampling.params import MixKind
+from states.frozen import FrozenState
+
+Prompt: TypeAlias = str | Sequence[int]
+"""A text to continue, or its token ids."""
+
+Message: TypeAlias = ChatMessage | Mapping[str, object]
+"""A message of a chat, such as {"role": "user", "content": "Hello"}."""
+
+Messages: TypeAlias = Sequence[Message]
+"""The messages of a chat, the oldest first."""
+
+StateChoice: TypeAlias = State | Sequence[tuple[State | None, float]]
+"""A state to start from, or several with weights, of which each token's distributions are mixed.
+
+None is the empty state.
+"""
+
+_PLAIN = AnswerForm(divides_thoughts=False, strips=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of the engine, and the form by which its text is divided into thoughts, content and calls."""
+
+    request: GenerateRequest
+    form: AnswerForm = _PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The states from which texts start, with their weights; a single one has the weight 1."""
+
+    states: Sequence[tuple[FrozenState | None, float]] = ((None, 1.0),)
+    kind: MixKind = "log"
+
+    @classmethod
+    def of(cls, engine: EngineLike, choice: StateChoice | None, kind: MixKind = "log") -> Start:
+        """Return the start that a caller chose. Raises StateError for a state of another model."""
+        if choice is None:
+            return cls()
+        pairs: Sequence[tuple[State | None, float]] = [(choice, 1.0)] if isinstance(choice, State) else choice
+        if not pairs:
+            raise InvalidRequestError("state", [], "a state, or at least one pair of a state and its weight")
+        for state, _ in pairs:
+            check_model(engine, state)
+        return cls([(None if state is None else state.frozen, weight) for state, weight in pairs], kind)
+
+    @property
+    def only(self) -> FrozenState | None:
+        """The state to start from. Raises InvalidRequestError if there are several."""
+        if len(self.states) > 1:
+            raise InvalidRequestError("state", f"{len(self.states)} states", "one state, since nothing is drawn here")
+        return self.states[0][0]
+
+    def request(self, calls: Sequence[GenerateRequest]) -> GenerateRequest:
+        """Return the request for one text that starts from all states; `calls` has one request for each of them."""
+        if len(calls) == 1:
+            return calls[0]
+        others = [
+            MixedState(weight, call.initial_state, call.prompt, call.turn_positions)
+            for (_, weight), call in zip(self.states[1:], calls[1:], strict=True)
+        ]
+        return replace(calls[0], mix=StateMix(self.states[0][1], others, self.kind))
+
+
+def check_model(engine: EngineLike, state: State | None) -> None:
+    """Raise StateError if `state` belongs to another model than that of `engine`."""
+    if state is not None and state.model != engine.state_files.model:
+        raise StateError(
+            f"state: it belongs to another model (RWKV {state.shape.version}, weights {state.model}); expected a state "
+            f"of {engine.info.model}"
+        )
+
+
+def continuation(
+    engine: EngineLike, prompt: Prompt, params: SamplingParams, start: Start, grammar: Grammar | None = None
+) -> Asked:
+    """Return the request that continues `prompt`. Raises InvalidRequestError for the first thing that is wrong."""
+    tokens = prompt_tokens(engine, prompt)
+    calls = []
+    for frozen, _ in start.states:
+        initial = None if frozen is None else frozen.for_request
+        calls.append(_call(engine, tokens or empty_prompt(initial), params, frozen))
+    return _checked(engine, Asked(replace(start.request(calls), grammar=grammar)))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a chat's answer may be: with thoughts or without, with calls of tools or without."""
+
+    tools: Sequence[Tool | Mapping[str, object]] = ()
+    tool_mode: ToolMode = "auto"
+    thinking: bool | None = None  # None: as the model's template has it
+
+
+def answer(
+    engine: EngineLike,
+    messages: str | Messages,
+    params: SamplingParams,
+    start: Start,
+    options: ChatOptions,
+    grammar: Grammar | None = None,
+) -> Asked:
+    """Return the request that answers a conversation. Raises InvalidRequestError for the first thing that is wrong."""
+    tools = [parse_tool(number, tool) for number, tool in enumerate(options.tools)]
+    conversation = Conversation(parse_messages(messages), tools=tools, thinking=options.thinking)
+    prompts = [prompt_after(engine, frozen, conversation) for frozen, _ in start.states]
+    first = prompts[0]
+    if tools and options.tool_mode != "none":
+        grammar = tool_grammar(
+            engine.info.chat_template.tool_format,
+            tools,
+            required=options.tool_mode == "required",
+            parallel=True,
+            lead="" if first.text[-1:].isspace() or first.thought else " ",
+            ending=first.stop[0] if first.stop else "",
+        )
+    calls = [
+        _chat_call(engine, prompt, params, frozen) for prompt, (frozen, _) in zip(prompts, start.states, strict=True)
+    ]
+    thinking = None
+    if first.thought and grammar is not None:
+        thinking = Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"))
+    request = replace(start.request(calls), grammar=grammar, thinking=thinking)
+    form = AnswerForm(
+        first.thought,
+        bracket=first.ends_in_tag,
+        tools=engine.info.chat_template.tool_format,
+        names=[tool.name for tool in tools],
+    )
+    return _checked(engine, Asked(request, form))
+
+
+def prompt_tokens(engine: EngineLike, prompt: Prompt, field: str = "prompt") -> Sequence[int]:
+    """Return the token ids of a prompt. Raises InvalidRequestError if it is neither a text nor token ids."""
+    if isinstance(prompt, str):
+        return engine.tokenize(prompt)
+    try:
+        tokens = list(prompt)
+    except TypeError:
+        raise InvalidRequestError(field, prompt, "a text or a list of token ids") from None
+    check_token_ids(f"{field} token", tokens, engine.info.shape.vocab_size)
+    return tokens
+
+
+def parse_messages(messages: str | Messages) -> list[ChatMessage]:
+    """Return the messages of a conversation; a text alone is one message of the user's.
+
+    Raises InvalidRequestError, which names the message.
+    """
+    if isinstance(messages, str):
+        return [ChatMessage(Role.USER, messages)]
+    if not messages:
+        raise InvalidRequestError("messages", list(messages), "at least one message")
+    return [_parse_message(number, message) for number, message in enumerate(messages)]
+
+
+def parse_tool(number: int, tool: Tool | Mapping[str, object]) -> Tool:
+    """Return a tool; a mapping is a function as OpenAI's API describes it, with or without the `type` around it."""
+    if isinstance(tool, Tool):
+        return tool
+    described = tool.get("function", tool)
+    match described:
+        case {"name": str(name), **rest} if set(rest) <= {"description", "parameters", "strict"}:
+            unset = Tool(name)
+            parameters = rest.get("parameters") or unset.parameters
+            if isinstance(parameters, Mapping):
+                return Tool(name, str(rest.get("description") or ""), parameters, bool(rest.get("strict")))
+    allowed = "a function with a `name` and any of `description`, `parameters` (a JSON schema) and `strict`"
+    raise InvalidRequestError(f"tools.{number}", tool, allowed)
+
+
+def _parse_message(number: int, message: Message) -> ChatMessage:
+    if isinstance(message, ChatMessage):
+        return message
+    known = {"role", "content", "name", "tool_call_id"}
+    if not isinstance(message, Mapping) or not {"role", "content"} <= set(message) <= known:
+        raise InvalidRequestError(f"messages.{number}", message, "a ChatMessage, or a dict with `role` and `content`")
+    role, content = message["role"], message["content"]
+    found = find_role(role) if isinstance(role, str) else None
+    if found is None:
+        raise InvalidRequestError(f"messages.{number}.role", role, f"one of {', '.join(ROLE_WORDS)}")
+    if not isinstance(content, str):
+        raise InvalidRequestError(f"messages.{number}.content", content, "a text")
+    name, call = message.get("name"), message.get("tool_call_id")
+    return ChatMessage(
+        found, content, name=None if name is None else str(name), tool_call_id=None if call is None else str(call)
+    )
+
+
+def _chat_call(
+    engine: EngineLike, prompt: ChatPrompt, params: SamplingParams, frozen: FrozenState | None
+) -> GenerateRequest:
+    call = _call(engine, prompt.tokens, params, frozen)
+    return replace(
+        call,
+        turn_positions=sorted(prompt.turns.values()),
+        stop=(*call.stop_bytes, *(text.encode() for text in prompt.stop)),
+        stop_tokens=(*call.stop_tokens, *prompt.stop_tokens),
+    )
+
+
+def _call(
+    engine: EngineLike, tokens: Sequence[int], params: SamplingParams, frozen: FrozenState | None
+) -> GenerateRequest:
+    return GenerateRequest(
+        prompt=tokens,
+        initial_state=None if frozen is None else frozen.for_request,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop=params.stop,
+        stop_tokens=params.stop_token_ids,
+        sampling=params.resolved(engine.tokenize),
+        logprobs=params.logprobs,
+    )
+
+
+def _checked(engine: EngineLike, asked: Asked) -> Asked:
+    asked.request.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
+    return asked
