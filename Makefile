@@ -108,6 +108,7 @@ bench: setup-dev ## Measure speed on this machine (tools/bench)
 docs: setup-dev ## Bring the reference in docs/http-api.md up to date with the code
 	$(BIN)/python -m tools.http_api
 	$(BIN)/python -m tools.metrics
+	$(BIN)/python -m tools.python_api
 
 demo-model: setup-dev ## Train the model that comes with the project from nothing (needs hours, or a GPU)
 	tools/demo_model/build.sh

@@ -317,10 +317,10 @@ class AsyncLLM:
     ) -> T | object:
         """Continue a prompt, or answer the messages of a chat, with JSON that fits a schema, and return it parsed.
 
-        `schema` is a JSON schema, or a type that pydantic knows, such as a model, a dataclass or `list[int]`. The result
-        is then of this type, and only its properties are generated. Raises StepError if `max_tokens` ended the text
-        before the JSON was complete. Raises pydantic's ValidationError if the text breaks a rule of the type that no
-        JSON schema can express.
+        `schema` is a JSON schema, or a type that pydantic knows, such as a model, a dataclass or `list[int]`. The
+        result is then of this type, and only its properties are generated. Raises StepError if `max_tokens` ended the
+        text before the JSON was complete. Raises pydantic's ValidationError if the text breaks a rule of the type that
+        no JSON schema can express.
         """
         described, parse = (schema, json.loads) if isinstance(schema, Mapping) else _of_type(schema)
         start = Start.of(self.engine, state)

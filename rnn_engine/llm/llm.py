@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from rnn_engine.chat_template import Tool
-from rnn_engine.engine import CLOSE_SECONDS, Engine
+from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.hub import DEMO
 from rnn_engine.llm.asynchronous import (
@@ -94,7 +94,7 @@ def _close(thread: _LoopThread, engine: Engine) -> None:
     """Close `engine` and its event loop. Does nothing in a forked process, or if that was done."""
     # At the interpreter's end its helper threads are gone, which the last, unimportant part of `close` needs.
     with suppress(EngineClosedError, RuntimeError):
-        thread.run(asyncio.wait_for(engine.close(), 2 * CLOSE_SECONDS))
+        thread.run(engine.close())
     thread.stop()
 
 

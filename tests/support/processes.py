@@ -41,6 +41,26 @@ def rnn_engine_process(*arguments: object, stdin: str | None = None, code: int =
     return done.stdout
 
 
+def run_program(script: str, folder: Path) -> str:
+    """Run a Python program in `folder` to its end, check that it ends with code 0, and return what it printed.
+
+    Nothing may be on its standard error.
+    """
+    file = folder / "program.py"
+    file.write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", file],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
 @contextmanager
 def serving_process(*arguments: object, log: Path | None = None) -> Iterator[Serving]:
     """Run a command that serves while the block runs. SIGTERM then ends it, and it must end with code 0.
