@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rnn_engine.errors import RnnEngineError as RnnEngineError
     from rnn_engine.llm.asynchronous import AsyncLLM as AsyncLLM
     from rnn_engine.llm.llm import LLM as LLM
+    from rnn_engine.llm.model import Model as Model
+    from rnn_engine.llm.model import Traced as Traced
     from rnn_engine.llm.results import Completion as Completion
     from rnn_engine.llm.results import GenerationInterrupted as GenerationInterrupted
     from rnn_engine.llm.results import RankedChoice as RankedChoice
@@ -33,12 +35,14 @@ _MODULES = {
     "GenerationInterrupted": "rnn_engine.llm.results",
     "LLM": "rnn_engine.llm.llm",
     "LoadSettings": "rnn_engine.loading.settings",
+    "Model": "rnn_engine.llm.model",
     "RankedChoice": "rnn_engine.llm.results",
     "RnnEngineError": "rnn_engine.errors",
     "SamplingParams": "rnn_engine.llm.results",
     "State": "rnn_engine.llm.state",
     "Tool": "rnn_engine.chat_template",
     "ToolCall": "rnn_engine.chat_template",
+    "Traced": "rnn_engine.llm.model",
 }
 
 __all__ = (
@@ -50,12 +54,14 @@ __all__ = (
     "Engine",
     "GenerationInterrupted",
     "LoadSettings",
+    "Model",
     "RankedChoice",
     "RnnEngineError",
     "SamplingParams",
     "State",
     "Tool",
     "ToolCall",
+    "Traced",
 )
 
 

@@ -28,6 +28,7 @@ A message names what is wrong, shows the bad value and says what is allowed.
 from __future__ import annotations
 
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,6 +200,15 @@ def hide_credentials(text: str) -> str:
 
 
 _URL = re.compile(r"(\w+://)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*)?")
+
+
+def check_process(process: int, what: str) -> None:
+    """Raise EngineClosedError unless this is the process with the id `process`, which opened `what`, such as an LLM."""
+    if process != os.getpid():
+        raise EngineClosedError(
+            f"this {what} belongs to process {process}, from which this process was forked; make another one here, "
+            "after the fork"
+        )
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

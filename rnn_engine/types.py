@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from enum import Enum
 from math import prod
@@ -485,6 +485,26 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free the device's memory. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """The results of a traced step: the logits of its rows, and what chosen layers put out."""
+
+    logits: F32  # [R, V]
+    hidden: Mapping[int, F32]  # layer -> [T, D], the residual stream after it
+
+
+class TracingRunner(Runner, Protocol):
+    """A runner that also returns all logits of a step, and the residual stream after any layer."""
+
+    def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+        """Run every token of `batch`, advance its slots' states, wait for the device, and return what it computed.
+
+        `batch` has no masks, draws or given embeddings. There may be no other step in flight. Raises
+        InvalidRequestError and StepError as `submit` does.
+        """
         ...
 
 

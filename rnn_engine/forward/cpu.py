@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from rnn_engine.forward.contract import (
     sound_runs,
     take_oldest,
 )
-from rnn_engine.reference import RunLayers, Weights, project_to_logits
+from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
 from rnn_engine.types import (
     F32,
     I32,
@@ -34,6 +34,7 @@ from rnn_engine.types import (
     State,
     Ticket,
     TokenRun,
+    Trace,
 )
 
 
@@ -154,8 +155,26 @@ class CpuRunner:
 
     @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
     def submit(self, batch: Batch) -> Ticket:
-        check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
         check_draws(batch, self._shape.vocab_size)
+        logits = self._run(batch, ignore_layer)
+        masks = make_masks(batch, self._shape.vocab_size)
+        ticket = Ticket(next(self._numbers))
+        self._in_flight[ticket] = read_out(batch, masks, logits, self._num_candidates, lambda row: logits[row].copy())
+        return ticket
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+        hidden: dict[int, F32] = {}
+
+        def watch(layer: int, x: F32) -> None:
+            if layer in layers:
+                hidden[layer] = x
+
+        return Trace(self._run(batch, watch), hidden)
+
+    def _run(self, batch: Batch, watch: Watch) -> F32:
+        """Run the tokens of `batch`, advance the states of its slots, and return the logits of its rows [R, V]."""
+        check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
         if self._weights is None:
             raise StepError("the runner is closed")
         slots = [run.slot for run in batch]
@@ -165,14 +184,11 @@ class CpuRunner:
         weights = self._weights if given is None else self._weights.with_rows(self._shape.tensor_names.embedding, given)
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
-        hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]
+        hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
         for name, values in after.items():
             self._live[name][slots] = values
-        logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]
-        masks = make_masks(batch, self._shape.vocab_size)
-        ticket = Ticket(next(self._numbers))
-        self._in_flight[ticket] = read_out(batch, masks, logits, self._num_candidates, lambda row: logits[row].copy())
-        return ticket
+        logits: F32 = project_to_logits(self._weights, hidden[_row_positions(batch)])
+        return logits
 
     def collect(self, ticket: Ticket) -> Readout:
         return take_oldest(self._in_flight, ticket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -263,9 +263,11 @@ class ForwardPass:
         )
         embedding, self.given = make_embedding(context)
         self._body: list[Stage] = [Following(context), *embedding, self.given]
+        self._layer_ends: list[int] = []  # for each layer, how many stages of the body run up to its end
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):
             self._body += stages
+            self._layer_ends.append(len(self._body))
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
         head = Head(context)
         self._heads = tuple(head.bind(outputs) for outputs in self.outputs)
@@ -282,6 +284,18 @@ class ForwardPass:
         If the step has rows, their logits are written to `outputs[side]`.
         """
         return Plan(tuple(self._logits_dispatches(step, side)))
+
+    def traced_plans(self, step: StepSize, layers: Collection[int]) -> Iterator[tuple[int | None, Plan]]:
+        """Yield the dispatches of `logits_plan` for side 0 in parts that end after each of `layers`.
+
+        Each part comes with its layer; `buffers.x` holds the layer's output after it. The last one comes with None.
+        """
+        stages = [*self._body, *(self._heads[0].logits if step.num_rows else ())]
+        ends = [(layer, self._layer_ends[layer]) for layer in sorted(layers)]
+        start = 0
+        for layer, end in [*ends, (None, len(stages))]:
+            yield layer, Plan(tuple(dispatch for stage in stages[start:end] for dispatch in stage.dispatches(step)))
+            start = end
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
         """Return the dispatches that a step with logit rows runs after `logits_plan`: find candidates and draw tokens.

@@ -31,6 +31,7 @@ from rnn_engine.types import (
     Ticket,
     TokenDraw,
     TokenRun,
+    Trace,
     mask_words,
     run_step,
 )
@@ -263,6 +264,34 @@ class GpuRunner:
         if step.error is not None:
             raise StepError(f"the device failed in a step: {step.error}") from step.error
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
+
+    def trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
+        if self._closed:
+            raise StepError("the runner is closed")
+        while self._unfinished:
+            self._finish(self._unfinished.popleft())
+        try:
+            traced = self._trace(batch, layers)
+        except DeviceError as error:
+            raise StepError(f"the device failed in a step: {error}") from error
+        for run in batch:
+            self._open.forget(run.slot)
+            self._states.advance(run.slot)
+        return traced
+
+    def _trace(self, batch: Batch, layers: Collection[int]) -> Trace:
+        memory, forward, shape = self._memory, self._forward, self._shape
+        memory.upload(forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides, shape.vocab_size))
+        num_tokens, num_rows = sum(len(run.tokens) for run in batch), sum(run.rows for run in batch)
+        hidden: dict[int, F32] = {}
+        for layer, plan in forward.traced_plans(StepSize(num_tokens, len(batch), num_rows), layers):
+            self._recorder.submit(plan)
+            if layer is not None:
+                x = memory.read(forward.buffers.x, 0, 4 * num_tokens * shape.width)
+                hidden[layer] = np.frombuffer(x, np.float32).reshape(num_tokens, shape.width)
+        logits = memory.read(forward.outputs[0].logits, 0, 4 * num_rows * shape.vocab_size) if num_rows else b""
+        return Trace(np.frombuffer(logits, np.float32).reshape(num_rows, shape.vocab_size), hidden)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
         """Compile the kernels by running steps in slot 0: of each of `token_counts`, with a mask, and with a draw.

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, overload
 
 from rnn_engine.chat_template import Tool
 from rnn_engine.engine import Engine
-from rnn_engine.errors import EngineClosedError
+from rnn_engine.errors import EngineClosedError, check_process
 from rnn_engine.hub import DEMO
 from rnn_engine.llm.asynchronous import (
     DEFAULT_CACHE,
@@ -79,11 +79,7 @@ class _LoopThread:
             self._loop.close()
 
     def _check(self) -> None:
-        if self._process != os.getpid():
-            raise EngineClosedError(
-                f"this LLM belongs to process {self._process}, from which this process was forked; make another one "
-                "here, after the fork"
-            )
+        check_process(self._process, "LLM")
         if self._loop.is_closed():
             raise EngineClosedError("this LLM was closed")
         if threading.current_thread() is self._thread:

@@ -22,7 +22,7 @@ from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, 
 from rnn_engine.model.lora import LoraChoice
 from rnn_engine.model.merged import MergedModel, OpenModel
 from rnn_engine.model.model_file import ModelFile
-from rnn_engine.types import DeviceMemory, Model, ModelShape, Runner
+from rnn_engine.types import DeviceMemory, Model, ModelShape, TracingRunner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 from rnn_engine.versions.v5 import ShapeV5
 
@@ -89,7 +89,7 @@ def load_runner(
     tune: TuneOrder = FIXED,
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
-) -> Runner:
+) -> TracingRunner:
     """Load `model` onto `device` and return its runner, which runs steps there. The model may then be closed.
 
     `device` is "auto", an index, a part of a name, or "cpu" for numpy. `weights` is the format of matrices on a GPU, as

@@ -20,6 +20,14 @@ Array: TypeAlias = NDArray[Any]
 Lookup: TypeAlias = Callable[[str], Array]
 
 
+Watch: TypeAlias = Callable[[int, Array], None]
+"""Called after a layer with its number and its output x [T, D], the residual stream, which it must not change."""
+
+
+def ignore_layer(_layer: int, _x: Array) -> None:
+    """Default of `Weights.watch`; ignores its arguments."""
+
+
 class Weights:
     """A model's tensors by name, for numpy: each is cast to `dtype` when it is first used, and cached.
 
@@ -34,6 +42,7 @@ class Weights:
         self._cast: dict[str, Array] = {}
         self._transposed: dict[str, Array] = {}
         self._more_rows: Mapping[str, Array] = {}
+        self.watch: Watch = ignore_layer
 
     def __call__(self, name: str) -> Array:
         """Return the tensor called `name`, in the orientation in which the model stores it."""
@@ -64,6 +73,12 @@ class Weights:
         extended = copy(self)
         extended._more_rows = {name: more}
         return extended
+
+    def watched(self, watch: Watch) -> Self:
+        """Return a copy of these weights with which a forward pass calls `watch` after each layer."""
+        watching = copy(self)
+        watching.watch = watch
+        return watching
 
     def block(self, layer: int) -> Block:
         return Block(self, f"{self.shape.tensor_names.layers}{layer}.")

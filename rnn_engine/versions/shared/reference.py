@@ -48,6 +48,7 @@ def run_blocks(
         mixed = layer_norm(x, block, "ln2")
         x = x + channel_mix(block, mixed, runs.shift(mixed, before["ffn_shift"]))
         after["ffn_shift"][:, layer] = runs.last(mixed)
+        weights.watch(layer, x)
     return x, after
 
 
