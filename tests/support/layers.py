@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.loading", "rnn_engine.convert"),
     ("rnn_engine.engine",),
     ("rnn_engine.fleet", "rnn_engine.llm"),
-    ("server", "rnn_engine.cli", "rnn_engine"),
+    ("server", "rnn_engine.cli", "rnn_engine.compat", "rnn_engine"),
 )
 LAYER_OF = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
 WORDS = 0  # the layer whose modules may import each other

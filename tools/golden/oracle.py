@@ -26,6 +26,17 @@ _FIELDS: Final = {
 """The number of entries a layer in the package's list -> the state fields that they are."""
 
 
+def switches(version: str, rescaled_layers: int = 0) -> dict[str, str]:
+    """Return the environment variables with which the package runs models of `version`."""
+    return {
+        "RWKV_V7_ON": str(int(version.startswith("v7"))),
+        "RWKV_DE_VERSION": str(int(version == "v7-deepembed")),
+        "RWKV_JIT_ON": "1",
+        "RWKV_CUDA_ON": "0",
+        "RWKV_RESCALE_LAYER": str(rescaled_layers),
+    }
+
+
 def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: int = 0) -> tuple[F32, dict[str, F32]]:
     """Return the logits [T, V] after every token, and the final state in the project's layout.
 
@@ -34,15 +45,10 @@ def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: 
     """
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.npz"
-        switches = {
-            "RWKV_V7_ON": str(int(version.startswith("v7"))),
-            "RWKV_DE_VERSION": str(int(version == "v7-deepembed")),
-            "RWKV_JIT_ON": "1",
-            "RWKV_CUDA_ON": "0",
-            "RWKV_RESCALE_LAYER": str(rescaled_layers),
-        }
         command = [sys.executable, "-m", "tools.golden.oracle", str(model_path), str(results), *map(str, tokens)]
-        subprocess.run(command, env=os.environ | switches, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            command, env=os.environ | switches(version, rescaled_layers), check=True, stdout=subprocess.DEVNULL
+        )
         with np.load(results, allow_pickle=False) as arrays:
             state = {name: arrays[name] for name in arrays.files if name != "logits"}
             return arrays["logits"], state
@@ -62,11 +68,11 @@ def _main(model_path: str, results: str, *tokens: str) -> None:
         model = RWKV(model=str(pth_path.with_suffix("")), strategy="cpu fp32")
         logits, state = model.forward([int(token) for token in tokens], None, full_output=True)
     is_v7 = os.environ["RWKV_V7_ON"] == "1"
-    fields = _arrange_state([tensor.numpy() for tensor in state], model.args.n_layer, is_v7=is_v7)
+    fields = arrange_state([tensor.numpy() for tensor in state], model.args.n_layer, is_v7=is_v7)
     np.savez(results, allow_pickle=False, logits=logits.numpy(), **fields)
 
 
-def _arrange_state(state: Sequence[NDArray[Any]], num_layers: int, *, is_v7: bool) -> dict[str, F32]:
+def arrange_state(state: Sequence[NDArray[Any]], num_layers: int, *, is_v7: bool) -> dict[str, F32]:
     """Convert the package's list of state tensors, layer after layer, to the project's fields, each [L, ...].
 
     The package's wkv is [H, key, value] before version 7, and is transposed.
