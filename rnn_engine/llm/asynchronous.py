@@ -42,7 +42,7 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode, prompt_after
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.naming import run_tokens, settle_end
-from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices
+from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, score_pairs
 from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32
@@ -366,6 +366,25 @@ class AsyncLLM:
         tokens = [prompt_tokens(self.engine, each, f"texts.{number}") for number, each in enumerate(texts)]
         initial = None if start is None else start.for_request
         return list(await score_choices(self.engine, (), tokens, initial_state=initial)) if tokens else []
+
+    async def score(
+        self, pairs: Sequence[tuple[Prompt, Prompt]], *, alternatives: int = 0, state: State | None = None
+    ) -> list[Continuation]:
+        """Return the log-probability of each pair's second text after its first, and that of each of its tokens.
+
+        Each token also has its `alternatives` likeliest tokens (`TokenInfo.top`). A context that several pairs share is
+        run once.
+        """
+        start = Start.of(self.engine, state).only
+        tokens = [
+            (
+                prompt_tokens(self.engine, context, f"pairs.{number}.0"),
+                prompt_tokens(self.engine, continuation, f"pairs.{number}.1"),
+            )
+            for number, (context, continuation) in enumerate(pairs)
+        ]
+        initial = None if start is None else start.for_request
+        return await score_pairs(self.engine, tokens, initial_state=initial, alternatives=alternatives)
 
     async def embed(
         self,

@@ -36,7 +36,7 @@ from rnn_engine.llm.state import State
 from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode
 from rnn_engine.operations.embedding import EmbeddingSettings
-from rnn_engine.operations.scoring import ChoiceScore
+from rnn_engine.operations.scoring import ChoiceScore, Continuation
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32
 from states.cache.config import CacheConfig
@@ -361,6 +361,12 @@ class LLM:
     def logprobs(self, texts: Sequence[Prompt], *, state: State | None = None) -> list[ChoiceScore]:
         """Return the log-probability of each text and of each of its tokens; see `AsyncLLM.logprobs`."""
         return self._thread.run(self._llm.logprobs(texts, state=state))
+
+    def score(
+        self, pairs: Sequence[tuple[Prompt, Prompt]], *, alternatives: int = 0, state: State | None = None
+    ) -> list[Continuation]:
+        """Return the log-probability of each pair's second text after its first; see `AsyncLLM.score`."""
+        return self._thread.run(self._llm.score(pairs, alternatives=alternatives, state=state))
 
     def embed(
         self,

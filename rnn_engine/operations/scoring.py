@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rnn_engine.errors import InvalidRequestError, StepError, check_token_ids
 from rnn_engine.interface import EngineLike
@@ -141,6 +141,30 @@ async def score_after(
     found = await _score(engine, await asyncio.to_thread(make), engine.info.num_slots)
     size = len(continuations)
     return tuple(tuple(found[start : start + size]) for start in range(0, len(found), size))
+
+
+async def score_pairs(
+    engine: EngineLike,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    initial_state: InitialState | None = None,
+    alternatives: int = 0,
+) -> list[Continuation]:
+    """Return the score of each pair's second list of token ids as a continuation of its first, in their order.
+
+    Each token has the log-probabilities of the `alternatives` likeliest tokens in its place. Pairs that begin alike
+    are best next to each other. `initial_state` and errors are as for `score_choices`.
+    """
+
+    def make() -> list[GenerateRequest]:
+        calls = []
+        for context, continuation in pairs:
+            _check(engine, context, [continuation])
+            begun = context or empty_prompt(initial_state)
+            calls.append(replace(_call(begun, continuation, initial_state), logprobs=alternatives))
+        return calls
+
+    return await _score(engine, await asyncio.to_thread(make), engine.info.num_slots)
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:

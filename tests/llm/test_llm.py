@@ -153,6 +153,16 @@ def test_texts_are_scored_from_their_beginning(llm: LLM) -> None:
     assert llm.logprobs([]) == []
 
 
+def test_pairs_are_scored_as_choices_are(llm: LLM) -> None:
+    choices = [" The capital of France is Paris.", " The capital of France is Rome."]
+    scored = llm.score([(FRANCE, choice) for choice in choices], alternatives=1)
+    ranked = {choice.text: choice.score for choice in llm.rank(FRANCE, choices)}
+    for choice, score in zip(choices, scored, strict=True):
+        assert score.total == pytest.approx(ranked[choice].total, abs=1e-4)
+    greedy = [all(info.token == info.top[0][0] for info in score.tokens) for score in scored]
+    assert greedy == [True, False]
+
+
 def test_texts_become_vectors(llm: LLM) -> None:
     vectors = llm.embed(["one", "two", "three"], EmbeddingSettings(dimensions=16))
     assert vectors.shape == (3, 16)

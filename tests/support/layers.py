@@ -92,6 +92,7 @@ RESTRICTED = (
     Restricted("markdown_it", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
     Restricted("gguf", ("rnn_engine.tensor_files", *DEVELOPMENT), "the package for GGUF's blocks is an extra"),
     Restricted("huggingface_hub", ("rnn_engine.hub", *DEVELOPMENT), "the Hugging Face Hub is an extra"),
+    Restricted("lm_eval", ("rnn_engine.compat.lm_eval", *DEVELOPMENT), "lm-eval is an extra"),
     Restricted(
         "tokenizers",
         ("rnn_engine.tokenizer.huggingface", "rnn_engine.operations.onnx_embedder", *DEVELOPMENT),

@@ -1,6 +1,7 @@
 """Checks of lm-eval against the server: `local-chat-completions` generates, and `local-completions` scores texts.
 
-Texts are scored with the server's own tokenizer. The tasks are defined in this folder.
+Texts are scored with the server's own tokenizer. The tasks are defined in this folder. `rnn_engine` runs them on an
+engine in lm-eval's own process, without the server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _ITEMS = 8
 
 def _run(model: str, model_args: str, task: str, metric: str, *options: str) -> str:
     """Run lm-eval on some items of a task. Raises CalledProcessError if it fails."""
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", model_args, "--tasks", task]
+    module = "rnn_engine.compat.lm_eval" if model == "rnn_engine" else "lm_eval"
+    command = [sys.executable, "-m", module, "run", "--model", model, "--model_args", model_args, "--tasks", task]
     with TemporaryDirectory() as folder:
         paths = ["--include_path", str(Path(__file__).parent), "--output_path", folder]
         subprocess.run([*command, *paths, "--limit", str(_ITEMS), *options], check=True, stdout=sys.stderr)
@@ -37,4 +39,15 @@ def _scores(url: str) -> str:
     return _run("local-completions", args, "rnn_engine_choices", "acc")
 
 
-CHECKS: Checks = {"`local-chat-completions`": _chat, "`local-completions`, remote tokenizer": _scores}
+def _in_process(_url: str) -> str:
+    scored = _run("rnn_engine", f"model={MODEL}", "rnn_engine_choices", "acc")
+    return (
+        f"{scored}; {_run('rnn_engine', f'model={MODEL}', 'rnn_engine_chat', 'exact_match', '--apply_chat_template')}"
+    )
+
+
+CHECKS: Checks = {
+    "`local-chat-completions`": _chat,
+    "`local-completions`, remote tokenizer": _scores,
+    "`rnn_engine`, in process": _in_process,
+}
