@@ -15,13 +15,14 @@ from typing import Self, TypeAlias, TypeVar, overload
 import numpy as np
 from typing_extensions import TypeIs
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Tool, ToolCall
+from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import DEMO
+from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar
 from rnn_engine.llm.prompts import (
     Asked,
@@ -329,6 +330,48 @@ class AsyncLLM:
         if done.finish_reason == "length":
             raise StepError(f"the JSON was not complete after max_tokens={params.max_tokens} tokens: {done.text!r}")
         return parse(done.text)
+
+    async def map(
+        self,
+        source: str | Path,
+        target: str | Path,
+        prompt: str,
+        params: SamplingParams = DEFAULT_PARAMS,
+        *,
+        chat: bool = False,
+        field: str = "completion",
+        state: StateChoice | None = None,
+        progress: bool = False,
+    ) -> int:
+        """Complete a prompt for each line of a file of JSON objects, and write the objects with their completions.
+
+        In `prompt`, {name} stands for the field `name` of a line. With `chat`, each prompt is a message of the user's.
+        The completion is the new field `field`. The target has its lines in the source's order, and each is written as
+        soon as those before it are. If this was interrupted, even by a kill, call it again: it goes on after the last
+        whole line of the target. Returns the number of lines that were run now.
+
+        Raises InvalidRequestError, which names the line, before anything runs, and OSError.
+        """
+        lines = await asyncio.to_thread(read_lines, Path(source))
+        prompts = fill(prompt, lines)
+        with Results.open(Path(target), lines, field) as results:
+            first = results.num_done
+
+            def add(index: int, completion: Completion) -> None:
+                results.add(first + index, completion)
+
+            rest = prompts[first:]
+            if chat:
+                await self.chat(
+                    [[ChatMessage(Role.USER, text)] for text in rest],
+                    params,
+                    state=state,
+                    progress=progress,
+                    on_done=add,
+                )
+            else:
+                await self.generate(rest, params, state=state, progress=progress, on_done=add)
+        return len(rest)
 
     async def rank(
         self,

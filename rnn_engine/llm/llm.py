@@ -347,6 +347,26 @@ class LLM:
         """
         return self._thread.run(self._llm.json(prompt, schema, params, state=state))
 
+    def map(
+        self,
+        source: str | Path,
+        target: str | Path,
+        prompt: str,
+        params: SamplingParams = DEFAULT_PARAMS,
+        *,
+        chat: bool = False,
+        field: str = "completion",
+        state: StateChoice | None = None,
+        progress: bool = True,
+    ) -> int:
+        """Complete a prompt for each line of a file of JSON objects, and write the objects with their completions.
+
+        It goes on where an earlier call was interrupted. See `AsyncLLM.map`.
+        """
+        return self._thread.run(
+            self._llm.map(source, target, prompt, params, chat=chat, field=field, state=state, progress=progress)
+        )
+
     def rank(
         self,
         context: Prompt,

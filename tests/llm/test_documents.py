@@ -18,7 +18,7 @@ def python_blocks(page: str, heading: str) -> list[str]:
 
 def test_the_guides_examples_run_as_one_program(tmp_path: Path) -> None:
     blocks = python_blocks("docs/user-guide.md", "### Use it from Python")
-    assert len(blocks) == 12
+    assert len(blocks) == 13
     printed = run_program("\n".join(blocks), tmp_path)
     assert "The capital of France is Paris." in printed
     assert "get_weather" in printed
