@@ -1,9 +1,10 @@
-"""Progress bars on the terminal's error output, or in a notebook."""
+"""Progress bars on the terminal's error output, or in a notebook that has ipywidgets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -57,4 +58,5 @@ def _bar(*columns: ProgressColumn) -> Progress:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not (console.is_terminal or console.is_jupyter))
+    can_show = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=not can_show)
