@@ -41,10 +41,15 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert inside == set(tracked.stdout.split())
 
 
-def test_it_serves_from_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """Its dependencies come from this environment, but not the project's own packages, nor those of other extras."""
-    venv.create(tmp_path / "venv", with_pip=False)
-    scripts = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
+@pytest.fixture(scope="module")
+def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the commands of an environment in which the wheel is installed.
+
+    Its dependencies come from this environment, but not the project's own packages, nor those of other extras.
+    """
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False)
+    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
     python = scripts / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True)
@@ -52,6 +57,18 @@ def test_it_serves_from_an_environment_of_its_own(wheel: Path, tmp_path: Path) -
     packages = subprocess.run(place, check=True, capture_output=True, text=True).stdout.strip()
     path = sysconfig.get_path("purelib")  # .pth files in that folder are not read
     (Path(packages) / "others.pth").write_text(f"{path}\nimport sys; sys.modules.update(dict.fromkeys({ABSENT}))\n")
+    return scripts
+
+
+def test_its_python_api_answers(scripts: Path, tmp_path: Path) -> None:
+    script = "from rnn_engine import LLM\nwith LLM(device='cpu') as llm:\n    print(llm.chat('What is 2 + 3?'))"
+    done = subprocess.run(
+        [scripts / "python", "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "5\n"
+
+
+def test_it_serves_from_an_environment_of_its_own(scripts: Path, tmp_path: Path) -> None:
     command = [str(scripts / "rnn-engine"), "serve", "--device", "cpu", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
