@@ -34,7 +34,7 @@ _BAD_TEXT = "\ufffd"
 
 
 class Array(np.ndarray[Any, np.dtype[np.float32]]):
-    """A numpy array with the methods of a torch tensor that scripts for `rwkv` call: all of them leave it as it is."""
+    """A numpy array that has the methods of torch tensors that scripts for `rwkv` call. They convert nothing."""
 
     def detach(self) -> Self:
         return self

@@ -176,8 +176,8 @@ class AsyncLLM:
 
         A prompt is a text or a list of token ids. `params` may be a list with one for each prompt. Texts start from
         `state`: a `State`, or several with weights, whose predictions are mixed as `mix` says. With `keep_state`, each
-        completion has the state after its text, from which another call can go on. `progress` shows a bar. `on_done` is
-        called with each completion's index and the completion as soon as it is done.
+        completion has the state after its text, from which another call can go on. `progress` shows a bar. `on_done`
+        is called for each completion, with its index.
 
         Raises InvalidRequestError before anything runs, and StepError if the model's logits are not finite.
         """

@@ -1,7 +1,7 @@
 """`LLM`, a loaded model for scripts and notebooks: the methods of `AsyncLLM` without `await`.
 
-The model's event loop runs on a thread of its own, so an `LLM` works where a loop is running already, as in notebooks,
-and may be used from several threads.
+The model's event loop runs on a thread of its own, so an `LLM` also works in programs that run a loop of their own,
+such as notebooks, and from several threads.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ class LLM:
     ) -> int:
         """Complete a prompt for each line of a file of JSON objects, and write the objects with their completions.
 
-        It goes on where an earlier call was interrupted. See `AsyncLLM.map`.
+        After an interruption, the next call continues with the first line that is missing. See `AsyncLLM.map`.
         """
         return self._thread.run(
             self._llm.map(source, target, prompt, params, chat=chat, field=field, state=state, progress=progress)
@@ -427,7 +427,7 @@ class LLM:
 
 
 class _Done:
-    """Notes completions as they are done, and puts them into the exception that Ctrl-C raises in its `with` block."""
+    """Collects completions. If Ctrl-C interrupts its `with` block, they are in the exception that is raised."""
 
     def __init__(self, on_done: OnDone) -> None:
         self._on_done = on_done

@@ -49,7 +49,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedChoice:
-    """One of the choices of `rank`, with its probability if exactly one of them is the answer."""
+    """A choice that `rank` returns, with its probability, given that exactly one of the choices is the answer."""
 
     text: str
     index: int  # among the choices as they were given
