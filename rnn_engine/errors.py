@@ -165,7 +165,7 @@ class ServerError(RnnEngineError):
 
 
 @contextmanager
-def needs_extra(extra: str, what: str, error: Callable[[str], Exception]) -> Iterator[None]:
+def needs_extra(extra: str, what: str, error: Callable[[str], BaseException]) -> Iterator[None]:
     """Around imports: turn ModuleNotFoundError into `error`, which says that `what` needs the pip extra `extra`."""
     try:
         yield

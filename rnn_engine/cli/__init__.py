@@ -14,9 +14,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-import click
+from rnn_engine.errors import InvalidRequestError, RnnEngineError, needs_extra
 
-from rnn_engine.errors import InvalidRequestError, RnnEngineError
+with needs_extra("serve", "the command rnn-engine", SystemExit):
+    import click
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def tokenizer_path() -> Path:
 def test_the_extra_full_is_all_of_them() -> None:
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert extras["full"] == [f"rnn-engine[{','.join(MODULES)}]"]
+    assert extras["full"] == [f"rnn-engine[{','.join(sorted((*MODULES, 'serve')))}]"]
     for extra, modules in MODULES.items():
         names = [re.split(r"[<>=]", requirement)[0].replace("-", "_") for requirement in extras[extra]]
         assert [name.removesuffix("_py") for name in names] == list(modules)
@@ -118,3 +118,14 @@ def test_a_tokenizer_of_hugging_face_needs_the_package(monkeypatch: pytest.Monke
     with pytest.raises(TokenizerError, match="needs the packages of the extra `tokenizers`"):
         load_tokenizer("auto", tmp_path / "model.st", 100)
     assert load_tokenizer("world", tmp_path / "model.st", 65536).name == "world"
+
+
+def test_without_the_extra_serve_python_works_and_the_command_says_what_it_needs() -> None:
+    absent = ("aiohttp", "click", "cloup", "prometheus_client", "tomli_w")
+    without = f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n"
+    script = without + "from rnn_engine import LLM\nwith LLM(device='cpu') as llm: print(llm.chat('What is 2 + 3?'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+    script = without + "from rnn_engine.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, needs("the command rnn-engine", "serve"))
