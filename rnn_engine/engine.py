@@ -29,6 +29,7 @@ from rnn_engine.errors import (
     UnavailableError,
     check_finite,
     check_token_ids,
+    check_whole,
 )
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import GrammarCompiler, GrammarError, Vocabulary, start_after
@@ -209,6 +210,7 @@ class Engine:
         the cache's folder can't be used. Raises InvalidRequestError for another `batching`, and for times that are
         negative or not finite.
         """
+        check_whole("num_slots", num_slots, 1, 2**31 - 1)
         check_finite("queue_seconds", queue_seconds)
         check_finite("grammar_seconds", grammar_seconds)
         policy = parse_policy(batching)

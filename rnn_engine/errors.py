@@ -34,7 +34,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import PurePosixPath, PureWindowsPath
 from reprlib import Repr
 from typing import Any
@@ -211,10 +211,39 @@ def check_process(process: int, what: str) -> None:
         )
 
 
+def is_number(value: object) -> bool:
+    """Return True for real numbers, numpy's too."""
+    return isinstance(value, Real)
+
+
+def is_whole(value: object) -> bool:
+    """Return True for whole numbers, numpy's too."""
+    return isinstance(value, Integral)
+
+
 def check_range(name: str, value: float, low: float, high: float) -> None:
     """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`. NaN is refused."""
-    if not low <= value <= high:
+    if not is_number(value) or not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {_plain(low)} to {_plain(high)}")
+
+
+def check_whole(name: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidRequestError for the field `name` unless `value` is a whole number from `low` to `high`."""
+    if not is_whole(value):
+        raise InvalidRequestError(name, value, f"a whole number from {low} to {high}")
+    check_range(name, value, low, high)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InvalidRequestError for the field `name` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InvalidRequestError(name, value, f"one of {', '.join(choices)}")
+
+
+def check_list(name: str, value: object, allowed: str) -> None:
+    """Raise InvalidRequestError for `name` unless `value` can be indexed and is neither a text nor a mapping."""
+    if isinstance(value, str | bytes | Mapping) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise InvalidRequestError(name, value, allowed)
 
 
 def _plain(number: float) -> str:
@@ -253,7 +282,7 @@ def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def _is_token_id(token: object, vocab_size: int) -> bool:
-    return isinstance(token, Integral) and 0 <= int(token) < vocab_size  # numpy's integers are Integral, too
+    return isinstance(token, Integral) and 0 <= int(token) < vocab_size
 
 
 def check_text(text: str) -> None:

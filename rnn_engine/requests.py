@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rnn_engine.bounds import MAX_DRAFT
-from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids
+from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, check_whole
 from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import Thinking, TokenMask
 from rnn_engine.sampling.params import MixKind
@@ -135,15 +135,15 @@ class GenerateRequest:
             check_range("speculate", self.speculate, 0, MAX_DRAFT)
         if self.deadline is not None:
             check_range("deadline", self.deadline, -math.inf, math.inf)
-        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_token_ids("prompt token", self.prompt, shape.vocab_size)
         check_token_ids("stop_token_ids token", self.stop_tokens, shape.vocab_size)
         check_token_ids("penalised_prompt token", self.penalised_prompt, shape.vocab_size)
-        check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        check_whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         self._check_stop()
         if self.logprobs is not None:
-            check_range("logprobs", self.logprobs, 0, max_logprobs)
+            check_whole("logprobs", self.logprobs, 0, max_logprobs)
         if self.grammar is not None and self.token_mask is not None:
             raise InvalidRequestError(self.grammar.field, self.grammar, "null, since the request has a token mask")
         most = 0 if self.grammar is None and self.token_mask is None else len(self.prompt)

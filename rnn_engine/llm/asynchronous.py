@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, overload
@@ -18,7 +17,7 @@ from typing_extensions import TypeIs
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.engine import Engine
-from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.errors import InvalidRequestError, StepError, check_list, is_whole
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import DEMO
@@ -35,6 +34,8 @@ from rnn_engine.llm.prompts import (
     continuation,
     parse_messages,
     prompt_tokens,
+    tokens_of_each,
+    tokens_of_pairs,
 )
 from rnn_engine.llm.results import Completion, RankedChoice, SamplingParams
 from rnn_engine.llm.state import State
@@ -182,13 +183,16 @@ class AsyncLLM:
         Raises InvalidRequestError before anything runs, and StepError if the model's logits are not finite.
         """
         start = Start.of(self.engine, state, mix)
-        several = [prompts] if _is_prompt(prompts) else prompts
+        if _is_prompt(prompts):
+            named = [("prompt", prompts)]
+        else:
+            named = [(f"prompts.{number}", prompt) for number, prompt in enumerate(prompts)]
         asked = [
-            continuation(self.engine, prompt, each, start)
-            for prompt, each in zip(several, _params_of(params, len(several)), strict=True)
+            continuation(self.engine, prompt, each, start, field=field)
+            for (field, prompt), each in zip(named, _params_of(params, len(named)), strict=True)
         ]
         done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
-        return done[0] if several is not prompts else done
+        return done[0] if _is_prompt(prompts) else done
 
     @overload
     async def chat(
@@ -258,13 +262,16 @@ class AsyncLLM:
         are separate from its text. The other arguments, and errors, are those of `generate`.
         """
         start, options = Start.of(self.engine, state, mix), ChatOptions(tools, tool_choice, thinking)
-        several = [messages] if _is_conversation(messages) else messages
+        if _is_conversation(messages):
+            named = [("messages", messages)]
+        else:
+            named = [(f"messages.{number}", conversation) for number, conversation in enumerate(messages)]
         asked = [
-            answer(self.engine, conversation, each, start, options)
-            for conversation, each in zip(several, _params_of(params, len(several)), strict=True)
+            answer(self.engine, conversation, each, start, options, field=field)
+            for (field, conversation), each in zip(named, _params_of(params, len(named)), strict=True)
         ]
         done = await self._complete_all(asked, start, keep_state=keep_state, progress=progress, on_done=on_done)
-        return done[0] if several is not messages else done
+        return done[0] if _is_conversation(messages) else done
 
     async def stream(
         self,
@@ -387,7 +394,7 @@ class AsyncLLM:
         context is run once for all choices.
         """
         start = Start.of(self.engine, state).only
-        tokens = [prompt_tokens(self.engine, each, f"choices.{number}") for number, each in enumerate(choices)]
+        tokens = tokens_of_each(self.engine, choices, "choices")
         scores = await score_choices(
             self.engine,
             prompt_tokens(self.engine, context, "context"),
@@ -406,7 +413,7 @@ class AsyncLLM:
         A score has `total`, `mean`, `perplexity` and `per_byte`; `given.tokens` has the tokens.
         """
         start = Start.of(self.engine, state).only
-        tokens = [prompt_tokens(self.engine, each, f"texts.{number}") for number, each in enumerate(texts)]
+        tokens = tokens_of_each(self.engine, texts, "texts")
         initial = None if start is None else start.for_request
         return list(await score_choices(self.engine, (), tokens, initial_state=initial)) if tokens else []
 
@@ -419,13 +426,7 @@ class AsyncLLM:
         run once.
         """
         start = Start.of(self.engine, state).only
-        tokens = [
-            (
-                prompt_tokens(self.engine, context, f"pairs.{number}.0"),
-                prompt_tokens(self.engine, continuation, f"pairs.{number}.1"),
-            )
-            for number, (context, continuation) in enumerate(pairs)
-        ]
+        tokens = tokens_of_pairs(self.engine, pairs)
         initial = None if start is None else start.for_request
         return await score_pairs(self.engine, tokens, initial_state=initial, alternatives=alternatives)
 
@@ -438,7 +439,9 @@ class AsyncLLM:
     ) -> F32:
         """Return a vector for each text, made of the recurrent state after it: [texts, dimensions] f32."""
         start = Start.of(self.engine, state).only
-        tokens = [prompt_tokens(self.engine, each, f"texts.{number}") for number, each in enumerate(texts)]
+        tokens = tokens_of_each(self.engine, texts, "texts")
+        if not tokens:
+            raise InvalidRequestError("texts", [], "at least one text")
         initial = None if start is None else start.for_request
         embeddings = await embed(self.engine, tokens, settings, initial_state=initial, wait_for_room=True)
         return np.stack([each.vector for each in embeddings])
@@ -583,10 +586,14 @@ def _joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
 
 def _of_type(schema: type[T]) -> tuple[Schema, Callable[[str], T]]:
     """Return the JSON schema of a type, without further properties, and the function that parses JSON as that type."""
-    from pydantic import TypeAdapter
+    from pydantic import PydanticUserError, TypeAdapter
 
-    adapter = TypeAdapter(schema)
-    described = adapter.json_schema()
+    try:
+        adapter = TypeAdapter(schema)
+        described = adapter.json_schema()
+    except (PydanticUserError, KeyError) as error:  # KeyError: a text, which pydantic takes for a type's name
+        allowed = "a JSON schema as a dict, or a type that pydantic has a JSON schema for"
+        raise InvalidRequestError("schema", schema, allowed) from error
     _close_objects(described)
     return described, adapter.validate_json
 
@@ -607,6 +614,7 @@ def _params_of(params: SamplingParams | Sequence[SamplingParams], count: int) ->
     """Return the parameters of each of `count` prompts. Raises InvalidRequestError if there are not as many."""
     if isinstance(params, SamplingParams):
         return [params] * count
+    check_list("params", params, "SamplingParams, or a list of them")
     if len(params) != count:
         raise InvalidRequestError("params", f"{len(params)} of them", f"one, or one for each of the {count} prompts")
     return params
@@ -614,14 +622,23 @@ def _params_of(params: SamplingParams | Sequence[SamplingParams], count: int) ->
 
 def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
     """Return True for a text or token ids; False for a list of prompts, also an empty one."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+    if isinstance(prompts, str):
+        return True
+    check_list("prompts", prompts, "a text, a list of token ids, or a list of these")
+    return len(prompts) > 0 and is_whole(prompts[0])
 
 
 def _is_messages(prompt: Prompt | Messages) -> TypeIs[Messages]:
     """Return True for the messages of a chat; False for a text or token ids."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], ChatMessage | Mapping)
+    if isinstance(prompt, str):
+        return False
+    check_list("prompt", prompt, "a text, a list of token ids, or a list of messages")
+    return len(prompt) > 0 and isinstance(prompt[0], ChatMessage | Mapping)
 
 
 def _is_conversation(messages: str | Messages | Sequence[Messages]) -> TypeIs[str | Messages]:
     """Return True for one conversation; False for a list of conversations, also an empty one."""
-    return isinstance(messages, str) or (len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping))
+    if isinstance(messages, str):
+        return True
+    check_list("messages", messages, "a text, a list of messages, or a list of these")
+    return len(messages) > 0 and isinstance(messages[0], ChatMessage | Mapping)

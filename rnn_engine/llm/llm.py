@@ -11,10 +11,11 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, NoReturn, Self, TypeVar, overload
 
 from rnn_engine.chat_template import Tool
 from rnn_engine.engine import Engine
@@ -51,47 +52,71 @@ class _LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rnn-engine LLM", daemon=True)
+        self._stopping = False
+        self._lock = threading.Lock()  # held while work is handed over, so that none comes after the last
+        self._thread = threading.Thread(target=self._serve, name="rnn-engine LLM", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop, and wait for its result. On Ctrl-C, cancel it.
 
-        Raises EngineClosedError if the loop was stopped, or if it belongs to the process from which this was forked.
+        Raises EngineClosedError if the loop is stopped, or if it belongs to the process from which this was forked.
         """
         try:
-            self._check()
+            check_process(self._process, "LLM")
+            self.check_caller()
+            with self._lock:
+                if self._stopping:
+                    raise EngineClosedError("this LLM was closed")
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except BaseException:
             work.close()  # it was never begun, which would be warned of
             raise
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise EngineClosedError("this LLM was closed") from None
         except KeyboardInterrupt:
             future.cancel()
             raise
 
-    def stop(self) -> None:
-        """Stop the loop and wait for its thread. Idempotent."""
-        if self._process == os.getpid() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def _check(self) -> None:
-        check_process(self._process, "LLM")
-        if self._loop.is_closed():
-            raise EngineClosedError("this LLM was closed")
+    def check_caller(self) -> None:
+        """Raise RuntimeError on the loop's own thread, which must not wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("`on_done` must not call the LLM that calls it; note the result, and go on outside")
 
+    def stop(self, engine: Engine | None = None) -> None:
+        """Close `engine`, end what still runs with EngineClosedError, stop the loop and wait for its thread.
 
-def _close(thread: _LoopThread, engine: Engine) -> None:
-    """Close `engine` and its event loop. Does nothing in a forked process, or if that was done."""
-    # At the interpreter's end its helper threads are gone, which the last, unimportant part of `close` needs.
-    with suppress(EngineClosedError, RuntimeError):
-        thread.run(engine.close())
-    thread.stop()
+        Does nothing in a forked process, or if that was done.
+        """
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            asyncio.run_coroutine_threadsafe(self._finish(engine), self._loop)
+        if threading.current_thread() is not self._thread:  # it may be if an LLM is deleted by the garbage collector
+            self._thread.join()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _finish(self, engine: Engine | None) -> None:
+        try:
+            if engine is not None:
+                # At the interpreter's end its helper threads are gone, which the last, unimportant part needs.
+                with suppress(RuntimeError):
+                    await engine.close()
+        finally:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self._loop.shutdown_asyncgens()
+            self._loop.call_soon(self._loop.stop)  # after the results have reached those who wait for them
 
 
 class LLM:
@@ -140,7 +165,7 @@ class LLM:
         except BaseException:
             self._thread.stop()
             raise
-        self._closer = weakref.finalize(self, _close, self._thread, self._llm.engine)
+        self._closer = weakref.finalize(self, self._thread.stop, self._llm.engine)
 
     @property
     def engine(self) -> Engine:
@@ -415,7 +440,11 @@ class LLM:
 
     def close(self) -> None:
         """End what runs with EngineClosedError, and free the device. Idempotent."""
+        self._thread.check_caller()
         self._closer()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM can't be copied or pickled, since it holds a device; load another one")
 
     def __enter__(self) -> Self:
         return self

@@ -9,11 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import numpy as np
 
-from rnn_engine.errors import EngineClosedError, InvalidRequestError, StateError, check_process, check_token_ids
+from rnn_engine.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    StateError,
+    check_list,
+    check_process,
+    check_token_ids,
+    check_whole,
+)
 from rnn_engine.hub import DEMO, locate_model
 from rnn_engine.llm.progress import Report
 from rnn_engine.llm.state import State
@@ -73,6 +81,9 @@ class Model:
         device in bytes, if it can't be found out. Raises ModelError, TokenizerError, DeviceError or
         InvalidRequestError.
         """
+        check_whole("max_sequences", max_sequences, 1, 2**31 - 1)
+        if max_tokens is not None:
+            check_whole("max_tokens", max_tokens, 1, 2**31 - 1)
         path = locate_model(model)
         with open_merged(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             size = RunnerSize(num_slots=max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
@@ -117,12 +128,11 @@ class Model:
 
         See `forward`. Sequences may differ in length, and there may be any number of them.
         """
-        for number, (tokens, state) in enumerate(sequences):
-            self._check(f"sequences.{number}", tokens, state)
+        checked = [self._check(f"sequences.{number}", *each) for number, each in enumerate(sequences)]
         results = []
         with self._running():
-            for first in range(0, len(sequences), self._num_sequences):
-                group = sequences[first : first + self._num_sequences]
+            for first in range(0, len(checked), self._num_sequences):
+                group = checked[first : first + self._num_sequences]
                 logits = self._run([tokens for tokens, _ in group], [state for _, state in group], all_logits)
                 results += [(rows, self._read(slot)) for slot, rows in enumerate(logits)]
         return results
@@ -132,7 +142,7 @@ class Model:
 
         Layers count from 0, or from the end if negative; the results have them from 0.
         """
-        self._check("tokens", tokens, state)
+        tokens, state = self._check("tokens", tokens, state)
         every = range(self.shape.num_layers)
         for layer in layers:
             if not -len(every) <= layer < len(every):
@@ -173,6 +183,9 @@ class Model:
                 self._closed = True
                 self._runner.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model can't be copied or pickled, since it holds a device; load another one")
+
     def __enter__(self) -> Self:
         return self
 
@@ -209,12 +222,15 @@ class Model:
     def _read(self, slot: int) -> State:
         return State(self._runner.read_state(slot), self.state_files)
 
-    def _check(self, field: str, tokens: Sequence[int], state: State | None) -> None:
+    def _check(self, field: str, tokens: Sequence[int], state: State | None) -> tuple[list[int], State | None]:
+        """Return a sequence with its tokens as Python's ints. Raises InvalidRequestError, which names `field`."""
+        check_list(field, tokens, "a list of token ids")
         check_token_ids(f"{field} token", tokens, self.shape.vocab_size)
         if len(tokens) == 0:
             raise InvalidRequestError(field, [], "at least one token")
-        if state is not None and state.model != self.state_files.model:
-            raise StateError(f"{field}: {state} belongs to another model; expected a state of this one")
+        if state is not None and (not isinstance(state, State) or state.model != self.state_files.model):
+            raise StateError(f"{field}: {state} belongs to another model; expected a State of this one")
+        return [int(token) for token in tokens], state
 
     @contextmanager
     def _running(self) -> Iterator[None]:

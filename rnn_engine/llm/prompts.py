@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Conversation, Role, Tool, find_role
 from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm
-from rnn_engine.errors import InvalidRequestError, StateError, check_token_ids
+from rnn_engine.errors import InvalidRequestError, StateError, check_choice, check_list, check_token_ids
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
 from rnn_engine.llm.results import SamplingParams
@@ -54,12 +54,18 @@ class Start:
 
     @classmethod
     def of(cls, engine: EngineLike, choice: StateChoice | None, kind: MixKind = "log") -> Start:
-        """Return the start that a caller chose. Raises StateError for a state of another model."""
+        """Return the start that a caller chose.
+
+        Raises StateError for a state of another model, and InvalidRequestError for what is no state or mix of states.
+        """
+        check_choice("mix", kind, get_args(MixKind))
         if choice is None:
             return cls()
         pairs: Sequence[tuple[State | None, float]] = [(choice, 1.0)] if isinstance(choice, State) else choice
-        if not pairs:
-            raise InvalidRequestError("state", [], "a state, or at least one pair of a state and its weight")
+        allowed = "a State, or a list of at least one pair of a State or None and its weight"
+        check_list("state", pairs, allowed)
+        if len(pairs) == 0 or not all(map(_is_weighted_state, pairs)):
+            raise InvalidRequestError("state", choice, allowed)
         for state, _ in pairs:
             check_model(engine, state)
         return cls([(None if state is None else state.frozen, weight) for state, weight in pairs], kind)
@@ -82,6 +88,10 @@ class Start:
         return replace(calls[0], mix=StateMix(self.states[0][1], others, self.kind))
 
 
+def _is_weighted_state(pair: object) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and (pair[0] is None or isinstance(pair[0], State))
+
+
 def check_model(engine: EngineLike, state: State | None) -> None:
     """Raise StateError if `state` belongs to another model than that of `engine`."""
     if state is not None and state.model != engine.state_files.model:
@@ -92,10 +102,19 @@ def check_model(engine: EngineLike, state: State | None) -> None:
 
 
 def continuation(
-    engine: EngineLike, prompt: Prompt, params: SamplingParams, start: Start, grammar: Grammar | None = None
+    engine: EngineLike,
+    prompt: Prompt,
+    params: SamplingParams,
+    start: Start,
+    grammar: Grammar | None = None,
+    *,
+    field: str = "prompt",
 ) -> Asked:
-    """Return the request that continues `prompt`. Raises InvalidRequestError for the first thing that is wrong."""
-    tokens = prompt_tokens(engine, prompt)
+    """Return the request that continues `prompt`, which errors call `field`.
+
+    Raises InvalidRequestError for the first thing that is wrong.
+    """
+    tokens = prompt_tokens(engine, prompt, field)
     calls = []
     for frozen, _ in start.states:
         initial = None if frozen is None else frozen.for_request
@@ -119,10 +138,17 @@ def answer(
     start: Start,
     options: ChatOptions,
     grammar: Grammar | None = None,
+    *,
+    field: str = "messages",
 ) -> Asked:
-    """Return the request that answers a conversation. Raises InvalidRequestError for the first thing that is wrong."""
+    """Return the request that answers a conversation, which errors call `field`.
+
+    Raises InvalidRequestError for the first thing that is wrong.
+    """
+    check_list("tools", options.tools, "a list of tools")
+    check_choice("tool_choice", options.tool_mode, get_args(ToolMode))
     tools = [parse_tool(number, tool) for number, tool in enumerate(options.tools)]
-    conversation = Conversation(parse_messages(messages), tools=tools, thinking=options.thinking)
+    conversation = Conversation(parse_messages(messages, field), tools=tools, thinking=options.thinking)
     prompts = [prompt_after(engine, frozen, conversation) for frozen, _ in start.states]
     first = prompts[0]
     if tools and options.tool_mode != "none":
@@ -154,31 +180,56 @@ def prompt_tokens(engine: EngineLike, prompt: Prompt, field: str = "prompt") -> 
     """Return the token ids of a prompt. Raises InvalidRequestError if it is neither a text nor token ids."""
     if isinstance(prompt, str):
         return engine.tokenize(prompt)
-    try:
-        tokens = list(prompt)
-    except TypeError:
-        raise InvalidRequestError(field, prompt, "a text or a list of token ids") from None
+    check_list(field, prompt, "a text or a list of token ids")
+    tokens = list(prompt)
     check_token_ids(f"{field} token", tokens, engine.info.shape.vocab_size)
     return tokens
 
 
-def parse_messages(messages: str | Messages) -> list[ChatMessage]:
+def tokens_of_each(engine: EngineLike, texts: Sequence[Prompt], field: str) -> list[Sequence[int]]:
+    """Return the token ids of each of a list of texts. Raises InvalidRequestError, which names the first empty one."""
+    check_list(field, texts, "a list of texts or of lists of token ids")
+    tokens = [prompt_tokens(engine, text, f"{field}.{number}") for number, text in enumerate(texts)]
+    for number, each in enumerate(tokens):
+        if not each:
+            raise InvalidRequestError(f"{field}.{number}", texts[number], "at least one token")
+    return tokens
+
+
+def tokens_of_pairs(
+    engine: EngineLike, pairs: Sequence[tuple[Prompt, Prompt]]
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Return the token ids of each of a list of pairs of texts. Raises InvalidRequestError, which names the pair."""
+    check_list("pairs", pairs, "a list of pairs of texts")
+    tokens = []
+    for number, pair in enumerate(pairs):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise InvalidRequestError(f"pairs.{number}", pair, "a pair of a text and its continuation")
+        first, second = (prompt_tokens(engine, text, f"pairs.{number}.{place}") for place, text in enumerate(pair))
+        if not second:
+            raise InvalidRequestError(f"pairs.{number}.1", pair[1], "at least one token")
+        tokens.append((first, second))
+    return tokens
+
+
+def parse_messages(messages: str | Messages, field: str = "messages") -> list[ChatMessage]:
     """Return the messages of a conversation; a text alone is one message of the user's.
 
     Raises InvalidRequestError, which names the message.
     """
     if isinstance(messages, str):
         return [ChatMessage(Role.USER, messages)]
-    if not messages:
-        raise InvalidRequestError("messages", list(messages), "at least one message")
-    return [_parse_message(number, message) for number, message in enumerate(messages)]
+    check_list(field, messages, "a text or a list of messages")
+    if len(messages) == 0:
+        raise InvalidRequestError(field, list(messages), "at least one message")
+    return [_parse_message(f"{field}.{number}", message) for number, message in enumerate(messages)]
 
 
 def parse_tool(number: int, tool: Tool | Mapping[str, object]) -> Tool:
     """Return a tool; a mapping is a function as OpenAI's API describes it, with or without the `type` around it."""
     if isinstance(tool, Tool):
         return tool
-    described = tool.get("function", tool)
+    described = tool.get("function", tool) if isinstance(tool, Mapping) else tool
     match described:
         case {"name": str(name), **rest} if set(rest) <= {"description", "parameters", "strict"}:
             unset = Tool(name)
@@ -189,18 +240,18 @@ def parse_tool(number: int, tool: Tool | Mapping[str, object]) -> Tool:
     raise InvalidRequestError(f"tools.{number}", tool, allowed)
 
 
-def _parse_message(number: int, message: Message) -> ChatMessage:
+def _parse_message(field: str, message: Message) -> ChatMessage:
     if isinstance(message, ChatMessage):
         return message
     known = {"role", "content", "name", "tool_call_id"}
     if not isinstance(message, Mapping) or not {"role", "content"} <= set(message) <= known:
-        raise InvalidRequestError(f"messages.{number}", message, "a ChatMessage, or a dict with `role` and `content`")
+        raise InvalidRequestError(field, message, "a ChatMessage, or a dict with `role` and `content`")
     role, content = message["role"], message["content"]
     found = find_role(role) if isinstance(role, str) else None
     if found is None:
-        raise InvalidRequestError(f"messages.{number}.role", role, f"one of {', '.join(ROLE_WORDS)}")
+        raise InvalidRequestError(f"{field}.role", role, f"one of {', '.join(ROLE_WORDS)}")
     if not isinstance(content, str):
-        raise InvalidRequestError(f"messages.{number}.content", content, "a text")
+        raise InvalidRequestError(f"{field}.content", content, "a text")
     name, call = message.get("name"), message.get("tool_call_id")
     return ChatMessage(
         found, content, name=None if name is None else str(name), tool_call_id=None if call is None else str(call)
@@ -222,6 +273,7 @@ def _chat_call(
 def _call(
     engine: EngineLike, tokens: Sequence[int], params: SamplingParams, frozen: FrozenState | None
 ) -> GenerateRequest:
+    _check_params(params)
     return GenerateRequest(
         prompt=tokens,
         initial_state=None if frozen is None else frozen.for_request,
@@ -232,6 +284,11 @@ def _call(
         sampling=params.resolved(engine.tokenize),
         logprobs=params.logprobs,
     )
+
+
+def _check_params(params: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError("params", params, "SamplingParams")
 
 
 def _checked(engine: EngineLike, asked: Asked) -> Asked:

@@ -11,7 +11,7 @@ from typing import Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.errors import StateError, check_choice, is_number
 from rnn_engine.files import atomic_file
 from rnn_engine.types import F32, ModelShape
 from states.files.exchange import ExportForm, StateFiles
@@ -115,9 +115,8 @@ class State(Mapping[str, F32]):
         The form "full" holds everything, bound to the model; "tuned" the matrices alone, as `time_state` tensors in
         ai00's layout; "prefab" is ai00's CBOR file. Raises OSError if the file can't be written.
         """
-        path, forms = Path(path), get_args(ExportForm)
-        if form not in forms:
-            raise InvalidRequestError("form", form, f"one of {', '.join(forms)}")
+        path = Path(path)
+        check_choice("form", form, get_args(ExportForm))
         with atomic_file(path) as file:
             for part in self._files.export(form, path.stem, uuid.uuid4(), self.frozen):
                 file.write(part)
@@ -155,10 +154,16 @@ class State(Mapping[str, F32]):
     def __sub__(self, other: State) -> Self:
         return self._map(np.subtract, other)
 
+    def __radd__(self, zero: int) -> Self:
+        return self if zero == 0 else NotImplemented  # `sum` begins with 0
+
     def __mul__(self, factor: float) -> Self:
-        return self._map(lambda one, _: one * factor, self)
+        if not is_number(factor):
+            return NotImplemented
+        return self._map(lambda one, _: one * float(factor), self)
 
     __rmul__ = __mul__
+    __array_ufunc__ = None  # numpy's numbers leave products with states to `__rmul__`
 
     def __truediv__(self, divisor: float) -> Self:
         return self * (1.0 / divisor)

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.errors import InvalidRequestError, StepError, check_choice
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.requests import Finished, GenerateRequest, Started
@@ -59,8 +59,8 @@ class EmbeddingSettings:
     def check(self, shape: ModelShape) -> None:
         """Raise InvalidRequestError for the first setting that is not allowed for a model with the sizes `shape`."""
         if self.part is not None:
-            _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
-        _check_choice("pooling", self.pooling, get_args(Pooling))
+            check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
+        check_choice("pooling", self.pooling, get_args(Pooling))
         self.layers(shape)
         size = self.size(shape)
         if size > MAX_NUMBERS:
@@ -197,11 +197,6 @@ def _scramble(numbers: _U64) -> _U64:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
-
-
-def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise InvalidRequestError(field, value, f"one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

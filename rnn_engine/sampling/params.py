@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, get_args, get_type_hints
 
-from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids
+from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, check_whole
 
 if TYPE_CHECKING:  # numpy takes long to import, and the command line's help needs only the declarations
     from rnn_engine.sampling.adjustments import F64
@@ -430,7 +430,10 @@ class Parameter:
         elif self.type == StepNames:
             if value is not None:
                 check_range(f"{self.name} length", len(value), low, high)
-        elif value is not None or self.type != Seed:
+        elif self.type in (int, Seed):
+            if value is not None or self.type is int:
+                check_whole(self.name, value, int(low), int(high))
+        else:
             check_range(self.name, value, low, high)
 
 

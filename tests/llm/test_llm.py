@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
+import pickle
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_overloads
+from typing import Any, get_overloads
 
 import numpy as np
 import pytest
@@ -30,7 +33,7 @@ from rnn_engine import (
 )
 from rnn_engine.chat_template import Role
 from rnn_engine.demo import pirate_state_path
-from rnn_engine.errors import EngineClosedError, InvalidRequestError, StateError, StepError
+from rnn_engine.errors import DeviceError, EngineClosedError, InvalidRequestError, StateError, StepError
 from states.files.exchange import StateFiles
 
 FRANCE = "User: What is the capital of France?\n\nAssistant:"
@@ -226,7 +229,9 @@ def test_misuse_is_refused_in_words(llm: LLM) -> None:
         llm.generate(FRANCE, state=stranger)
     with pytest.raises(InvalidRequestError, match="prompt token"):
         llm.generate([1, 2, 10**9])
-    with pytest.raises(InvalidRequestError, match="prompt: 3 is not allowed; expected a text or a list of token ids"):
+    with pytest.raises(
+        InvalidRequestError, match=r"prompts\.1: 3 is not allowed; expected a text or a list of token ids"
+    ):
         llm.generate([[1], 3])  # type: ignore[list-item]
     with pytest.raises(InvalidRequestError, match=r"messages\.0\.role: 'robot'"):
         llm.chat([{"role": "robot", "content": "Hi"}])
@@ -238,6 +243,62 @@ def test_misuse_is_refused_in_words(llm: LLM) -> None:
         llm.chat("Hi", state=[])
     with pytest.raises(InvalidRequestError, match="temperature"):
         llm.generate(FRANCE, SamplingParams(temperature=-1.0))
+
+
+WRONG: dict[str, Callable[[Any], object]] = {
+    "prompts: None": lambda llm: llm.generate(None),
+    "prompts: b'x' is not allowed; expected a text, a list of token ids": lambda llm: llm.generate(b"x"),
+    r"params: \{\} is not allowed; expected SamplingParams": lambda llm: llm.generate("x", {}),
+    "params: 3 is not allowed; expected SamplingParams": lambda llm: list(llm.stream("x", 3)),
+    "max_tokens: 2.5 is not allowed; expected a whole number": lambda llm: llm.generate(
+        "x",
+        SamplingParams(max_tokens=2.5),  # type: ignore[arg-type]
+    ),
+    "temperature: 'hot' is not allowed; expected a number": lambda llm: llm.generate(
+        "x",
+        SamplingParams(temperature="hot"),  # type: ignore[arg-type]
+    ),
+    "state: 'pirate' is not allowed; expected a State, or": lambda llm: llm.chat("x", state="pirate"),
+    "mix: 'sum' is not allowed; expected one of log, probability": lambda llm: llm.chat("x", mix="sum"),
+    "tool_choice: 'all' is not allowed; expected one of none, auto": lambda llm: llm.chat("x", tool_choice="all"),
+    "tools: 'weather' is not allowed; expected a list": lambda llm: llm.chat("x", tools="weather"),
+    "messages: {.*} is not allowed; expected a text, a list": lambda llm: llm.chat({"role": "user"}),
+    r"messages\.1\.0\.content: 3": lambda llm: llm.chat([[{"role": "user", "content": x}] for x in ("a", 3)]),
+    r"choices: 'xy' is not allowed; expected a list": lambda llm: llm.rank("x", "xy"),
+    r"texts\.1: '' is not allowed; expected at least one token": lambda llm: llm.logprobs(["x", ""]),
+    r"pairs\.0: 'xy' is not allowed; expected a pair": lambda llm: llm.score(["xy"]),
+    r"texts: \[\] is not allowed; expected at least one text": lambda llm: llm.embed([]),
+    "schema: 'x' is not allowed; expected a JSON schema as a dict": lambda llm: llm.json("x", "x"),
+}
+
+
+@pytest.mark.parametrize(("message", "call"), WRONG.items(), ids=[text.partition(" ")[0] for text in WRONG])
+def test_a_wrong_argument_is_named(llm: LLM, message: str, call: Callable[[LLM], object]) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        call(llm)
+
+
+def test_a_model_needs_a_slot_and_a_device() -> None:
+    with pytest.raises(InvalidRequestError, match="num_slots: 0 is not allowed"):
+        LLM(device="cpu", num_slots=0)
+    with pytest.raises(DeviceError, match="no device 'abacus'; expected one of"):
+        LLM(device="abacus")
+
+
+def test_a_model_can_not_be_copied(llm: LLM) -> None:
+    for function in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="an LLM can't be copied or pickled"):
+            function(llm)
+
+
+def test_an_error_in_on_done_ends_the_call_alone(llm: LLM) -> None:
+    def fail(_index: int, _completion: Completion) -> None:
+        raise LookupError("no room")
+
+    with pytest.raises(LookupError, match="no room"):
+        llm.generate([FRANCE] * 6, GREEDY, on_done=fail)
+    assert llm.generate(FRANCE, GREEDY).text
+    assert llm.engine.stats().active == 0
 
 
 def test_it_works_where_a_loop_is_running_already(llm: LLM) -> None:
@@ -260,8 +321,9 @@ def test_on_done_hears_of_each_completion(llm: LLM) -> None:
 
 
 def test_on_done_may_not_call_back(llm: LLM) -> None:
-    with pytest.raises(RuntimeError, match="`on_done` must not call the LLM"):
-        llm.generate([FRANCE], GREEDY, on_done=lambda *_: print(llm.generate(SPELL)))
+    for call in (lambda: llm.generate(SPELL), llm.close):
+        with pytest.raises(RuntimeError, match="`on_done` must not call the LLM"):
+            llm.generate([FRANCE], GREEDY, on_done=lambda *_, call=call: call())
 
 
 def test_ctrl_c_returns_what_is_done(llm: LLM) -> None:
@@ -280,6 +342,27 @@ def test_a_closed_model_says_so() -> None:
     for call in (lambda: opened.generate(FRANCE), lambda: list(opened.stream(FRANCE)), opened.state):
         with pytest.raises(EngineClosedError, match="this LLM was closed"):
             call()
+
+
+def test_what_runs_while_it_is_closed_ends() -> None:
+    opened = LLM(device="cpu", num_slots=1)
+    endless = SamplingParams(max_tokens=10**6, stop_token_ids=())
+    streams = [opened.stream(FRANCE, endless) for _ in range(3)]  # two of them wait for the slot
+
+    def read(stream: Iterator[str]) -> str:
+        try:
+            for _ in stream:
+                started.set()
+        except EngineClosedError as error:
+            return str(error)
+        return "it ended"
+
+    started = threading.Event()
+    with ThreadPoolExecutor(3) as threads:
+        ends = [threads.submit(read, stream) for stream in streams]
+        started.wait()
+        opened.close()
+        assert {end.result() for end in ends} <= {"the engine has stopped", "this LLM was closed"}
 
 
 async def test_the_twin_returns_the_same(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,13 @@ def test_the_demo_model_knows_a_capital(demo: Model) -> None:
     assert demo.detokenize([int(logits.argmax())]) == " Paris"
 
 
+def test_tokens_may_be_an_array(demo: Model) -> None:
+    logits, state = demo.forward(np.array([5, 6, 7]))  # type: ignore[arg-type]
+    expected, same = demo.forward([5, 6, 7])
+    assert np.array_equal(logits, expected)
+    assert state == same
+
+
 def test_misuse_is_refused_in_words(demo: Model) -> None:
     with pytest.raises(InvalidRequestError, match=r"sequences\.0: \[\] is not allowed; expected at least one token"):
         demo.forward([])
@@ -124,6 +132,12 @@ def test_misuse_is_refused_in_words(demo: Model) -> None:
     stranger = State(demo.empty_state(), StateFiles(demo.shape, "b" * 32))
     with pytest.raises(StateError, match="belongs to another model"):
         demo.forward([1], stranger)
+    with pytest.raises(InvalidRequestError, match=r"sequences\.0: 'text' is not allowed; expected a list of token ids"):
+        demo.forward("text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="max_sequences: 0 is not allowed"):
+        Model(device="cpu", max_sequences=0)
+    with pytest.raises(TypeError, match="a Model can't be copied or pickled"):
+        pickle.dumps(demo)
 
 
 def test_a_closed_model_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,9 @@ def test_arithmetic_is_that_of_all_arrays() -> None:
     assert (halved - one * 0.5).norm() == 0.0
     assert (between - mixed).norm() < 1e-4 * mixed.norm()
     assert (-one + one).norm() == 0.0
+    assert sum([one, two, one]) == one + two + one
+    numbers: list[Any] = [np.float32(0.5), np.float64(0.5)]  # numpy's types know nothing of states
+    assert all(half * one == one * half == one * 0.5 for half in numbers)
 
 
 def test_norm_and_cosine_are_those_of_one_long_vector() -> None:
@@ -95,6 +99,9 @@ def test_misuse_is_refused_in_words(tmp_path: Path) -> None:
         state + a_state(1, StateFiles(SHAPE, "b" * 32))
     with pytest.raises(TypeError, match="expected a State, not int"):
         state + 3  # type: ignore[operator]
+    for product in (lambda: state * state, lambda: 2**state, lambda: 1 + state):  # type: ignore[operator]
+        with pytest.raises(TypeError, match="unsupported operand"):
+            product()
     with pytest.raises(StateError, match="wkv has shape"):
         State({**state, "wkv": state["wkv"][:1]}, FILES)
 
