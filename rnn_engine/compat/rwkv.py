@@ -6,14 +6,16 @@
     pipeline = PIPELINE(model, "rwkv_vocab_v20230424")
     pipeline.generate("User: Hello\\n\\nAssistant:", token_count=100, callback=print)
 
-Signatures, defaults and results are the package's. Logits and states are numpy arrays in place of torch's tensors, with
-the methods that scripts call on these (`Array`). The environment variables `RWKV_V7_ON`, `RWKV_JIT_ON` and others are
-not needed and have no effect. The tensors of a model (`model.w`, `model.z`) are not there.
+Signatures, defaults and results are the package's. If a program has imported torch, logits and states are torch's
+tensors on the processor; else they are numpy arrays with the methods that scripts call on these (`Array`). The
+environment variables `RWKV_V7_ON`, `RWKV_JIT_ON` and others are not needed and have no effect. The tensors of a model
+(`model.w`, `model.z`) are not there.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +28,7 @@ from rnn_engine.errors import InvalidRequestError, TokenizerError
 from rnn_engine.llm.model import Model
 from rnn_engine.llm.state import State
 from rnn_engine.tokenizer import load_tokenizer
-from rnn_engine.types import FieldKind
+from rnn_engine.types import FieldKind, Tokenizer
 
 _STRATEGY = re.compile(r"(cuda(?::\d+)?|cpu|mps|dml) (fp16|fp32|bf16)(i8|i4|i3)?( \*\d+\+?)?")
 _FORMATS = {"fp16": "f16", "fp32": "f32", "bf16": "bf16", "i8": "int8", "i4": "int4"}
@@ -74,6 +76,18 @@ class ModelArguments:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerStrategy:
+    """Where a layer's part of a state lies, and the type of its numbers: `RWKV.strategy[layer]`."""
+
+    device: str = "cpu"
+
+    @property
+    def atype(self) -> object:
+        """f32, as torch calls it in a program that has imported torch."""
+        return getattr(sys.modules.get("torch"), "float32", np.float32)
+
+
 class RWKV:
     """A loaded model, as `rwkv.model.RWKV`."""
 
@@ -97,6 +111,7 @@ class RWKV:
         self.model = Model(file or name, device=device, weights=weights, tokenizer="none", max_sequences=1)
         shape = self.model.shape
         self.args = ModelArguments(name, strategy, shape.num_layers, shape.width, shape.vocab_size)
+        self.strategy = [LayerStrategy()] * (shape.num_layers + 1)
         self.version = float(shape.version[1])
         self._turns = shape.version[1] in "56"
         self._fields = [(each.name, each.kind is FieldKind.MATRIX and self._turns) for each in shape.state_fields]
@@ -169,6 +184,27 @@ class PIPELINE_ARGS:  # noqa: N801 - the package's name
     chunk_len: int = 256  # tokens of the prompt in one call of the model; the result does not depend on it
 
 
+@dataclass(frozen=True, slots=True)
+class TextTokenizer:
+    """A tokenizer with the methods of the package's `TRIE_TOKENIZER`: `PIPELINE.tokenizer`."""
+
+    _inner: Tokenizer
+    _is_world: bool
+
+    def encode(self, src: str) -> list[int]:
+        return self._inner.encode(src)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids. With World's vocabulary, a text that is not whole is one U+FFFD."""
+        pieces = [self._inner.decode_bytes(int(token)) for token in tokens]
+        if not self._is_world:
+            return b"".join(pieces).decode(errors="replace")
+        try:
+            return b"".join(pieces).decode() if all(pieces) else _BAD_TEXT
+        except UnicodeDecodeError:
+            return _BAD_TEXT
+
+
 class PIPELINE:
     """Text for a model and from it, as `rwkv.utils.PIPELINE`."""
 
@@ -177,9 +213,9 @@ class PIPELINE:
         if WORD_NAME == "cl100k_base":
             raise TokenizerError("cl100k_base is not supported; expected rwkv_vocab_v20230424 or a tokenizer.json")
         self.model = model
-        self._is_world = WORD_NAME == "rwkv_vocab_v20230424"
-        chosen = "world" if self._is_world else WORD_NAME
-        self.tokenizer = load_tokenizer(chosen, Path(WORD_NAME), model.args.vocab_size)
+        is_world = WORD_NAME == "rwkv_vocab_v20230424"
+        chosen = "world" if is_world else WORD_NAME
+        self.tokenizer = TextTokenizer(load_tokenizer(chosen, Path(WORD_NAME), model.args.vocab_size), is_world)
 
     def refine_context(self, context: str) -> str:
         """Return a text without white space around its lines and without empty lines, after a line break."""
@@ -190,14 +226,7 @@ class PIPELINE:
         return self.tokenizer.encode(x)
 
     def decode(self, x: Sequence[int]) -> str:
-        """Return the text of token ids. With World's tokenizer, a text that is not whole is one U+FFFD."""
-        pieces = [self.tokenizer.decode_bytes(int(token)) for token in x]
-        if not self._is_world:
-            return b"".join(pieces).decode(errors="replace")
-        try:
-            return b"".join(pieces).decode() if all(pieces) else _BAD_TEXT
-        except UnicodeDecodeError:
-            return _BAD_TEXT
+        return self.tokenizer.decode(x)
 
     def sample_logits(
         self, logits: NDArray[np.float32], temperature: float = 1.0, top_p: float = 0.85, top_k: int = 0
@@ -208,7 +237,8 @@ class PIPELINE:
         """
         if temperature == 0:
             temperature, top_p = 1.0, 0.0
-        raised = np.exp(np.asarray(logits, np.float32) - np.max(logits))
+        values = np.asarray(logits, np.float32)
+        raised = np.exp(values - values.max())
         probs: NDArray[np.float32] = raised / np.sum(raised)
         ids = np.argsort(probs)
         descending = probs[ids][::-1]
@@ -263,5 +293,8 @@ class PIPELINE:
 
 
 def _array(values: NDArray[np.float32]) -> Array:
-    """Return a copy of `values` that may be changed, with a tensor's methods."""
-    return np.ascontiguousarray(values).copy().view(Array)
+    """Return a copy of `values` that may be changed: a tensor if torch was imported, else an array with its methods."""
+    copied = np.ascontiguousarray(values).copy()
+    torch = sys.modules.get("torch")
+    tensor: Array = copied.view(Array) if torch is None else torch.from_numpy(copied)
+    return tensor

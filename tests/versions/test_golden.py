@@ -22,9 +22,9 @@ def test_golden_numbers(name: str, dtype: DTypeLike) -> None:
     with open_model(golden.model_path) as model:
         logits, state = forward(model, golden.tokens.tolist(), dtype=dtype)
     assert logits.dtype == dtype
-    assert relative_error(logits, golden.logits) < 2e-5  # measured: 5.3e-6 at most, in f32
+    assert relative_error(logits, golden.logits) < 4e-5  # measured: 1.9e-5 for the deep v6, 6e-6 for all others, in f32
     for field, values in golden.state.items():
-        assert relative_error(state[field], values) < 2e-5  # measured: 1.4e-5 at most, in f32
+        assert relative_error(state[field], values) < 4e-5  # measured: 1.4e-5 at most, in f32
 
 
 def test_golden_files_are_those_of_the_tool() -> None:
