@@ -96,10 +96,10 @@ tools/tint/node_modules: tools/tint/package-lock.json
 	cd tools/tint && npm ci --ignore-scripts --no-audit --no-fund || echo 'the shaders are not compiled with Tint: npm failed'; \
 	fi
 
-# TypeScript's compiler, which checks the types of the web page's modules.
+# TypeScript's compiler, which checks the types of the web page's modules, and pyright for those of the Python API.
 tools/web/node_modules: tools/web/package-lock.json
 	@if command -v npm >/dev/null; then \
-	cd tools/web && npm ci --ignore-scripts --no-audit --no-fund || echo 'the types of the web page are not checked: npm failed'; \
+	cd tools/web && npm ci --ignore-scripts --no-audit --no-fund || echo 'the types of the web page are not checked, nor those of Python with pyright: npm failed'; \
 	fi
 
 bench: setup-dev ## Measure speed on this machine (tools/bench)

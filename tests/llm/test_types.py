@@ -1,4 +1,7 @@
-"""What the type checker infers from the public names; mypy checks this file, and pyright has checked it too."""
+"""What type checkers infer from every public name.
+
+`tests/setup/test_wheel.py` checks this file with mypy and pyright as a user's, in an environment with the wheel alone.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,16 @@ from rnn_engine import (
     Completion,
     EmbeddingSettings,
     Engine,
+    GenerationInterrupted,
+    LoadSettings,
+    Model,
     RankedChoice,
+    RnnEngineError,
     SamplingParams,
     State,
+    Tool,
     ToolCall,
+    Traced,
 )
 from rnn_engine.chat_template import Role
 
@@ -44,7 +53,7 @@ def test_calls_of_one_and_of_many_have_types_of_their_own(llm: LLM) -> None:
     assert_type(llm.chat("x", ONE), Completion)
     assert_type(llm.chat([{"role": "user", "content": "x"}], ONE), Completion)
     assert_type(llm.chat([[ChatMessage(Role.USER, "x")]], ONE), list[Completion])
-    assert_type(llm.chat("x", ONE).tool_calls, tuple[ToolCall, ...])
+    assert_type(llm.chat("x", ONE, tools=[Tool("f"), {"name": "g"}]).tool_calls, tuple[ToolCall, ...])
     assert_type(list(llm.stream("x", ONE)), list[str])
 
 
@@ -64,6 +73,29 @@ def test_scores_vectors_and_states_are_typed(llm: LLM) -> None:
     assert_type(state["wkv"], NDArray[np.float32])
     assert_type(llm.chat("x", ONE, state=[(state, 1.0), (None, 0.5)], keep_state=True).state, State | None)
     assert_type(llm.engine, Engine)
+
+
+def test_the_model_is_typed() -> None:
+    with Model(device="cpu") as model:
+        logits, state = model.forward(model.tokenize("x"))
+        assert_type(logits, NDArray[np.float32])
+        assert_type(model.forward_batch([([1], state), ([2], None)]), list[tuple[NDArray[np.float32], State]])
+        traced = model.trace([1], layers=[0])
+        assert_type(traced, Traced)
+        assert_type(traced.hidden[0], NDArray[np.float32])
+
+
+def test_errors_are_typed(llm: LLM) -> None:
+    try:
+        llm.generate("x", ONE)
+    except GenerationInterrupted as interrupted:
+        assert_type(interrupted.completions, dict[int, Completion])
+    except RnnEngineError as error:
+        assert_type(error, RnnEngineError)
+
+
+async def an_engine_can_be_wrapped(path: str) -> AsyncLLM:
+    return AsyncLLM(await Engine.load(path, LoadSettings(device="cpu")))
 
 
 async def the_twin_is_typed_likewise(twin: AsyncLLM) -> None:

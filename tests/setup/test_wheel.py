@@ -15,8 +15,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+import rnn_engine
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("rnn_engine", "server", "shaders", "states")
+PYRIGHT = ROOT / "tools" / "web" / "node_modules" / ".bin" / "pyright"
 ABSENT = ("gguf", "httpx", "huggingface_hub", "prompt_toolkit")  # the demo model needs the extra `tokenizers` alone
 
 
@@ -58,6 +61,24 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = sysconfig.get_path("purelib")  # .pth files in that folder are not read
     (Path(packages) / "others.pth").write_text(f"{path}\nimport sys; sys.modules.update(dict.fromkeys({ABSENT}))\n")
     return scripts
+
+
+def test_type_checkers_know_all_public_names(scripts: Path, tmp_path: Path) -> None:
+    program = (ROOT / "tests" / "llm" / "test_types.py").read_text()
+    assert not [name for name in rnn_engine.__all__ if f"    {name},\n" not in program]
+    (tmp_path / "program.py").write_text(program)
+    python = str(scripts / "python")
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "program.py"]
+    _check(mypy, tmp_path)
+    if PYRIGHT.exists():  # where npm is
+        settings = {"include": ["program.py"], "typeCheckingMode": "strict"}
+        (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+        _check([str(PYRIGHT), "--pythonpath", python], tmp_path)
+
+
+def _check(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_its_python_api_answers(scripts: Path, tmp_path: Path) -> None:
