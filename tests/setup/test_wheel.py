@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import rnn_engine
+from tests.support.documents import python_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("rnn_engine", "server", "shaders", "states")
@@ -81,12 +82,16 @@ def _check(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_its_python_api_answers(scripts: Path, tmp_path: Path) -> None:
-    script = "from rnn_engine import LLM\nwith LLM(device='cpu') as llm:\n    print(llm.chat('What is 2 + 3?'))"
-    done = subprocess.run(
-        [scripts / "python", "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "5\n"
+def test_the_guides_examples_of_python_run_as_one_program(scripts: Path, tmp_path: Path) -> None:
+    blocks = python_blocks("docs/user-guide.md", "### Use it from Python")
+    assert len(blocks) == 13
+    (tmp_path / "program.py").write_text("\n".join(blocks))
+    command = [str(scripts / "python"), "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=250)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The capital of France is Paris." in done.stdout
+    assert "get_weather" in done.stdout
+    assert (tmp_path / "brief.state").is_file()
 
 
 def test_it_serves_from_an_environment_of_its_own(scripts: Path, tmp_path: Path) -> None:
