@@ -78,7 +78,7 @@ class ModelArguments:
 
 @dataclass(frozen=True, slots=True)
 class LayerStrategy:
-    """Where a layer's part of a state lies, and the type of its numbers: `RWKV.strategy[layer]`."""
+    """The device and the number type of a layer's part of a state: `RWKV.strategy[layer]`."""
 
     device: str = "cpu"
 

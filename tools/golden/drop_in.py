@@ -1,8 +1,8 @@
 """`python -m tools.golden.drop_in [SCRIPT ...]`: compare `rnn_engine.compat.rwkv` with the package `rwkv`.
 
-Without arguments, both run one script with random models of every version. Else they run each SCRIPT, such as
-ChatRWKV's API_DEMO.py, unchanged but for its model, which is a random RWKV-7, and what it prints is compared. Models
-have World's vocabulary. It needs the packages of requirements.txt.
+Without arguments, both run one script with random models of every version. Else both run each SCRIPT, such as
+ChatRWKV's API_DEMO.py, with a random RWKV-7 in place of its model, and what they print is compared. Models have World's
+vocabulary. It needs the packages of requirements.txt.
 """
 
 from __future__ import annotations
