@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 from rnn_engine.compat.rwkv import PIPELINE, PIPELINE_ARGS, RWKV, parse_strategy
 from rnn_engine.demo import model_path, tokenizer_path
 from rnn_engine.errors import InvalidRequestError, TokenizerError
-from tests.support.golden import NAMES, load_golden
+from tests.support.golden import ILL_CONDITIONED, NAMES, load_golden
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.reference import relative_error
 from tools.golden.oracle import arrange_state
 
 CPU = "cpu fp32"
-ERROR = 4e-5
-"""Up to 1.9e-5 was measured for the deep v6, where layer 4 norms a vector that is nearly 0; 6e-6 for all others."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,13 +34,14 @@ def test_logits_and_states_are_the_packages(name: str) -> None:
     model = RWKV(str(golden.model_path), CPU, verbose=False)
     tokens = golden.tokens.tolist()
     logits, state = model.forward(tokens, None, full_output=True)
-    assert relative_error(logits.numpy(), golden.logits) < ERROR
+    bound = 4e-5 if name == ILL_CONDITIONED else 1e-5
+    assert relative_error(logits.numpy(), golden.logits) < bound
     arranged = arrange_state([array.numpy() for array in state], model.args.n_layer, is_v7=name.startswith("v7"))
     assert arranged.keys() == golden.state.keys()
     for field, expected in golden.state.items():
-        assert relative_error(arranged[field], expected) < ERROR
+        assert relative_error(arranged[field], expected) < max(bound, 3e-5)
     last, _ = model.forward(tokens[-1], model.forward(tokens[:-1], None)[1])
-    assert relative_error(last.numpy(), golden.logits[-1]) < ERROR
+    assert relative_error(last.numpy(), golden.logits[-1]) < bound
     model.model.close()
 
 

@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike
 
 from rnn_engine.loading.runner import open_model
 from rnn_engine.versions.table import VERSIONS
-from tests.support.golden import FOLDER, NAMES, load_golden
+from tests.support.golden import FOLDER, ILL_CONDITIONED, NAMES, load_golden
 from tests.support.reference import forward, relative_error
 from tools.golden.cases import CASES
 
@@ -22,9 +22,10 @@ def test_golden_numbers(name: str, dtype: DTypeLike) -> None:
     with open_model(golden.model_path) as model:
         logits, state = forward(model, golden.tokens.tolist(), dtype=dtype)
     assert logits.dtype == dtype
-    assert relative_error(logits, golden.logits) < 4e-5  # measured: 1.9e-5 for the deep v6, 6e-6 for all others, in f32
+    bound = 4e-5 if name == ILL_CONDITIONED else 2e-5
+    assert relative_error(logits, golden.logits) < bound  # measured: 1.9e-5 and 6e-6 at most, in f32
     for field, values in golden.state.items():
-        assert relative_error(state[field], values) < 4e-5  # measured: 1.4e-5 at most, in f32
+        assert relative_error(state[field], values) < 2e-5  # measured: 1.4e-5 at most, in f32
 
 
 def test_golden_files_are_those_of_the_tool() -> None:
