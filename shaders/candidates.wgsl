@@ -31,6 +31,25 @@ fn order_key(value: f32) -> u32 {
     return select(~bits, bits | 0x80000000u, bits < 0x80000000u);
 }
 
+// Load LOADS logits of a row, `stride` ids apart, before one of them is used: hardware waits once for all of them.
+fn load_logits(start: u32, first: u32, stride: u32) -> array<f32, LOADS> {
+    var values: array<f32, LOADS>;
+    for (var i = 0u; i < LOADS; i++) {
+        values[i] = logits[start + min(first + i * stride, VOCAB - 1u)];
+    }
+    return values;
+}
+
+// The same as keys. Compilers move a load to its first use; keys are computed before any branch that uses one.
+fn load_keys(start: u32, first: u32, stride: u32) -> array<u32, LOADS> {
+    var keys: array<u32, LOADS>;
+    let values = load_logits(start, first, stride);
+    for (var i = 0u; i < LOADS; i++) {
+        keys[i] = order_key(values[i]);
+    }
+    return keys;
+}
+
 fn is_allowed(mask: u32, id: u32) -> bool {
     if !HAS_MASKS || mask == NO_MASK {
         return true;
@@ -70,18 +89,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     var own_greatest = logits[start];
     var own_not_finite = 0u;
-    for (var id = thread; id < VOCAB; id += THREADS) {
-        let value = logits[start + id];
-        own_greatest = max(own_greatest, value);
-        own_not_finite += u32((bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u); // drivers differ in comparing NaN
+    for (var first = thread; first < VOCAB; first += LOADS * THREADS) {
+        let values = load_logits(start, first, THREADS);
+        for (var i = 0u; i < LOADS; i++) {
+            own_greatest = max(own_greatest, values[i]);
+            let is_finite = (bitcast<u32>(values[i]) & 0x7f800000u) != 0x7f800000u; // drivers differ in comparing NaN
+            own_not_finite += u32((first + i * THREADS < VOCAB) & !is_finite);
+        }
     }
     if own_not_finite > 0u {
         atomicAdd(&num_not_finite, own_not_finite);
     }
     let greatest = max_over_workgroup(own_greatest, thread);
     var own_sum = 0.0;
-    for (var id = thread; id < VOCAB; id += THREADS) {
-        own_sum += exp(logits[start + id] - greatest);
+    for (var first = thread; first < VOCAB; first += LOADS * THREADS) {
+        let values = load_logits(start, first, THREADS);
+        for (var i = 0u; i < LOADS; i++) {
+            own_sum += select(0.0, exp(values[i] - greatest), first + i * THREADS < VOCAB);
+        }
     }
     let logsumexp = greatest + log(sum_over_workgroup(own_sum, thread));
 
@@ -122,10 +147,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             atomicStore(&bins[bin], 0u);
         }
         let known = workgroupUniformLoad(&prefix);
-        for (var id = thread; id < VOCAB; id += THREADS) {
-            let key = order_key(logits[start + id]);
-            if (shift == 24i || (key >> (low + 8u)) == (known >> (low + 8u))) && is_allowed(mask, id) {
-                atomicAdd(&bins[(key >> low) & 255u], 1u);
+        for (var first = thread; first < VOCAB; first += LOADS * THREADS) {
+            let keys = load_keys(start, first, THREADS);
+            for (var i = 0u; i < LOADS; i++) {
+                let id = first + i * THREADS;
+                let key = keys[i];
+                let has_prefix = shift == 24i || (key >> (low + 8u)) == (known >> (low + 8u));
+                if id < VOCAB && has_prefix && is_allowed(mask, id) {
+                    atomicAdd(&bins[(key >> low) & 255u], 1u);
+                }
             }
         }
         workgroupBarrier();
@@ -148,12 +178,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = min(thread * each, VOCAB);
     let end = min(first + each, VOCAB);
     var own_ties = 0u;
-    for (var id = first; id < end; id++) {
-        let key = order_key(logits[start + id]);
-        if key >= threshold && is_allowed(mask, id) {
-            own_ties += u32(key == threshold);
-            if key > threshold {
-                take(row, id);
+    for (var next = first; next < end; next += LOADS) {
+        let keys = load_keys(start, next, 1u);
+        for (var i = 0u; i < LOADS; i++) {
+            if next + i < end && keys[i] >= threshold && is_allowed(mask, next + i) {
+                own_ties += u32(keys[i] == threshold);
+                if keys[i] > threshold {
+                    take(row, next + i);
+                }
             }
         }
     }

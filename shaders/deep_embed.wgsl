@@ -13,6 +13,7 @@
 
 @compute @workgroup_size(SIDE)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    prepare_weights(thread);
     let token = group.x;
     let row = batch.tokens[token].id - part.first; // wraps to a large number for a row before the part
     if row >= part.num_rows {

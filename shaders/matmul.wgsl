@@ -41,6 +41,7 @@ fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    prepare_weights(thread);
     let segment = find_segment(workgroup.x * ROWS);
     let tile_row = workgroup.x * ROWS - segment.first_row;
     let lane = thread % PANEL;

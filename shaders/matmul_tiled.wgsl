@@ -50,6 +50,7 @@ fn start_of_inputs(place: Place, token_of_tile: u32) -> u32 {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    prepare_weights(thread);
     let segment = find_segment(workgroup.x * TILE_ROWS);
     let own_rows = thread % SIDE_ROWS * (EACH_ROWS / 4u);
     let own_tokens = thread / SIDE_ROWS * (EACH_TOKENS / 4u);

@@ -2,7 +2,13 @@
 
 #include sum_over_workgroup
 
+const PARTS = (WIDTH + THREADS - 1u) / THREADS; // numbers of a thread
+const MOST_HELD = 32u; // that a thread keeps, so that it loads all of them at once, and once only
+
 fn mean_and_scale(start: u32, thread: u32) -> vec2<f32> {
+    if PARTS <= MOST_HELD {
+        return mean_and_scale_held(start, thread);
+    }
     var sum = 0.0;
     for (var d = thread; d < WIDTH; d += THREADS) {
         sum += x[start + d];
@@ -11,6 +17,24 @@ fn mean_and_scale(start: u32, thread: u32) -> vec2<f32> {
     var squares = 0.0;
     for (var d = thread; d < WIDTH; d += THREADS) {
         let deviation = x[start + d] - mean;
+        squares += deviation * deviation;
+    }
+    let variance = sum_over_workgroup(squares, thread) / f32(WIDTH);
+    return vec2<f32>(mean, inverseSqrt(variance + 1e-5));
+}
+
+fn mean_and_scale_held(start: u32, thread: u32) -> vec2<f32> {
+    var own: array<f32, min(PARTS, MOST_HELD)>;
+    var sum = 0.0;
+    for (var p = 0u; p < min(PARTS, MOST_HELD); p++) {
+        let d = thread + p * THREADS;
+        own[p] = select(0.0, x[start + min(d, WIDTH - 1u)], d < WIDTH);
+        sum += own[p];
+    }
+    let mean = sum_over_workgroup(sum, thread) / f32(WIDTH);
+    var squares = 0.0;
+    for (var p = 0u; p < min(PARTS, MOST_HELD); p++) {
+        let deviation = select(0.0, own[p] - mean, thread + p * THREADS < WIDTH);
         squares += deviation * deviation;
     }
     let variance = sum_over_workgroup(squares, thread) / f32(WIDTH);

@@ -8,9 +8,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from rnn_engine.cli.options import describe_shape
 from rnn_engine.errors import DeviceError
 from rnn_engine.files import atomic_file
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.cost import cost_on, describe_cost, predict_dispatches
+from rnn_engine.forward.step import StepSize
 from rnn_engine.gpu import DevicePeaks, Dispatch, measure_peaks, time_dispatches
 from rnn_engine.llm.progress import Report, progress_bar
 from rnn_engine.loading.kernel_choices import TuneOrder
@@ -55,6 +57,7 @@ class Measurement:
     tokens: int  # of one sequence in one repetition
     median_ms: float  # of one repetition: a step at decode, a whole prompt at prefill
     tokens_per_second: float  # over all sequences
+    predicted_ms: float | None = None  # the same by `forward.cost`; None on the device cpu
 
 
 def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
@@ -63,7 +66,8 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
     median = median_seconds(lambda: run_step(runner, batch), repeats, clock)
-    return Measurement("decode", slots, 1, 1e3 * median, slots / median)
+    predicted = predict_ms(runner, [StepSize(slots, slots, slots)])
+    return Measurement("decode", slots, 1, 1e3 * median, slots / median, predicted)
 
 
 def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
@@ -81,7 +85,20 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
             run_step(runner, [run])
 
     median = median_seconds(run_prompt, repeats, clock)
-    return Measurement("prefill", 1, length, 1e3 * median, length / median)
+    predicted = predict_ms(runner, [StepSize(len(run.tokens), 1, run.rows) for run in runs])
+    return Measurement("prefill", 1, length, 1e3 * median, length / median, predicted)
+
+
+def predict_ms(runner: Runner, steps: Sequence[StepSize]) -> float | None:
+    """Return the predicted milliseconds of `steps` one after another, or None for a runner without kernels."""
+    if not isinstance(runner, GpuRunner):
+        return None
+    return 1e3 * sum(sum(_predict(runner, step)) for step in steps)
+
+
+def _predict(runner: GpuRunner, step: StepSize) -> Iterator[float]:
+    plan = runner.plan(step.num_tokens, step.num_runs, step.num_rows)
+    return predict_dispatches(plan.dispatches, runner.matmuls, step, cost_on(runner.device.info))
 
 
 def _token(shape: ModelShape, position: int) -> int:
@@ -115,6 +132,7 @@ class KernelTime:
     kernel: str
     dispatches: int
     seconds: float
+    predicted: float  # seconds
     moved_bytes: int
     operations: int
 
@@ -158,9 +176,10 @@ def _profile(runner: GpuRunner, step: str, batch: Sequence[TokenRun], repeats: i
         runner.write_state(run.slot, None)
     run_step(runner, batch)  # so that the kernels are compiled, and find a whole batch in the buffers
     submits, waits = zip(*(_time_on_host(runner, batch) for _ in range(repeats)), strict=True)
-    plan = runner.plan(sum(len(run.tokens) for run in batch), len(batch), len(batch))
+    size = StepSize(sum(len(run.tokens) for run in batch), len(batch), len(batch))
+    plan = runner.plan(size.num_tokens, size.num_runs, size.num_rows)
     seconds = time_dispatches(runner.device, plan, repeats)
-    kernels = _by_part(plan.dispatches, seconds)
+    kernels = _by_part(plan.dispatches, list(zip(seconds, _predict(runner, size), strict=True)))
     return StepProfile(step, kernels, statistics.median(submits), statistics.median(waits))
 
 
@@ -172,18 +191,20 @@ def _time_on_host(runner: GpuRunner, batch: Sequence[TokenRun]) -> tuple[float, 
     return submitted - begun, time.perf_counter() - submitted
 
 
-def _by_part(dispatches: Sequence[Dispatch], seconds: Sequence[float]) -> tuple[KernelTime, ...]:
-    parts: defaultdict[tuple[str, str], list[tuple[Dispatch, float]]] = defaultdict(list)
-    for dispatch, time_taken in zip(dispatches, seconds, strict=True):
-        parts[_part(dispatch), dispatch.kernel.label].append((dispatch, time_taken))
+def _by_part(dispatches: Sequence[Dispatch], times: Sequence[tuple[float, float]]) -> tuple[KernelTime, ...]:
+    """Add up the measured and the predicted seconds of dispatches by part and kernel."""
+    parts: defaultdict[tuple[str, str], list[tuple[Dispatch, float, float]]] = defaultdict(list)
+    for dispatch, (taken, predicted) in zip(dispatches, times, strict=True):
+        parts[_part(dispatch), dispatch.kernel.label].append((dispatch, taken, predicted))
     return tuple(
         KernelTime(
             part,
             kernel,
             len(timed),
-            sum(time_taken for _, time_taken in timed),
-            sum(dispatch.moved_bytes for dispatch, _ in timed),
-            sum(dispatch.operations for dispatch, _ in timed),
+            sum(taken for _, taken, _ in timed),
+            sum(predicted for _, _, predicted in timed),
+            sum(dispatch.moved_bytes for dispatch, _, _ in timed),
+            sum(dispatch.operations for dispatch, _, _ in timed),
         )
         for (part, kernel), timed in parts.items()
     )
@@ -206,6 +227,7 @@ class Benchmark:
     results: Sequence[Measurement]
     peaks: DevicePeaks | None = None  # if kernels were timed
     profiles: Sequence[StepProfile] = ()
+    predicted_from: str = ""  # what the predictions are made from, in a sentence
 
     @property
     def title(self) -> str:
@@ -252,13 +274,13 @@ def measure(
             setting = Setting(model.name, runner.shape, *_device_and_weights(runner, plan.weights), repeats)
             profiled = _profiled(runner) if profile else None
             results = _measure_steps(runner, slots, lengths, repeats, progress)
-            benchmark = Benchmark(setting, results)
+            predicted_from = describe_cost(runner.device.info) if isinstance(runner, GpuRunner) else ""
+            benchmark = Benchmark(setting, results, predicted_from=predicted_from)
             if profiled is not None:
                 progress("measuring the device's peak speeds", 0, 1)
                 peaks = measure_peaks(profiled.device)
-                benchmark = Benchmark(
-                    setting, results, peaks, _profile_steps(profiled, slots, lengths, repeats, progress)
-                )
+                profiles = _profile_steps(profiled, slots, lengths, repeats, progress)
+                benchmark = replace(benchmark, peaks=peaks, profiles=profiles)
     return benchmark
 
 
@@ -310,18 +332,25 @@ def share(reached: float, limit: float) -> str:
 def print_tables(benchmark: Benchmark) -> None:
     click.echo(benchmark.title)
     click.echo(f"{benchmark.setting.device}, median of {benchmark.setting.repeats} runs")
-    table = Table("phase", "slots", "tokens", "median ms", "tokens/s", box=None)
+    table = Table("phase", "slots", "tokens", "median ms", "tokens/s", "predicted ms", box=None)
     for line in benchmark.results:
         table.add_row(
-            line.phase, str(line.slots), str(line.tokens), f"{line.median_ms:.2f}", f"{line.tokens_per_second:.1f}"
+            line.phase,
+            str(line.slots),
+            str(line.tokens),
+            f"{line.median_ms:.2f}",
+            f"{line.tokens_per_second:.1f}",
+            "" if line.predicted_ms is None else f"{line.predicted_ms:.2f}",
         )
     Console().print(table)
+    if benchmark.predicted_from:
+        click.echo(benchmark.predicted_from)
     if benchmark.peaks is None:
         return
     click.echo(f"\nthe device's peak speeds: {describe_peaks(benchmark.peaks)}")
     for profile in benchmark.profiles:
         click.echo(f"\n{profile.step}: {describe_times(profile)}")
-        Console().print(_kernel_table(profile.kernels, benchmark.peaks))
+        Console(width=max(100, Console().width)).print(_kernel_table(profile.kernels, benchmark.peaks))
 
 
 def describe_peaks(peaks: DevicePeaks) -> str:
@@ -337,13 +366,14 @@ def describe_times(profile: StepProfile) -> str:
 
 
 def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
-    table = Table("part", "kernel", "runs", "ms", "MB", "GB/s", "of copy", "GFLOP/s", "of f32", box=None)
+    table = Table("part", "kernel", "runs", "ms", "predicted", "MB", "GB/s", "of copy", "GFLOP/s", "of f32", box=None)
     for kernel in kernels:
         table.add_row(
             kernel.part,
             kernel.kernel,
             str(kernel.dispatches),
             f"{1e3 * kernel.seconds:.2f}",
+            f"{1e3 * kernel.predicted:.2f}" if kernel.predicted else "",
             f"{kernel.moved_bytes / 1e6:.1f}" if kernel.moved_bytes else "",
             f"{kernel.bytes_per_second / 1e9:.1f}" if kernel.moved_bytes else "",
             share(kernel.bytes_per_second, peaks.copy),

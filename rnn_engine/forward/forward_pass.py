@@ -46,7 +46,7 @@ class GivenEmbeddings:
             constants,
             {"part": part, **buffers, **self._stored},
             lambda step: (step.num_tokens, 1),
-            {"WEIGHTS": self._format.include},
+            context.tuning.weight_includes(self._format),
         )
 
     @property
@@ -109,7 +109,7 @@ def table_stages(
                 constants,
                 {"part": part, **buffers, **stored},
                 lambda step: (step.num_tokens, 1),
-                {"WEIGHTS": chosen.include},
+                context.tuning.weight_includes(chosen),
             )
         )
     return tuple(stages)
@@ -154,6 +154,7 @@ class Head:
             "candidates",
             {
                 "THREADS": context.tuning.candidate_threads,
+                "LOADS": context.tuning.candidate_loads,
                 "VOCAB": context.model.shape.vocab_size,
                 "K": context.limits.num_candidates,
                 "HAS_MASKS": masks,

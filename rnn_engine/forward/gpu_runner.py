@@ -153,6 +153,7 @@ class GpuRunner:
         """
         self._device = device
         self._memory = memory
+        self._matmuls = matmuls
         self._limits = limits
         self._shape = model.shape
         self._closed = False
@@ -211,6 +212,11 @@ class GpuRunner:
     def allocated_bytes(self) -> int:
         """The bytes of device memory that the runner has allocated."""
         return self.memory.total
+
+    @property
+    def matmuls(self) -> MatMulKernels:
+        """The model's matmuls and their kernels."""
+        return self._matmuls
 
     @property
     def weight_bytes(self) -> int:

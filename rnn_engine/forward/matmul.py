@@ -23,7 +23,7 @@ from rnn_engine.forward.segments import (
 from rnn_engine.forward.stages import KernelStage, QuantisedInputs
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
-from rnn_engine.forward.variants import MatMulVariant
+from rnn_engine.forward.variants import MatMulVariant, MatMulWork
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from shaders import Constant, ShaderSource
@@ -54,6 +54,11 @@ class LoadedPart:
     segments: Buffer  # struct MatMul of segments.wgsl
     kind: MatMulClass
 
+    def work(self, tokens: int) -> MatMulWork:
+        """Return the size of the dispatch that multiplies these matrices with `tokens` tokens."""
+        columns = max(1, self.num_weights // self.num_rows)  # the mean, if the matrices differ
+        return MatMulWork(self.num_rows, columns, self.weight_bytes, tokens, self.kind.weights, self.kind.number)
+
 
 class MatMulKernels:
     """The matmul kernels of one model on one device, compiled when first used; also lists the model's matmuls.
@@ -80,12 +85,10 @@ class MatMulKernels:
 
     def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
         """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it."""
-        include = weights.packed if variant.number == "int8" else weights.include
-        assert include is not None
         return self.kernels.get(
             variant.shader,
             {**self._constants, **variant.constants},
-            {"WEIGHTS": include, **variant.includes},
+            {**self.tuning.weight_includes(weights, variant.number), **variant.includes},
         )
 
     def source(self, part: LoadedPart) -> ShaderSource:

@@ -19,10 +19,11 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rnn_engine.errors import DeviceError
+from rnn_engine.forward.cost import cost_on
 from rnn_engine.forward.gpu_runner import GpuRunner
 from rnn_engine.forward.matmul import BoundMatMul, LoadedPart, MatMulKernels
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass, rounded_count
-from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, cost_on, variants
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, variants
 from rnn_engine.gpu import BindGroup, Device, Memory, Plan, time_plan
 
 _REPEATS: Final = 3
@@ -134,7 +135,7 @@ class Tuner:
         self._limits = limits
         self._half = half
         self._counts = counts
-        self._cost = cost_on(runner.device.info.kind)
+        self._cost = cost_on(runner.device.info)
 
     def search(
         self,
@@ -205,7 +206,7 @@ class Tuner:
 
     def _task(self, kind: MatMulClass, tokens: int, parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]) -> _Task:
         part = parts[0][1]
-        work = MatMulWork(part.num_rows, kind.columns, part.weight_bytes, tokens, kind.number)
+        work = part.work(tokens)
         software = self._device.info.is_software
         predicted = {
             variant: self._cost.predict(work, variant)

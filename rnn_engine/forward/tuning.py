@@ -6,13 +6,15 @@ The choice affects speed alone, never a result's meaning: any variant is right o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
+from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import ModelShape
+from shaders import Include
 
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The token counts for which kernels are chosen; another count uses the choice of the next greater one, or the last."""
@@ -47,8 +49,10 @@ class Tuning:
     matmuls: tuple[StreamVariant, ...]  # by ascending token count; the first that takes all tokens is run
     tiled: TiledVariant | None  # for more tokens; None = the last variant again and again
     broadcast: bool  # the recurrence's lanes share what they load
+    codes: Mapping[str, Include]  # the WGSL that turns codes of 4 bits into numbers, by `WeightFormat.codes`
     norm_threads: int
     candidate_threads: int
+    candidate_loads: int  # logits that each of these threads loads at once
     max_tokens: int  # of a step
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
     packed: tuple[StreamVariant, ...]  # in place of `matmuls` for products of bytes
@@ -65,6 +69,17 @@ class Tuning:
             if num_tokens <= variant.tokens:
                 return variant
         return tiled or fixed[-1]
+
+    def weight_includes(self, weights: WeightFormat, number: str = "f32") -> dict[str, Include]:
+        """Return the WGSL files that a kernel includes to load matrices of the format `weights`.
+
+        `number` is int8 for kernels that multiply them with inputs in bytes, which only formats of bytes allow.
+        """
+        include = weights.packed if number == "int8" else weights.include
+        assert include is not None
+        return (
+            {"WEIGHTS": include} if weights.codes is None else {"WEIGHTS": include, "CODES": self.codes[weights.codes]}
+        )
 
     def _fixed(self, kind: MatMulClass | None) -> tuple[tuple[StreamVariant, ...], TiledVariant | None]:
         if kind is not None and kind.number == "int8":
@@ -106,22 +121,33 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             blocks=(*few, StreamVariant(tokens=8, panels=4, inputs=one)),
             tiled=None,
             broadcast=can_broadcast,
+            codes={"nibbles": "nibbles_by_shifts", "levels": "levels_by_selects"},
             norm_threads=8,
             candidate_threads=64,
+            candidate_loads=1,
             max_tokens=64,
             max_step_operations=2e10,
         )
     return Tuning(
-        matmuls=tuple(
-            StreamVariant(tokens, splits=16, unroll=unroll)
-            for tokens, unroll in ((1, 4), (2, 4), (4, 4), (8, 4), (16, 2))
-        ),
+        matmuls=_hardware_streams("f32", (4, 4, 4, 4, 2)),
         tiled=TiledVariant(rows=64, tokens=64),
-        packed=tuple(StreamVariant(tokens, splits=16, number="int8") for tokens in (1, 2, 4, 8, 16)),
+        packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
+        blocks=_hardware_streams("f32", (8, 4, 4, 4, 2)),
         broadcast=False,
-        norm_threads=128,
+        codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
+        norm_threads=256,
         candidate_threads=256,
+        candidate_loads=16,
         max_tokens=256,
         max_step_operations=2e12 if device.kind == "discrete" else 3e11,
+    )
+
+
+def _hardware_streams(number: str, unrolls: Sequence[int]) -> tuple[StreamVariant, ...]:
+    """Return the fixed choices for 1, 2, 4, 8 and 16 tokens on hardware, with the unrolling of each."""
+    counts = (1, 2, 4, 8, 16)
+    return tuple(
+        StreamVariant(tokens, splits=16, number=number, unroll=unroll)
+        for tokens, unroll in zip(counts, unrolls, strict=True)
     )

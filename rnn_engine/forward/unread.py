@@ -70,6 +70,10 @@ class Unpacked:
         return self.format.include
 
     @property
+    def codes(self) -> str | None:
+        return self.format.codes
+
+    @property
     def packed(self) -> Include | None:
         return self.format.packed
 

@@ -1,4 +1,4 @@
-"""The variants of the matmul kernels: their constants, the devices that can run them, and their predicted times.
+"""The variants of the matmul kernels: their constants, the devices that can run them, and those worth a trial.
 
 Any variant is right on any device that can run it.
 Variants differ in speed, and in rounding, since they add up the same sums in another order.
@@ -31,7 +31,7 @@ class StreamVariant:
     splits: int = 1
     inputs: str = "direct"  # direct, broadcast or by_token: the WGSL that loads the inputs
     number: str = "f32"  # the type of products: f32 or int8
-    unroll: int = 1  # eights of columns whose weights a thread loads at once; 1 unless products are in f32
+    unroll: int = 1  # eights of columns, or blocks of inputs in bytes, whose weights a thread loads at once
 
     @property
     def shader(self) -> str:
@@ -52,8 +52,13 @@ class StreamVariant:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        unroll: dict[str, Constant] = {"UNROLL": self.unroll} if self.number == "f32" else {}
-        return {"TOKENS": self.tokens, "GROUPS": self.groups, "PANELS": self.panels, "SPLITS": self.splits, **unroll}
+        return {
+            "TOKENS": self.tokens,
+            "GROUPS": self.groups,
+            "PANELS": self.panels,
+            "SPLITS": self.splits,
+            "UNROLL": self.unroll,
+        }
 
     @property
     def includes(self) -> dict[str, Include]:
@@ -164,23 +169,16 @@ class KernelLimits:
             return variant.number == "f32" or self.has_f16
         if variant.inputs == "direct":
             return True
-        if variant.number == "int8" and variant.inputs != "by_token":
+        if variant.number == "int8" and (variant.inputs != "by_token" or variant.unroll > 1):
             return False
         fits = variant.inputs != "by_token" or variant.tokens <= PANEL_ROWS
         return self.can_broadcast and variant.splits == 1 and fits
 
 
-# The variants of a matmul that are worth a trial on a device, and the predicted cost of each.
-#
-# The cost model only has to rank the variants: those that it predicts to be slow are not measured. Its figures for
-# software devices are cycles of llvmpipe, from the trials in docs/performance.md. Those for hardware are typical of
-# its kind.
+# The variants of a matmul that are worth a trial on a device. `cost` predicts the time of each.
 
 TOKENS_A_PASS: Final = 64
 """On hardware, no chosen kernel reads the weights more than once for this many tokens."""
-
-_PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes for each load of inputs in f32
-_BYTE_PRODUCTS: Final = 4  # products of bytes that hardware computes in the time of one in f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +189,7 @@ class MatMulWork:
     columns: int
     weight_bytes: int
     tokens: int
+    weights: str = "f16"  # the name of the format
     number: str = "f32"  # as MatMulClass has it
 
 
@@ -198,8 +197,7 @@ def variants(limits: KernelLimits, work: MatMulWork, *, software: bool, half: bo
     """Yield the kernel variants that can run the matmul `work` on a device with `limits`.
 
     `half` adds those that multiply in f16. On hardware, variants that read the weights more than once for
-    `TOKENS_A_PASS` tokens are skipped. Software devices do not wait
-    for loads, so unrolled ones are skipped there.
+    `TOKENS_A_PASS` tokens are skipped. Software devices do not wait for loads, so unrolled ones are skipped there.
     """
     passes = -(-work.tokens // TOKENS_A_PASS)
     every: Iterable[MatMulVariant] = chain[MatMulVariant](
@@ -224,7 +222,7 @@ def _streams(tokens: int, number: str) -> Iterator[StreamVariant]:
             continue
         for inputs in ("direct", "broadcast", "by_token"):
             yield StreamVariant(count, groups, panels, 1, inputs, number)
-        for splits, unroll in product((4, 16, 32), (1, 2, 4) if number == "f32" else (1,)):
+        for splits, unroll in product((4, 16, 32), (1, 2, 4, 8) if number == "f32" else (1, 2)):
             yield StreamVariant(count, groups, panels, splits, number=number, unroll=unroll)
 
 
@@ -237,103 +235,3 @@ def _tiles(tokens: int, numbers: tuple[str, ...]) -> Iterator[TiledVariant]:
     for rows, count, each_rows, each_tokens in product((32, 64), wide, (4, 8), (4, 8)):
         for eights, number in product((1, 2, 4), numbers):
             yield TiledVariant(rows, count, each_rows, each_tokens, eights, number)
-
-
-@dataclass(frozen=True, slots=True)
-class SoftwareCost:
-    """Predicts the time of a matmul on a software driver, which runs the threads of a workgroup as vector lanes.
-
-    Eight lanes run at once.
-    """
-
-    seconds_a_cycle: float = 1 / 3e9
-    load: float = 70.0  # cycles to load from a place of its own for each lane, whatever the width
-    multiply: float = 1.0  # cycles of a product and a sum of all lanes
-    multiply_bytes: float = 0.3  # the same in bytes
-    store: float = 250.0  # cycles to activate and store the finished sums of all lanes
-    registers: int = 76  # vectors that can be alive before some are kept in memory
-    spilling: float = 1.7  # the factor by which loads and products are slower then
-
-    def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the predicted seconds of the matmul `work` with `variant` on one core of the processor."""
-        lines, eights = work.rows / PANEL_ROWS, -(-work.columns // COLUMNS_AT_ONCE)
-        passes = -(-work.tokens // variant.tokens)
-        in_bytes = variant.number == "int8"
-        multiply = self.multiply_bytes if in_bytes else self.multiply
-        multiplied = lines * eights * COLUMNS_AT_ONCE * variant.tokens * passes
-        stored = lines * variant.tokens * passes * self.store
-        if isinstance(variant, TiledVariant):
-            each = variant.each_rows * variant.each_tokens
-            reads = (variant.each_rows + variant.each_tokens) / 4 / each
-            moved = lines * eights * passes * (2 + 2 * variant.tokens / variant.rows)
-            if in_bytes:
-                reads, moved = reads / 4, moved / 4
-            cycles = multiplied * (multiply + self.load * reads) + 8 * moved * self.load + stored
-            return cycles * self.seconds_a_cycle
-        loads: float = {"direct": 2 * variant.tokens, "broadcast": variant.tokens, "by_token": 2}[variant.inputs]
-        alive = variant.panels * (COLUMNS_AT_ONCE + variant.tokens) + COLUMNS_AT_ONCE
-        if in_bytes:
-            loads *= _PACKED_INPUT
-            alive = variant.panels * (2 + 2 * variant.tokens) + COLUMNS_AT_ONCE
-        loaded = lines * eights * passes * (1 + loads / variant.panels)
-        cycles = (loaded * self.load + multiplied * multiply) * (self.spilling if alive > self.registers else 1)
-        shared = 2 * self.load * stored / self.store * variant.splits if variant.splits > 1 else 0.0
-        return (cycles + stored + shared) * self.seconds_a_cycle
-
-
-@dataclass(frozen=True, slots=True)
-class HardwareCost:
-    """Predicts the time of a matmul on a GPU: the longest of the times of memory, cache and arithmetic."""
-
-    memory: float  # bytes a second
-    near_memory: float  # bytes a second of the first cache, and of workgroup memory
-    operations: float  # a second
-    threads: int  # that keep the device busy
-    dispatch: float = 4e-6  # seconds
-    latency: float = 5e-7  # seconds from a load to its value, while memory is busy
-    registers: int = 160  # of a thread before some are kept in memory
-    spilling: float = 2.0  # the factor by which it is slower then
-
-    def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
-        """Return the predicted seconds of the matmul dispatch `work` with the kernel `variant`."""
-        passes = -(-work.tokens // variant.tokens)
-        computed = work.rows * work.columns * variant.tokens * passes
-        in_bytes = variant.number == "int8"
-        operations = 2 * computed / (_BYTE_PRODUCTS if in_bytes else 1)
-        if isinstance(variant, TiledVariant):
-            workgroups = work.rows / variant.rows * passes
-            near = 4 * computed * (1 / variant.each_rows + 1 / variant.each_tokens)
-            near *= {"f32": 1.0, "f16": 0.5, "int8": 0.25}[variant.number]
-            loads = -(-(variant.rows + variant.tokens) * variant.eights // (4 * variant.threads))
-            sums = variant.each_rows * variant.each_tokens
-            registers = (2 * sums + 8 * loads if in_bytes else sums + 32 * loads) + 16
-            waits = 1 + 0.2 / variant.eights  # at barriers
-        else:
-            workgroups = work.rows / variant.rows * passes
-            shared = {"direct": 1, "broadcast": 8, "by_token": 2}[variant.inputs]
-            input_bytes = 2 * _PACKED_INPUT if in_bytes else 4
-            near = passes * work.weight_bytes + input_bytes * computed / variant.panels / shared
-            numbers = 2 + 2 * variant.tokens if in_bytes else COLUMNS_AT_ONCE * variant.unroll + variant.tokens
-            registers = variant.panels * numbers + 16
-            waits = 1.0
-        busy = min(1.0, workgroups * variant.threads / self.threads)
-        memory = self.memory * busy
-        if isinstance(variant, StreamVariant):  # all threads together wait for as many bytes as they have asked for
-            eight_bytes = COLUMNS_AT_ONCE * work.weight_bytes / (work.rows * work.columns)
-            in_flight = busy * self.threads * variant.panels * variant.unroll * eight_bytes
-            memory = min(self.memory, in_flight / self.latency)
-        near_seconds, computing = near / (self.near_memory * busy), operations / (self.operations * busy)
-        seconds = max(passes * work.weight_bytes / memory, near_seconds, computing)
-        slower = self.spilling if registers > self.registers else 1.0
-        return self.dispatch + seconds * slower * waits
-
-
-_HARDWARE: Final[Mapping[str, HardwareCost]] = {
-    "discrete": HardwareCost(6e11, 6e12, 1.5e13, 60_000),
-    "integrated": HardwareCost(8e10, 1e12, 2e12, 8_000),
-}
-
-
-def cost_on(kind: str) -> SoftwareCost | HardwareCost:
-    """Return the object that predicts the times of matmuls on a device of the kind `kind`, as in `DeviceInfo.kind`."""
-    return SoftwareCost() if kind == "software" else _HARDWARE.get(kind, _HARDWARE["integrated"])

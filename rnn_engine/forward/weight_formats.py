@@ -132,7 +132,15 @@ class WeightFormat(Protocol):
 
         `fn load_weights(row: u32, eight: u32) -> Eight` returns 8 columns of a row, from 8 * `eight` on.
         `row` is the number of the row's first block. Its next block is 8 blocks further on; every panel begins at a
-        multiple of 8.
+        multiple of 8. All threads of a workgroup first call `fn prepare_weights(thread: u32)` together.
+        """
+        ...
+
+    @property
+    def codes(self) -> str | None:
+        """The kind of codes that `include` turns into numbers with the file that it includes as CODES.
+
+        It is a key of `Tuning.codes`, or None if there is no such file.
         """
         ...
 
@@ -165,6 +173,7 @@ class FloatFormat:
     dtype: DTypeLike
     include: Include
     block_columns: int = 8
+    codes: None = None
     packed: None = None
 
     @property
@@ -182,12 +191,13 @@ class FloatFormat:
 class QuantisedFormat:
     """The weight format of quantised blocks: integer codes, and f16 figures such as a scale for each block.
 
-    `figures` is the name of the figures' variable in the WGSL.
+    `figures` is the name of the figures' variable in the WGSL, `codes` as in `WeightFormat`.
     """
 
     blocks: BlockFormat
     include: Include
     figures: str
+    codes: str | None
     packed: Include | None = None
 
     @property
@@ -225,6 +235,8 @@ def row_blocks(weights: WeightFormat, num_columns: int) -> int:
     return blocks_of_row(num_columns, weights.block_columns)
 
 
+_CODES: Final = {"int4": "nibbles", "q4_0": "nibbles", "q4_1": "nibbles", "nf4": "levels", "sf4": "levels"}
+
 WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = {
     "f16": FloatFormat("f16", np.float16, "weights_f16"),
     "bf16": FloatFormat("bf16", ml_dtypes.bfloat16, "weights_bf16"),
@@ -234,6 +246,7 @@ WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = {
             each,
             f"weights_{name}",
             "ranges" if name == "int8" else "scales",
+            _CODES.get(name),
             f"packed_{name}" if each.code_bits == 8 else None,
         )
         for name, each in BLOCK_FORMATS.items()

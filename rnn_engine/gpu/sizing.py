@@ -79,10 +79,10 @@ class _WgpuDevice:
         return _Buffer(label, size, usage)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return a function that does nothing, for any method of `wgpu.GPUDevice` that creates an object."""
+        """Return a function that returns a new bare object, for any method of `wgpu.GPUDevice` that creates one."""
         if not name.startswith("create_"):
             raise AttributeError(name)
-        return lambda **_: None
+        return lambda **_: object()
 
 
 class _CountingAdapter:

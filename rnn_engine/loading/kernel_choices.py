@@ -26,7 +26,18 @@ _RECIPE: Final = 2  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
     *("matmul", "products_", "tiles_", "inputs_", "packed_", "weights_"),
-    *("segments", "number_", "eight", "broadcast", "batch", "affine4", "codebook4", "block_scales", "nibbles"),
+    *(
+        "segments",
+        "number_",
+        "eight",
+        "broadcast",
+        "batch",
+        "affine4",
+        "codebook4",
+        "block_scales",
+        "nibbles_",
+        "levels_",
+    ),
 )  # the beginnings of the names of the matmuls' WGSL files and of those that they include
 
 _log = logging.getLogger(__name__)

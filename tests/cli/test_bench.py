@@ -74,14 +74,20 @@ def test_kernels_are_timed_beside_what_the_device_reaches(
     html = page.read_text("utf-8")
     assert html.count('<td class="text">recurrence') == 2
     assert "tiny.safetensors on" in html
+    assert "Predicted times are those of matmuls alone" in html
+    assert html.count("<th>predicted ms") == 3
     assert "src=" not in html
     assert "href=" not in html
     report = json.loads(rnn_engine("bench", model_file, *arguments, "--json"))
     assert [profile["step"] for profile in report["profiles"]] == ["decode, 1 slot(s)", "prefill, 3 tokens"]
-    assert {"part", "kernel", "dispatches", "seconds", "moved_bytes", "operations"} == set(
+    assert {"part", "kernel", "dispatches", "seconds", "predicted", "moved_bytes", "operations"} == set(
         report["profiles"][0]["kernels"][0]
     )
     assert report["peaks"]["copy"] > 0
+    assert all(line["predicted_ms"] > 0 for line in report["results"])
+    predicted = {kernel["kernel"]: kernel["predicted"] for kernel in report["profiles"][0]["kernels"]}
+    assert predicted["matmul"] > 0
+    assert predicted["wkv7"] == 0
 
 
 def test_a_report_without_a_profile_shows_whole_steps(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.support.older_models import OLDER_SHAPES
 
 BYTE_FORMATS = INT8, Q8_0 = WEIGHT_FORMATS["int8"], WEIGHT_FORMATS["q8_0"]
 TOKEN_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 63, 65, 130)
-SIZES = ((1, 1), (7, 9), (8, 32), (65, 40), (129, 250), (200, 128))
+SIZES = ((1, 1), (7, 9), (8, 32), (65, 40), (129, 250), (200, 128), (9, 1100))
 ONE_SPLIT: tuple[MatMulVariant, ...] = (
     StreamVariant(tokens=8, groups=2, panels=2, inputs="by_token", number="int8"),
     StreamVariant(tokens=1, panels=2, number="int8"),
@@ -32,7 +32,10 @@ ONE_SPLIT: tuple[MatMulVariant, ...] = (
     TiledVariant(rows=32, tokens=32, eights=4, number="int8"),
     TiledVariant(rows=64, tokens=32, each_rows=8, each_tokens=4, eights=4, number="int8"),
 )
-SPLITS: tuple[MatMulVariant, ...] = (StreamVariant(tokens=2, groups=4, panels=2, splits=2, number="int8"),)
+SPLITS: tuple[MatMulVariant, ...] = (
+    StreamVariant(tokens=2, groups=4, panels=2, splits=2, number="int8"),
+    StreamVariant(tokens=2, panels=2, splits=2, number="int8", unroll=2),
+)
 for_each_format = pytest.mark.parametrize("weights", BYTE_FORMATS, ids=lambda weights: weights.name)
 
 
@@ -172,6 +175,7 @@ def test_a_variant_is_allowed_and_comes_back_from_its_record(variant: MatMulVari
         StreamVariant(tokens=1, inputs="broadcast", number="int8"),
         StreamVariant(tokens=16, inputs="by_token", number="int8"),
         StreamVariant(tokens=4, splits=2, inputs="by_token", number="int8"),
+        StreamVariant(tokens=4, inputs="by_token", number="int8", unroll=2),
         TiledVariant(rows=32, tokens=32, eights=2, number="int8"),
     ],
     ids=str,

@@ -118,7 +118,9 @@ def test_any_token_count(bench: Bench, count: int, weights: WeightFormat) -> Non
     np.testing.assert_allclose(found, inputs @ stored(matrix, weights).T, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64), (9, 1100)]
+)
 @pytest.mark.parametrize("count", [1, 20])
 @pytest.mark.parametrize("weights", WEIGHT_FORMATS.values(), ids=lambda weights: weights.name)
 def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int, weights: WeightFormat) -> None:

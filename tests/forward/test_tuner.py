@@ -13,10 +13,12 @@ import pytest
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.cost import cost_on
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuner import Tuner, _Task
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
-from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, StreamVariant, cost_on, variants
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, StreamVariant, variants
+from rnn_engine.gpu import DeviceInfo
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
@@ -218,8 +220,8 @@ def test_on_hardware_weights_are_read_once_for_64_tokens(tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 8, 64])
 @pytest.mark.parametrize("number", ["f32", "int8"])
 def test_every_variant_has_a_cost_and_more_work_costs_more(kind: str, tokens: int, number: str) -> None:
-    work = MatMulWork(1024, 1024, 1 << 21, tokens, number)
-    cost = cost_on(kind)
+    work = MatMulWork(1024, 1024, 1 << 21, tokens, number=number)
+    cost = cost_on(DeviceInfo(0, "any", kind, "any", "any"))
     allowed = list(variants(LIMITS, work, software=kind == "software"))
     assert len(set(allowed)) == len(allowed) > 10
     assert {variant.number for variant in allowed} == {number}

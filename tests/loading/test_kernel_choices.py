@@ -232,6 +232,6 @@ def test_the_version_of_the_kernels_covers_all_that_they_include() -> None:
     texts = kernel_texts()
     included = {name for text in texts.values() for name in re.findall(r"^#include (\w+)$", text, re.MULTILINE)}
     chosen = {name for name in included if name.isupper()}  # by the variant, from files that are listed
-    assert chosen == {"PRODUCTS", "WEIGHTS", "INPUTS", "NUMBER"}
+    assert chosen == {"PRODUCTS", "WEIGHTS", "CODES", "INPUTS", "NUMBER"}
     assert {f"{name}.wgsl" for name in included - chosen} <= set(texts)
     assert not any("/*" in text for text in texts.values())  # only comments up to the end of a line are left out

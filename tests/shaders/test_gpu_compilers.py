@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from rnn_engine.forward.cost import MULTIPLYING, UNPACKING
 from tools.gpu_compilers import FAMILIES, Compiled, UnavailableError, chosen_kernels, compile_for
 
 
@@ -29,7 +30,7 @@ def test_no_kernel_keeps_registers_in_memory(family: str, kernels: Mapping[str, 
 
 
 def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(kernels: Mapping[str, str]) -> None:
-    (text,) = (text for name, text in kernels.items() if name.startswith("stream 1t") and name.endswith("f32, f16"))
+    text = kernels["stream 1t 1g 1p 16s 4u direct f32, f16"]
     found = compiled("navi31", {"four": text, "one": text.replace("const UNROLL = 4u;", "const UNROLL = 1u;")})
     fast, one = found["four"].loop, found["one"].loop
     assert fast is not None
@@ -38,6 +39,29 @@ def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(kernel
     assert fast.loads == 4 * one.loads
     assert fast.bytes_in_flight >= 64 + 32
     assert fast.instructions < 4 * one.instructions
+
+
+def test_the_instructions_of_the_model_of_cost_are_those_of_the_compiler(kernels: Mapping[str, str]) -> None:
+    """A look-up in workgroup memory counts as two."""
+    names = {weights: f"stream 1t 1g 1p 16s 4u direct f32, {weights}" for weights in UNPACKING}
+    found = compiled("navi31", {weights: kernels[name] for weights, name in names.items()})
+    for weights, kernel in found.items():
+        assert kernel.loop is not None
+        counted = (kernel.loop.vector + 2 * kernel.loop.workgroup_loads) / 4
+        assert counted == pytest.approx(UNPACKING[weights] + MULTIPLYING["f32"], rel=0.1), weights
+
+
+def test_products_of_bytes_ask_for_two_blocks_of_weights_before_they_wait(kernels: Mapping[str, str]) -> None:
+    (kernel,) = compiled("navi31", {"": kernels["stream 1t 1g 1p 16s 2u direct int8, int8"]}).values()
+    assert kernel.loop is not None
+    assert kernel.loop.bytes_in_flight >= 2 * 32
+    assert kernel.loop.vector / 8 == pytest.approx(5 + MULTIPLYING["int8"], rel=0.1)
+
+
+def test_candidates_ask_for_sixteen_logits_at_once(kernels: Mapping[str, str]) -> None:
+    (kernel,) = compiled("navi31", {"": kernels["candidates, v7"]}).values()
+    assert kernel.loop is not None
+    assert kernel.loop.bytes_in_flight == 16 * 4
 
 
 def test_a_recurrence_keeps_its_state_in_registers_that_the_code_names(kernels: Mapping[str, str]) -> None:

@@ -48,9 +48,10 @@ class DrawKernels:
                 "VOCAB": self.vocab_size,
                 "K": limits.num_candidates,
             }
+            of_candidates = {"LOADS": tuning.candidate_loads, "HAS_MASKS": False}
             of_draws = {"MAX_DRAWS": limits.max_draws, "MAX_BIASES": MOST_DRAW_BIASES}
             dispatches = []
-            for name, own in (("candidates", {"HAS_MASKS": False}), ("draw", of_draws)):
+            for name, own in (("candidates", of_candidates), ("draw", of_draws)):
                 kernel = device.kernels.get(name, {**common, **own})
                 names = kernel.source.bindings
                 group = device.kernels.bind(kernel.source, {key: bound[key] for key in names})

@@ -37,6 +37,7 @@ VARIANTS: tuple[MatMulVariant, ...] = (
 INT8_VARIANTS: tuple[MatMulVariant, ...] = (
     *(StreamVariant(tokens, 2, 4, 1, inputs, "int8") for tokens in (1, 8) for inputs in ("direct", "by_token")),
     StreamVariant(tokens=4, panels=2, splits=8, number="int8"),
+    StreamVariant(tokens=2, panels=2, splits=4, number="int8", unroll=2),
     *(TiledVariant(64, tokens, each, each, 4, "int8") for tokens, each in ((32, 4), (128, 8))),
 )
 _LIMITS = StepLimits(num_slots=4, max_tokens=64, max_rows=8, num_candidates=16)

@@ -33,11 +33,7 @@ def load_chosen(model: Model, choices: Choices, weights: str = "f16") -> GpuRunn
 def works_of(matmuls: MatMulKernels, counts: Sequence[int]) -> Works:
     """Return the work of each class of a model's matmuls, for each of `counts`, the numbers of tokens."""
     parts = [part for matmul in matmuls.bound for part, _ in matmul.parts]
-    return {
-        (part.kind, count): MatMulWork(part.num_rows, part.kind.columns, part.weight_bytes, count, part.kind.number)
-        for part in parts
-        for count in counts
-    }
+    return {(part.kind, count): part.work(count) for part in parts for count in counts}
 
 
 def possible(work: MatMulWork, limits: KernelLimits) -> list[MatMulVariant]:

@@ -37,6 +37,7 @@ SHAPES: Final[Mapping[str, ModelShape]] = {  # of published models
     "0.4B": tiny_shape(24, 1024, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
     "1.5B": tiny_shape(24, 2048, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=96, a=96, v=64, g=256)),
     "2.9B": tiny_shape(32, 2560, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=96, a=96, v=64, g=320)),
+    "7.2B": tiny_shape(32, 4096, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=128, a=128, v=96, g=480)),
     "v6": ShapeV6(
         num_layers=12,
         width=768,

@@ -48,6 +48,8 @@ class Loop:
     bytes: int  # that these load
     bytes_in_flight: int  # the most that a thread has asked for at once
     packed: int  # instructions that compute on two or more numbers of a thread, dot products among them
+    vector: int  # instructions of all lanes that compute
+    workgroup_loads: int  # loads from workgroup memory, by each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ _LOAD_BYTES: Final = {
 }
 _LOAD: Final = re.compile(r"(?:buffer|global|flat)_load_(?:d16_)?(?:hi_)?([a-z0-9]+)")
 _WAIT: Final = re.compile(r"s_waitcnt.*vmcnt\((\d+)\)|s_wait_loadcnt\w* (0x[0-9a-f]+)")
+_WORKGROUP_LOAD: Final = re.compile(r"ds_(?:load|read)")
 _PACKED: Final = re.compile(r"v_(?:pk_|dot|dual_|wmma|mfma|swmmac|fma_mix)")
 
 
@@ -206,4 +209,6 @@ def _measure(lines: Sequence[str]) -> Loop:
             left = int(found[1] or found[2], 0)
             in_flight = in_flight[len(in_flight) - left :] if left < len(in_flight) else in_flight
     packed = sum(bool(_PACKED.match(line)) for line in code)
-    return Loop(len(code), len(loaded), sum(loaded), most, packed)
+    vector = sum(line.startswith("v_") for line in code)
+    workgroup_loads = sum(bool(_WORKGROUP_LOAD.match(line)) for line in code)
+    return Loop(len(code), len(loaded), sum(loaded), most, packed, vector, workgroup_loads)

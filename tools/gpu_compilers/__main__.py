@@ -70,6 +70,7 @@ def _row(kernel: Compiled) -> dict[str, str]:
         "LDS": kernel.workgroup_bytes,
         "instructions": kernel.instructions,
         "in the loop": kernel.loop and kernel.loop.instructions,
+        "vector": kernel.loop and kernel.loop.vector,
         "packed": kernel.loop and kernel.loop.packed,
         "loads": kernel.loop and kernel.loop.loads,
         "bytes": kernel.loop and kernel.loop.bytes,

@@ -1,0 +1,205 @@
+"""Predicted times of kernels: they order the search for kernels, and stand beside measured times.
+
+The search only needs the order, since it measures every variant that is predicted to be nearly the fastest. The figures
+for software devices are cycles of llvmpipe, from the trials in docs/performance.md. The prediction for hardware follows
+from a GPU's published figures, instructions counted in compiled kernels, and the assumptions named below; the same page
+has the formula.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from rnn_engine.forward.gpus import Gpu, gpu_of, unknown_gpu
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant, TiledVariant
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, INPUT_BLOCK, PANEL_ROWS
+from rnn_engine.gpu import DeviceInfo, Dispatch
+
+_PACKED_INPUT: Final = 5 / 8  # loads of inputs in bytes for each load of inputs in f32
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareCost:
+    """Predicts the time of a matmul on a software driver, which runs the threads of a workgroup as vector lanes.
+
+    Eight lanes run at once.
+    """
+
+    seconds_a_cycle: float = 1 / 3e9
+    load: float = 70.0  # cycles to load from a place of its own for each lane, whatever the width
+    multiply: float = 1.0  # cycles of a product and a sum of all lanes
+    multiply_bytes: float = 0.3  # the same in bytes
+    store: float = 250.0  # cycles to activate and store the finished sums of all lanes
+    registers: int = 76  # vectors that can be alive before some are kept in memory
+    spilling: float = 1.7  # the factor by which loads and products are slower then
+
+    def dispatch(self, moved_bytes: int) -> float:  # noqa: ARG002
+        """Return 0: no time is known for the dispatches that are not matmuls."""
+        return 0.0
+
+    def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
+        """Return the predicted seconds of the matmul `work` with `variant` on one core of the processor."""
+        lines, eights = work.rows / PANEL_ROWS, -(-work.columns // COLUMNS_AT_ONCE)
+        passes = -(-work.tokens // variant.tokens)
+        in_bytes = variant.number == "int8"
+        multiply = self.multiply_bytes if in_bytes else self.multiply
+        multiplied = lines * eights * COLUMNS_AT_ONCE * variant.tokens * passes
+        stored = lines * variant.tokens * passes * self.store
+        if isinstance(variant, TiledVariant):
+            each = variant.each_rows * variant.each_tokens
+            reads = (variant.each_rows + variant.each_tokens) / 4 / each
+            moved = lines * eights * passes * (2 + 2 * variant.tokens / variant.rows)
+            if in_bytes:
+                reads, moved = reads / 4, moved / 4
+            cycles = multiplied * (multiply + self.load * reads) + 8 * moved * self.load + stored
+            return cycles * self.seconds_a_cycle
+        loads: float = {"direct": 2 * variant.tokens, "broadcast": variant.tokens, "by_token": 2}[variant.inputs]
+        alive = variant.panels * (COLUMNS_AT_ONCE + variant.tokens) + COLUMNS_AT_ONCE
+        if in_bytes:
+            loads *= _PACKED_INPUT
+            alive = variant.panels * (2 + 2 * variant.tokens) + COLUMNS_AT_ONCE
+        loaded = lines * eights * passes * (1 + loads / variant.panels)
+        cycles = (loaded * self.load + multiplied * multiply) * (self.spilling if alive > self.registers else 1)
+        shared = 2 * self.load * stored / self.store * variant.splits if variant.splits > 1 else 0.0
+        return (cycles + stored + shared) * self.seconds_a_cycle
+
+
+LATENCY: Final = 5e-7
+"""Seconds from a load to its value while memory is busy: an assumption."""
+
+REACHED: Final = 0.9
+"""The part of a memory's published rate that any kernel reaches: an assumption."""
+
+DISPATCH: Final = 4e-6
+"""Seconds of a dispatch that depends on the one before, without its share of memory and arithmetic: an assumption."""
+
+UNPACKING: Final[Mapping[str, float]] = {
+    "f16": 0,
+    "bf16": 8,
+    "f32": 2,
+    "int8": 23,
+    "q8_0": 32,
+    "int4": 20,
+    "q4_1": 24,
+    "q4_0": 29,
+    "nf4": 47,
+    "sf4": 47,
+}
+"""Vector instructions that turn eight weights into numbers, counted in RADV's code for RDNA3. A look-up in workgroup
+memory counts as two, since two SIMD units share it. Tests compare these figures with the compiler's.
+"""
+
+MULTIPLYING: Final[Mapping[str, float]] = {"f32": 11, "int8": 4.5}
+"""The same to multiply them with eight inputs and load these, by the type of products."""
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareCost:
+    """Predicts the times of kernels on a GPU: the longest of the times of memory, caches and instructions.
+
+    Memory is as fast as published, but for `REACHED`, if enough bytes are in flight: those that all threads have asked
+    for at once, divided by `LATENCY`. The first cache gives a byte for each lane and clock.
+    """
+
+    gpu: Gpu
+
+    def dispatch(self, moved_bytes: int) -> float:
+        """Return the predicted seconds of a dispatch that moves some bytes and computes little."""
+        return DISPATCH + moved_bytes / (REACHED * self.gpu.memory)
+
+    def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
+        """Return the predicted seconds of the matmul dispatch `work` with the kernel `variant`."""
+        gpu = self.gpu
+        passes = -(-work.tokens // variant.tokens)
+        workgroups = work.rows / variant.rows * passes
+        registers = _tiled_registers(variant) if isinstance(variant, TiledVariant) else _stream_registers(variant)
+        resident = min(workgroups * variant.threads, gpu.units * gpu.threads * min(1.0, gpu.registers / registers))
+        busy = gpu.instructions * min(1.0, workgroups / gpu.units)  # instructions a second of the units that have work
+        weight_bytes = passes * work.weight_bytes
+        eights = passes * work.rows * work.columns / COLUMNS_AT_ONCE
+        if isinstance(variant, TiledVariant):
+            in_flight = resident * COLUMNS_AT_ONCE * _loads(variant) * _eight_bytes(work)
+            near = 4 * COLUMNS_AT_ONCE * eights * variant.tokens * (1 / variant.each_rows + 1 / variant.each_tokens)
+            near *= {"f32": 1.0, "f16": 0.5, "int8": 0.25}[variant.number]
+            products = {"f32": 8.0, "f16": 8.0, "int8": 2.0}[variant.number] * variant.tokens
+            waits = 1 + 0.2 / variant.eights  # at barriers
+        else:
+            turn = INPUT_BLOCK if variant.number == "int8" and variant.unroll > 1 else COLUMNS_AT_ONCE
+            in_flight = resident * variant.panels * variant.unroll * turn / COLUMNS_AT_ONCE * _eight_bytes(work)
+            shared = {"direct": 1, "broadcast": 8, "by_token": 2}[variant.inputs]
+            input_bytes = 4 * COLUMNS_AT_ONCE * (_PACKED_INPUT / 2 if variant.number == "int8" else 1)
+            near = weight_bytes + eights * variant.tokens * input_bytes / variant.panels / shared
+            loading = (MULTIPLYING[variant.number] - _PRODUCTS[variant.number]) / variant.panels
+            products = variant.tokens * (_PRODUCTS[variant.number] + loading)
+            waits = 1.0
+        unpacking = 5.0 if variant.number == "int8" else UNPACKING[work.weights]
+        memory_seconds = weight_bytes / min(REACHED * gpu.memory, in_flight / LATENCY)
+        instruction_seconds = eights * (unpacking + products) / busy
+        return DISPATCH + waits * max(memory_seconds, near / busy, instruction_seconds)
+
+
+_PRODUCTS: Final[Mapping[str, float]] = {"f32": 8, "int8": 2}  # instructions that multiply and add eight numbers
+
+
+def _eight_bytes(work: MatMulWork) -> float:
+    return COLUMNS_AT_ONCE * work.weight_bytes / (work.rows * work.columns)
+
+
+def _stream_registers(variant: StreamVariant) -> float:
+    """Return about as many registers as RADV gives a thread of a kernel of matmul.wgsl."""
+    return 24 + variant.panels * (7 * variant.unroll + 3 * variant.tokens)
+
+
+def _loads(variant: TiledVariant) -> int:
+    """Return the number of rows and tokens of which a thread loads eight columns at once."""
+    return 4 * -(-(variant.rows + variant.tokens) * variant.eights // (4 * variant.threads))
+
+
+def _tiled_registers(variant: TiledVariant) -> float:
+    sums = variant.each_rows * variant.each_tokens
+    if variant.number == "int8":
+        return 2 * sums + 2 * _loads(variant) + 16
+    return sums + 8 * _loads(variant) + 16
+
+
+Cost: TypeAlias = SoftwareCost | HardwareCost
+
+
+def cost_on(info: DeviceInfo) -> Cost:
+    """Return the object that predicts the times of kernels on the device `info`."""
+    return SoftwareCost() if info.is_software else HardwareCost(gpu_of(info) or unknown_gpu(info.kind))
+
+
+def describe_cost(info: DeviceInfo) -> str:
+    """Return in a sentence what the predictions for the device `info` are made from."""
+    if info.is_software:
+        return "Predicted times are those of matmuls alone, from the cycles of another processor."
+    if gpu := gpu_of(info):
+        return f"Predicted times follow from the published figures of the {gpu.name}."
+    return (
+        f"Predicted times follow from the published figures of the {unknown_gpu(info.kind).name}, since there are none"
+        " of this device."
+    )
+
+
+def predict_dispatches(
+    dispatches: Iterable[Dispatch], matmuls: MatMulKernels, size: StepSize, cost: Cost
+) -> Iterator[float]:
+    """Yield the predicted seconds of each dispatch of a step of `size`, whose matmuls are those of `matmuls`.
+
+    On a software device they are 0 for all but matmuls.
+    """
+    parts = {id(group): (part, matmul.counts_rows) for matmul in matmuls.bound for part, group in matmul.parts}
+    processors = (os.cpu_count() or 1) if isinstance(cost, SoftwareCost) else 1
+    for dispatch in dispatches:
+        if found := parts.get(id(dispatch.bind_group)):
+            part, counts_rows = found
+            tokens = size.num_rows if counts_rows else size.num_tokens
+            yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind)) / processors
+        else:
+            yield cost.dispatch(dispatch.moved_bytes)

@@ -1,6 +1,0 @@
-// Numbers below 16. Eight of them are one u32, with the first in its lowest bits.
-
-// Return the first four as signed numbers, since some devices convert unsigned ones slowly.
-fn first_nibbles(word: u32) -> vec4<i32> {
-    return vec4<i32>((vec4<u32>(word) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u));
-}

@@ -1,0 +1,134 @@
+"""`python -m tools.bench.predict`: predict the speed of decode on real GPUs from their published figures.
+
+No GPU takes part. Models of published shapes are loaded onto a device that only counts, with the fixed choices for
+hardware. `rnn_engine.forward.cost` predicts the time of each dispatch of a step of one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import click
+import numpy as np
+
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.cost import DISPATCH, HardwareCost, predict_dispatches
+from rnn_engine.forward.gpus import GPUS, Gpu
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.step import StepLimits, StepSize
+from rnn_engine.forward.tuning import tuning_for
+from rnn_engine.forward.unread import Unpacked, UnreadModel
+from rnn_engine.forward.weight_choice import parse_weights, stored_format
+from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.gpu import Plan, SizingDevice
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.versions.table import VERSIONS
+from rnn_engine.versions.v7.layout import ShapeV7
+from tools.bench.peers import SHAPES
+from tools.bench.turns import comma_separated
+from tools.markdown import table
+
+_STEP = StepSize(num_tokens=1, num_runs=1, num_rows=1, has_draws=True)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model of the shape `name` without its numbers, loaded with matrices in the format `weights`."""
+
+    name: str
+    weights: str
+
+    @cached_property
+    def _loaded(self) -> tuple[GpuRunner, MatMulKernels]:
+        shape = SHAPES[self.name]
+        assert isinstance(shape, ShapeV7)
+        tensors = _tensors(shape)
+        chosen, activations = parse_weights(self.weights, shape)
+
+        def format_of(name: str) -> WeightFormat:
+            return Unpacked(chosen(name) or stored_format(tensors[name].dtype, None))
+
+        device = SizingDevice.smallest()
+        limits = StepLimits(num_slots=1, max_tokens=64, max_rows=1, num_candidates=128)
+        tuning = tuning_for(device.info, can_broadcast=True)
+        matmuls = MatMulKernels(device.kernels, tuning, limits, activations=activations)
+        runner = GpuRunner(
+            UnreadModel(shape, tensors),
+            VERSIONS.get(shape.version).load_layers,
+            device,
+            device.allocate(),
+            matmuls,
+            format_of=format_of,
+            limits=limits,
+            progress=lambda *_: None,
+        )
+        return runner, matmuls
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The dispatches of a step of one token, which the device draws."""
+        runner, _ = self._loaded
+        return runner.plan(_STEP.num_tokens, _STEP.num_runs, _STEP.num_rows, has_draws=True)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._loaded[0].weight_bytes
+
+    def seconds(self, gpu: Gpu) -> list[float]:
+        """Return the predicted seconds of each dispatch of `plan`."""
+        return list(predict_dispatches(self.plan.dispatches, self._loaded[1], _STEP, HardwareCost(gpu)))
+
+    def shares(self, gpu: Gpu) -> dict[str, float]:
+        """Return for each kind of matmul the least part of the memory's published rate that its dispatches reach.
+
+        The fixed time of a dispatch is not counted.
+        """
+        shares: dict[str, float] = {}
+        for dispatch, seconds in zip(self.plan.dispatches, self.seconds(gpu), strict=True):
+            if dispatch.operations:
+                part = dispatch.label.split(" ", 2)[-1]
+                share = dispatch.moved_bytes / (seconds - DISPATCH) / gpu.memory
+                shares[part] = min(share, shares.get(part, share))
+        return shares
+
+
+def _tensors(shape: ShapeV7) -> dict[str, TensorInfo]:
+    sizes = {"D": shape.width, "V": shape.vocab_size, "H": shape.num_heads, "N": shape.head_size, "F": shape.ffn_width}
+    sizes |= {f"R_{name}": getattr(shape.ranks, name) for name in "wavg"}
+    specs = VERSIONS.get(shape.version).layout.specs(shape.num_layers)
+    return {
+        spec.name: TensorInfo(tuple(sizes[dim] for dim in spec.dims), np.dtype(np.float16))
+        for spec in specs
+        if spec.required
+    }
+
+
+@click.command()
+@click.option("--models", callback=comma_separated(str), default="0.4B,1.5B,2.9B,7.2B", show_default=True)
+@click.option("--weights", callback=comma_separated(str), default="f16,int8,int4", show_default=True)
+@click.option("--matrices", is_flag=True, help="Print the share of the memory's rate that each kind of matmul reaches.")
+def main(models: Sequence[str], weights: Sequence[str], *, matrices: bool) -> None:
+    """Print predicted tokens a second of decode with one slot, and in brackets the share of the memory's rate."""
+    loaded = [LoadedModel(model, each) for model in models for each in weights]
+    for model in loaded if matrices else ():
+        shares = [model.shares(gpu) for gpu in GPUS]
+        head = (f"{model.name} {model.weights}", *shares[0])
+        rows = (
+            (gpu.name, *(f"{share:.0%}" for share in each.values())) for gpu, each in zip(GPUS, shares, strict=True)
+        )
+        click.echo(f"{table(head, rows)}\n")
+    if not matrices:
+        head = ("GPU", *(f"{model.name} {model.weights}" for model in loaded))
+        click.echo(table(head, ((gpu.name, *_speeds(gpu, loaded)) for gpu in GPUS)))
+
+
+def _speeds(gpu: Gpu, models: Sequence[LoadedModel]) -> Iterator[str]:
+    for model in models:
+        speed = 1 / sum(model.seconds(gpu))
+        yield f"{speed:.0f} ({speed * model.weight_bytes / gpu.memory:.0%})"
+
+
+if __name__ == "__main__":
+    main()
