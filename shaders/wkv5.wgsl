@@ -25,6 +25,28 @@ const HEAD_VECTORS = 5u;
 
 #include head
 
+// What a thread loads of a token: the numbers of its row.
+struct Loaded {
+    r: f32,
+    k: f32,
+    v: f32,
+    decay: f32,
+    g: f32,
+}
+
+fn load_token(token: u32, channel: u32) -> Loaded {
+    let place = token * WIDTH + channel;
+    var loaded: Loaded;
+    loaded.r = projected[place];
+    loaded.k = projected[PLANE + place];
+    loaded.v = projected[2u * PLANE + place];
+    loaded.decay = decay[DECAY_START + token * DECAY_STRIDE + channel];
+    if HAS_GATE {
+        loaded.g = projected[3u * PLANE + place];
+    }
+    return loaded;
+}
+
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
     let run = batch.runs[group.y];
@@ -41,15 +63,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         s[j] = Eight(state[state_start + 2u * j * HEAD_SIZE], state[state_start + (2u * j + 1u) * HEAD_SIZE]);
     }
 
+    var next = load_token(run.start, channel);
     for (var token = run.start; token < run.start + run.length; token++) {
-        let place = token * WIDTH + channel;
-        let r = projected[place];
-        let k = projected[PLANE + place];
-        let v = projected[2u * PLANE + place];
-        set_vector(R, row, r);
-        set_vector(DECAY, row, decay[DECAY_START + token * DECAY_STRIDE + channel]);
-        set_vector(K, row, k);
-        set_vector(BONUS, row, r * u * k);
+        let own = next;
+        let v = own.v;
+        next = load_token(min(token + 1u, run.start + run.length - 1u), channel); // while this one is computed
+        set_vector(R, row, own.r);
+        set_vector(DECAY, row, own.decay);
+        set_vector(K, row, own.k);
+        set_vector(BONUS, row, own.r * u * own.k);
         workgroupBarrier();
 
         var y = 0.0;
@@ -67,10 +89,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
         var out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
         if HAS_GATE {
-            out *= projected[3u * PLANE + place];
+            out *= own.g;
         }
         if is_real {
-            mixed[place] = out;
+            mixed[token * WIDTH + channel] = out;
         }
     }
 

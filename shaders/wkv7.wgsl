@@ -27,6 +27,33 @@ const HEAD_VECTORS = 7u;
 
 #include head
 
+// What a thread loads of a token: the numbers of its row.
+struct Loaded {
+    r: f32,
+    decay: f32,
+    k: f32,
+    v: f32,
+    a: f32,
+    g: f32,
+    v_first: f32,
+    v_gate: f32,
+}
+
+fn load_token(place: u32) -> Loaded {
+    var loaded: Loaded;
+    loaded.r = projected[place];
+    loaded.decay = gates[place];
+    loaded.k = projected[PLANE + place];
+    loaded.v = projected[2u * PLANE + place];
+    loaded.a = gates[PLANE + place];
+    loaded.g = gates[2u * PLANE + place];
+    if !IS_FIRST_LAYER {
+        loaded.v_first = v_first[place];
+        loaded.v_gate = gates[3u * PLANE + place];
+    }
+    return loaded;
+}
+
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
     let run = batch.runs[group.y];
@@ -47,26 +74,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         s[j] = Eight(state[state_start + 2u * j * HEAD_SIZE], state[state_start + (2u * j + 1u) * HEAD_SIZE]);
     }
 
+    var next = load_token(run.start * WIDTH + channel);
     for (var token = run.start; token < run.start + run.length; token++) {
         let place = token * WIDTH + channel;
-        let r = projected[place];
-        let k = projected[PLANE + place];
-        let a = gates[PLANE + place];
-        let rated_k = k * (1.0 + (a - 1.0) * k_a);
-        var v = projected[2u * PLANE + place];
+        let own = next;
+        next = load_token(min(token + 1u, run.start + run.length - 1u) * WIDTH + channel); // while this one is computed
+        let rated_k = own.k * (1.0 + (own.a - 1.0) * k_a);
+        var v = own.v;
         if IS_FIRST_LAYER {
             if is_real {
                 v_first[place] = v;
             }
         } else {
-            v += (v_first[place] - v) * gates[3u * PLANE + place];
+            v += (own.v_first - v) * own.v_gate;
         }
-        set_vector(R, row, r);
-        set_vector(DECAY, row, gates[place]);
+        set_vector(R, row, own.r);
+        set_vector(DECAY, row, own.decay);
         set_vector(RATED_K, row, rated_k);
-        set_vector(KK, row, k * k_k);
-        set_vector(RATED_KK, row, k * k_k * a);
-        set_vector(BONUS, row, r * rated_k * r_k);
+        set_vector(KK, row, own.k * k_k);
+        set_vector(RATED_KK, row, own.k * k_k * own.a);
+        set_vector(BONUS, row, own.r * rated_k * r_k);
         workgroupBarrier();
 
         var squares = 0.0;
@@ -96,7 +123,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
         let normed = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
         if is_real {
-            mixed[place] = (normed + bonus * v) * gates[2u * PLANE + place];
+            mixed[place] = (normed + bonus * v) * own.g;
         }
     }
 

@@ -71,6 +71,7 @@ class BuildContext:
         includes: Mapping[str, Include] | None = None,
         *,
         state_bytes: int = 0,
+        waits: int = 0,
     ) -> KernelStage:
         """Compile the shader `name`.wgsl and return a stage that dispatches it, bound to `buffers` and the batch.
 
@@ -79,7 +80,7 @@ class BuildContext:
         """
         kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)
         bind_group = self.kernels.bind(kernel.source, {"batch": self.buffers.batch, **buffers})
-        return KernelStage(label, kernel, bind_group, workgroups, state_bytes)
+        return KernelStage(label, kernel, bind_group, workgroups, state_bytes, waits)
 
     def matmul_stage(
         self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer

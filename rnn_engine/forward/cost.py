@@ -38,7 +38,7 @@ class SoftwareCost:
     registers: int = 76  # vectors that can be alive before some are kept in memory
     spilling: float = 1.7  # the factor by which loads and products are slower then
 
-    def dispatch(self, moved_bytes: int) -> float:  # noqa: ARG002
+    def dispatch(self, moved_bytes: int, waits: int) -> float:  # noqa: ARG002
         """Return 0: no time is known for the dispatches that are not matmuls."""
         return 0.0
 
@@ -108,9 +108,9 @@ class HardwareCost:
 
     gpu: Gpu
 
-    def dispatch(self, moved_bytes: int) -> float:
-        """Return the predicted seconds of a dispatch that moves some bytes and computes little."""
-        return DISPATCH + moved_bytes / (REACHED * self.gpu.memory)
+    def dispatch(self, moved_bytes: int, waits: int) -> float:
+        """Return the predicted seconds of a dispatch that moves some bytes, waits some times, and computes little."""
+        return DISPATCH + waits * LATENCY + moved_bytes / (REACHED * self.gpu.memory)
 
     def predict(self, work: MatMulWork, variant: MatMulVariant) -> float:
         """Return the predicted seconds of the matmul dispatch `work` with the kernel `variant`."""
@@ -202,4 +202,4 @@ def predict_dispatches(
             tokens = size.num_rows if counts_rows else size.num_tokens
             yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind)) / processors
         else:
-            yield cost.dispatch(dispatch.moved_bytes)
+            yield cost.dispatch(dispatch.moved_bytes, dispatch.waits)

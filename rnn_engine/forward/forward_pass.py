@@ -149,6 +149,8 @@ class Head:
 
     def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
         context = self._context
+        at_once = context.tuning.candidate_threads * context.tuning.candidate_loads
+        turns = -(-context.model.shape.vocab_size // at_once)  # of each of the kernel's seven loops over a row
         return context.kernel_stage(
             "candidates",
             "candidates",
@@ -161,6 +163,7 @@ class Head:
             },
             {"logits": outputs.logits, "masks": context.buffers.masks, "readout": outputs.readout},
             lambda step: (step.num_rows, 1),
+            waits=7 * turns,
         )
 
     def _draw(self, outputs: HeadOutputs) -> KernelStage:

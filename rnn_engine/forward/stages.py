@@ -38,6 +38,7 @@ class KernelStage:
     bind_group: BindGroup
     workgroups: Callable[[StepSize], tuple[int, int]]  # in x and in y
     state_bytes: int = 0  # the bytes of a run's state that it reads and writes
+    waits: int = 0  # as in Dispatch
 
     @property
     def weight_bytes(self) -> int:
@@ -45,7 +46,7 @@ class KernelStage:
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         moved_bytes = 2 * step.num_runs * self.state_bytes
-        yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step), moved_bytes)
+        yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step), moved_bytes, waits=self.waits)
 
 
 # Inputs of matmuls, quantised to bytes by quantise_inputs.wgsl, for matrices whose weights are bytes too.

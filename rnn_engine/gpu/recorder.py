@@ -24,7 +24,8 @@ class Dispatch:
     """One run of a kernel over x * y workgroups. Its `label` names what it computes.
 
     `moved_bytes` counts the bytes of matrices and states that it reads and writes. `operations` counts the products and
-    sums with its matrices. Neither includes activations.
+    sums with its matrices. Neither includes activations. `waits` is how many times a thread waits for memory, one time
+    after the other, if these are many.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Dispatch:
     y: int = 1
     moved_bytes: int = 0
     operations: int = 0
+    waits: int = 0
 
 
 @dataclass(frozen=True)
