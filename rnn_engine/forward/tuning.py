@@ -20,6 +20,9 @@ TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The token counts for which kernels are chosen; another count uses the choice of the next greater one, or the last."""
 
 
+_FEW_ROWS = 512
+
+
 def rounded_count(num_tokens: int) -> int:
     """Return the least of `TOKEN_COUNTS` that is at least `num_tokens`, or the greatest of all if none is."""
     return next((count for count in TOKEN_COUNTS if num_tokens <= count), TOKEN_COUNTS[-1])
@@ -58,6 +61,7 @@ class Tuning:
     packed: tuple[StreamVariant, ...]  # in place of `matmuls` for products of bytes
     packed_tiled: TiledVariant | None
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
+    few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
     def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
@@ -85,7 +89,10 @@ class Tuning:
         if kind is not None and kind.number == "int8":
             return self.packed, self.packed_tiled
         in_blocks = kind is not None and kind.weights in BLOCK_FORMATS
-        return (in_blocks and self.blocks) or self.matmuls, self.tiled
+        streams = (in_blocks and self.blocks) or self.matmuls
+        if kind is not None and kind.rows <= _FEW_ROWS and self.few_rows is not None:
+            streams = (self.few_rows, *streams)
+        return streams, self.tiled
 
     def token_counts(self, max_tokens: int) -> set[int]:
         """Return token counts, each at most `max_tokens`. Steps of these counts together use every matmul kernel."""
@@ -133,6 +140,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         tiled=TiledVariant(rows=64, tokens=64),
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
+        few_rows=StreamVariant(1, splits=32, unroll=4),
         blocks=_hardware_streams("f32", (8, 4, 4, 4, 2)),
         broadcast=False,
         codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},

@@ -9,6 +9,7 @@ import pytest
 from rnn_engine.forward.cost import (
     DISPATCH,
     LATENCY,
+    NOT_HIDDEN,
     REACHED,
     UNPACKING,
     HardwareCost,
@@ -69,17 +70,17 @@ def test_software_devices_have_a_cost_of_their_own() -> None:
 
 @pytest.mark.parametrize("each", GPUS, ids=lambda each: each.name)
 def test_a_large_matrix_takes_the_time_of_its_bytes(each: Gpu) -> None:
-    expected = DISPATCH + LARGE.weight_bytes / (REACHED * each.memory)
-    assert HardwareCost(each).predict(LARGE, STREAM) == pytest.approx(expected)
+    least = DISPATCH + LARGE.weight_bytes / (REACHED * each.memory)
+    assert least < HardwareCost(each).predict(LARGE, STREAM) < (1 + NOT_HIDDEN) * least
 
 
 def test_a_small_matrix_waits_for_too_few_bytes_in_flight() -> None:
     """Of 256 rows on 96 units: 32 workgroups of 128 threads, of which each asks for 64 bytes at once."""
     work = MatMulWork(256, 65536, 2 * 256 * 65536, 1)
     expected = DISPATCH + work.weight_bytes * LATENCY / (32 * 128 * 64)
-    assert HardwareCost(gpu("Radeon RX 7900 XTX")).predict(work, STREAM) == pytest.approx(expected)
+    assert HardwareCost(gpu("Radeon RX 7900 XTX")).predict(work, STREAM) == pytest.approx(expected, rel=0.05)
     once = HardwareCost(gpu("Radeon RX 7900 XTX")).predict(work, replace(STREAM, unroll=1))
-    assert once - DISPATCH == pytest.approx(4 * (expected - DISPATCH))
+    assert once - DISPATCH == pytest.approx(4 * (expected - DISPATCH), rel=0.05)
 
 
 def test_a_format_of_many_instructions_waits_for_them() -> None:

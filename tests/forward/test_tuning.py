@@ -47,6 +47,16 @@ def test_weights_in_blocks_share_inputs_in_another_way_on_a_software_device() ->
         assert tuning.matmul(64, MatMulClass(weights, 64, 64)) == variant
 
 
+def test_few_rows_are_divided_among_more_threads_on_hardware() -> None:
+    tuning = tuning_of("discrete")
+    for weights in ("f16", "int4"):
+        few, many = (tuning.matmul(1, MatMulClass(weights, rows, 1024)) for rows in (512, 1024))
+        assert few.threads == 2 * many.threads
+        assert KernelLimits().allow(few)
+        assert tuning.matmul(2, MatMulClass(weights, 512, 1024)) == tuning.matmul(2, MatMulClass(weights, 1024, 1024))
+    assert tuning.matmul(1, MatMulClass("int8", 512, 1024, "int8")) == tuning.packed[0]
+
+
 def test_what_was_found_for_a_class_and_a_count_goes_before_the_fixed_choice() -> None:
     kind, found = MatMulClass("f16", 1024, 256), TiledVariant(rows=32, tokens=32)
     tuning = replace(tuning_of("discrete"), found={(kind, 32): found})
