@@ -31,7 +31,7 @@ fn order_key(value: f32) -> u32 {
     return select(~bits, bits | 0x80000000u, bits < 0x80000000u);
 }
 
-// Load LOADS logits of a row, `stride` ids apart, before one of them is used: hardware waits once for all of them.
+// Load LOADS logits of a row, `stride` ids apart, at once, since hardware then waits once for all of them.
 fn load_logits(start: u32, first: u32, stride: u32) -> array<f32, LOADS> {
     var values: array<f32, LOADS>;
     for (var i = 0u; i < LOADS; i++) {

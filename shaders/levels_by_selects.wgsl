@@ -1,4 +1,4 @@
-// Levels that are chosen bit by bit, for devices that are slow at indexing an array that is not a buffer.
+// Levels that are chosen bit by bit: software devices are slow at indexing any array but a buffer.
 
 #include nibbles_by_shifts
 

@@ -106,8 +106,8 @@ MULTIPLYING: Final[Mapping[str, float]] = {"f32": 11, "int8": 4.5}
 class HardwareCost:
     """Predicts the times of kernels on a GPU: the longest of the times of memory, cache and instructions, nearly.
 
-    Memory is as fast as published, but for `REACHED`, if enough bytes are in flight: those that all threads have asked
-    for at once, divided by `LATENCY`. The first cache gives a byte for each lane and clock.
+    Memory gives at most `REACHED` of its published rate. It gives less if too few bytes are in flight: those that all
+    threads have asked for at once, divided by `LATENCY`. The first cache gives a byte for each lane and clock.
     """
 
     gpu: Gpu

@@ -111,6 +111,8 @@ def _tensors(shape: ShapeV7) -> dict[str, TensorInfo]:
 @click.option("--matrices", is_flag=True, help="Print the share of the memory's rate that each kind of matmul reaches.")
 def main(models: Sequence[str], weights: Sequence[str], *, matrices: bool) -> None:
     """Print predicted tokens a second of decode with one slot, and in brackets the share of the memory's rate."""
+    if unknown := set(models) - SHAPES.keys():
+        raise click.BadParameter(f"no shape {', '.join(sorted(unknown))}; expected some of {', '.join(SHAPES)}")
     loaded = [LoadedModel(model, each) for model in models for each in weights]
     for model in loaded if matrices else ():
         shares = [model.shares(gpu) for gpu in GPUS]
