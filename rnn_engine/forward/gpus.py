@@ -83,7 +83,7 @@ GPUS: Final[tuple[Gpu, ...]] = (
     _intel("Iris Xe", 68.3, 6, 1.35),  # Core i7-1185G7 with LPDDR4X-4267, 128 bits
     _intel("Arc 140V", 136.5, 8, 2.05),  # Core Ultra 9 288V with LPDDR5X-8533, 128 bits
     _intel("Arc B580", 456, 20, 2.67),
-    # Apple's press releases.
+    # Apple's press releases; M1's memory and M2 Ultra's operations are widely reported.
     _apple("Apple M1", 68.25, 8, 2.6),
     _apple("Apple M1 Max", 400, 32, 10.4),
     _apple("Apple M2", 100, 10, 3.6),
