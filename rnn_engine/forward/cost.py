@@ -120,56 +120,72 @@ class HardwareCost:
         """Return the predicted seconds of the matmul dispatch `work` with the kernel `variant`."""
         gpu = self.gpu
         passes = -(-work.tokens // variant.tokens)
+        need = _tiled_need(work, variant) if isinstance(variant, TiledVariant) else _stream_need(work, variant)
         workgroups = work.rows / variant.rows * passes
-        registers = _tiled_registers(variant) if isinstance(variant, TiledVariant) else _stream_registers(variant)
-        resident = min(workgroups * variant.threads, gpu.units * gpu.threads * min(1.0, gpu.registers / registers))
-        busy = gpu.instructions * min(1.0, workgroups / gpu.units)  # instructions a second of the units that have work
-        weight_bytes = passes * work.weight_bytes
-        eights = passes * work.rows * work.columns / COLUMNS_AT_ONCE
-        if isinstance(variant, TiledVariant):
-            in_flight = resident * COLUMNS_AT_ONCE * _loads(variant) * _eight_bytes(work)
-            near = 4 * COLUMNS_AT_ONCE * eights * variant.tokens * (1 / variant.each_rows + 1 / variant.each_tokens)
-            near *= {"f32": 1.0, "f16": 0.5, "int8": 0.25}[variant.number]
-            products = {"f32": 8.0, "f16": 8.0, "int8": 2.0}[variant.number] * variant.tokens
-            waits = 1 + 0.2 / variant.eights  # at barriers
-        else:
-            turn = INPUT_BLOCK if variant.number == "int8" and variant.unroll > 1 else COLUMNS_AT_ONCE
-            in_flight = resident * variant.panels * variant.unroll * turn / COLUMNS_AT_ONCE * _eight_bytes(work)
-            shared = {"direct": 1, "broadcast": 8, "by_token": 2}[variant.inputs]
-            input_bytes = 4 * COLUMNS_AT_ONCE * (_PACKED_INPUT / 2 if variant.number == "int8" else 1)
-            near = weight_bytes + eights * variant.tokens * input_bytes / variant.panels / shared
-            loading = (MULTIPLYING[variant.number] - _PRODUCTS[variant.number]) / variant.panels
-            products = variant.tokens * (_PRODUCTS[variant.number] + loading)
-            waits = 1.0
-        unpacking = 5.0 if variant.number == "int8" else UNPACKING[work.weights]
-        memory_seconds = weight_bytes / min(REACHED * gpu.memory, in_flight / LATENCY)
-        instruction_seconds = eights * (unpacking + products) / busy
-        times = (memory_seconds, near / busy, instruction_seconds)
-        return DISPATCH + waits * (max(times) + NOT_HIDDEN * (sum(times) - max(times)))
+        room = gpu.units * gpu.threads * min(1.0, gpu.registers / need.registers)
+        in_flight = min(workgroups * variant.threads, room) * need.in_flight
+        lanes = gpu.instructions * min(1.0, workgroups / gpu.units)  # those of units that have work, times the clock
+        times = (
+            work.weight_bytes / min(REACHED * gpu.memory, in_flight / LATENCY),
+            _eights(work) * need.near / lanes,
+            _eights(work) * need.instructions / lanes,
+        )
+        return DISPATCH + passes * need.waits * (max(times) + NOT_HIDDEN * (sum(times) - max(times)))
 
 
-_PRODUCTS: Final[Mapping[str, float]] = {"f32": 8, "int8": 2}  # instructions that multiply and add eight numbers
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What a matmul kernel needs in one pass over the weights."""
+
+    registers: float  # of a thread, about as RADV allocates them
+    in_flight: float  # bytes of weights that a thread asks for at once
+    near: float  # bytes from the first cache or workgroup memory, for each eight weights
+    instructions: float  # for each eight weights
+    waits: float = 1.0  # the factor by which waits at barriers make the kernel longer
+
+
+def _stream_need(work: MatMulWork, variant: StreamVariant) -> _Need:
+    in_bytes = variant.number == "int8"
+    eights_at_once = variant.unroll * (INPUT_BLOCK // COLUMNS_AT_ONCE if in_bytes and variant.unroll > 1 else 1)
+    input_bytes = 4 * COLUMNS_AT_ONCE * (_PACKED_INPUT / 2 if in_bytes else 1)
+    sharing = {"direct": 1, "broadcast": 8, "by_token": 2}[variant.inputs] * variant.panels
+    loading = (MULTIPLYING[variant.number] - _PRODUCTS[variant.number]) / variant.panels
+    return _Need(
+        registers=24 + variant.panels * (7 * variant.unroll + 3 * variant.tokens),
+        in_flight=variant.panels * eights_at_once * _eight_bytes(work),
+        near=_eight_bytes(work) + variant.tokens * input_bytes / sharing,
+        instructions=_unpacking(work) + variant.tokens * (_PRODUCTS[variant.number] + loading),
+    )
+
+
+def _tiled_need(work: MatMulWork, variant: TiledVariant) -> _Need:
+    sums = variant.each_rows * variant.each_tokens
+    sides = variant.rows + variant.tokens
+    lines = 4 * -(-sides * variant.eights // (4 * variant.threads))  # rows and tokens of which a thread loads an eight
+    number_bytes = {"f32": 4, "f16": 2, "int8": 1}[variant.number]
+    return _Need(
+        registers=16 + (2 * sums + 2 * lines if variant.number == "int8" else sums + 8 * lines),
+        in_flight=lines * variant.rows / sides * _eight_bytes(work),
+        near=number_bytes * COLUMNS_AT_ONCE * variant.tokens * (1 / variant.each_rows + 1 / variant.each_tokens),
+        instructions=_unpacking(work) + variant.tokens * _PRODUCTS[variant.number],
+        waits=1 + 0.2 / variant.eights,
+    )
+
+
+_PRODUCTS: Final[Mapping[str, float]] = {"f32": 8, "f16": 8, "int8": 2}
+"""Instructions that multiply and add eight numbers, by the type of products."""
+
+
+def _unpacking(work: MatMulWork) -> float:
+    return 5 if work.number == "int8" else UNPACKING[work.weights]
+
+
+def _eights(work: MatMulWork) -> float:
+    return work.rows * work.columns / COLUMNS_AT_ONCE
 
 
 def _eight_bytes(work: MatMulWork) -> float:
-    return COLUMNS_AT_ONCE * work.weight_bytes / (work.rows * work.columns)
-
-
-def _stream_registers(variant: StreamVariant) -> float:
-    """Return about as many registers as RADV gives a thread of a kernel of matmul.wgsl."""
-    return 24 + variant.panels * (7 * variant.unroll + 3 * variant.tokens)
-
-
-def _loads(variant: TiledVariant) -> int:
-    """Return the number of rows and tokens of which a thread loads eight columns at once."""
-    return 4 * -(-(variant.rows + variant.tokens) * variant.eights // (4 * variant.threads))
-
-
-def _tiled_registers(variant: TiledVariant) -> float:
-    sums = variant.each_rows * variant.each_tokens
-    if variant.number == "int8":
-        return 2 * sums + 2 * _loads(variant) + 16
-    return sums + 8 * _loads(variant) + 16
+    return work.weight_bytes / _eights(work)
 
 
 Cost: TypeAlias = SoftwareCost | HardwareCost
