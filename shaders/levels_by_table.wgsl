@@ -4,10 +4,8 @@
 var<workgroup> levels: array<f32, 16>;
 
 fn prepare_weights(thread: u32) {
-    var all = LEVELS;
-    if thread < 8u { // any workgroup has as many threads
-        levels[thread] = all[thread];
-        levels[thread + 8u] = all[thread + 8u];
+    if thread == 0u {
+        levels = LEVELS;
     }
     workgroupBarrier();
 }
