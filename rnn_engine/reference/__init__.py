@@ -143,6 +143,18 @@ B sequences run, `lengths[b]` tokens of each, one after the other in the token i
 field and is not changed.
 """
 
+RunBackward: TypeAlias = Callable[
+    [Weights, Sequence[Array], Array, Sequence[int], Mapping[str, Array]], dict[str, Array]
+]
+"""A function that runs the layers of an RWKV version backward in numpy.
+
+(weights, inputs, dx, lengths, states) -> gradients of the states
+
+inputs: L arrays [T, D], the residual stream at each layer's input, of a forward pass with these lengths and states.
+dx [T, D] is the gradient of a loss with respect to the last layer's output. The result holds the loss's gradient with
+respect to `states`, [B, L, ...] a field. The states after the runs have no part in the loss.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRuns:

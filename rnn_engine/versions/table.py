@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rnn_engine.backward.context import LoadBackward
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
-from rnn_engine.reference import RunLayers
+from rnn_engine.reference import RunBackward, RunLayers
 from rnn_engine.tensor_files.source import TensorInfo, show_all
 from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
@@ -28,6 +29,8 @@ class Version:
     layout: Layout
     run_layers: RunLayers  # the forward pass in numpy
     load_layers: LoadLayers  # the forward pass on a device
+    run_backward: RunBackward | None = None  # the backward pass in numpy; None if initial states can't be trained
+    load_backward: LoadBackward | None = None  # the backward pass on a device
     suits: Callable[[Mapping[str, TensorInfo]], bool] = lambda _: True  # distinguishes versions that share a pattern
 
 
