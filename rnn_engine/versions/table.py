@@ -90,6 +90,7 @@ VERSIONS: Final = VersionTable(
             layout=Layout(v7.list_tensors, v7.make_shape),
             run_layers=v7.run_layers,
             load_layers=v7.load_layers,
+            run_backward=v7.run_backward,
         ),
         Version(
             name="v6",
