@@ -68,6 +68,7 @@ def _v5_row(name: v5.VersionV5) -> Version:
         layout=v5.make_layout(name),
         run_layers=v5.run_layers,
         load_layers=v5.load_layers,
+        run_backward=v5.run_backward,
         suits=lambda tensors: v5.find_version(tensors) == name,
     )
 
@@ -99,6 +100,7 @@ VERSIONS: Final = VersionTable(
             layout=Layout(v6.list_tensors, v6.make_shape),
             run_layers=v6.run_layers,
             load_layers=v6.load_layers,
+            run_backward=v6.run_backward,
         ),
         _v5_row("v5.0"),
         _v5_row("v5.1"),

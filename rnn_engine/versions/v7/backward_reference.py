@@ -16,7 +16,9 @@ from rnn_engine.reference import Array, Block, PackedRuns, Weights, layer_norm
 from rnn_engine.reference.backward import sigmoid_backward, tanh_backward
 from rnn_engine.versions.shared.backward_reference import (
     Pullback,
+    add_bonus_backward,
     group_norm_backward,
+    mixes_backward,
     run_blocks_backward,
     squared_relu_backward,
 )
@@ -63,7 +65,7 @@ class _TimeMix:
         d_normed = (d_gated * forward.gate).reshape(heads)
         dy = group_norm_backward(d_normed, forward.y, block, self._shape.group_norm_epsilon)
         d_inputs, d_wkv = run_wkv_backward(dy, inputs, wkv, runs)
-        _add_bonus_backward(d_inputs, d_normed, inputs, block("att.r_k").reshape(heads[1:]))
+        add_bonus_backward(d_normed, inputs, block("att.r_k").reshape(heads[1:]), d_inputs)
 
         d_gate_hidden = (d_gated * forward.normed) @ block("att.g2").T
         d_mixed = {
@@ -74,11 +76,7 @@ class _TimeMix:
             "a": _learning_rate_backward(d_inputs, block, forward),
             "g": sigmoid_backward(d_gate_hidden, forward.gate_hidden) @ block("att.g1").T,
         }
-        dx, d_previous = np.zeros_like(d_out), np.zeros_like(d_out)
-        for kind, d in d_mixed.items():
-            mix = block(f"att.x_{kind}")
-            dx += d * (1 - mix)
-            d_previous += d * mix
+        dx, d_previous = mixes_backward(d_mixed, {kind: block(f"att.x_{kind}") for kind in d_mixed})
         return dx, d_previous, {"wkv": d_wkv}
 
     def _value_backward(self, dv: Array, block: Block, forward: Activations) -> Array:
@@ -89,14 +87,6 @@ class _TimeMix:
         d_rate = sigmoid_backward(dv * (self._v_first - forward.v), forward.v_rate)
         d_mixed: Array = d_rate @ block("att.v2").T @ block("att.v1").T
         return d_mixed + block.matmul_transposed(dv * (1 - forward.v_rate), "att.value.weight")
-
-
-def _add_bonus_backward(d_inputs: WkvInputs, d_bonus: Array, inputs: WkvInputs, r_k: Array) -> None:
-    """Add to the gradients of r, k and v those that come from the bonus, sum(r * k * r_k) * v. All are [T, H, N]."""
-    d_weighed = np.sum(d_bonus * inputs.v, axis=-1, keepdims=True) * r_k
-    d_inputs.r[:] += d_weighed * inputs.k
-    d_inputs.k[:] += d_weighed * inputs.r
-    d_inputs.v[:] += np.sum(inputs.r * inputs.k * r_k, axis=-1, keepdims=True) * d_bonus
 
 
 def _decay_backward(d_decay: Array, block: Block, forward: Activations) -> Array:
@@ -160,8 +150,7 @@ def channel_mix_backward(d_out: Array, block: Block, x: Array, previous: Array) 
     mix = block("ffn.x_k")
     k = block.matmul(x + (previous - x) * mix, "ffn.key.weight")
     dk = squared_relu_backward(block.matmul_transposed(d_out, "ffn.value.weight"), k)
-    d_mixed = block.matmul_transposed(dk, "ffn.key.weight")
-    return d_mixed * (1 - mix), d_mixed * mix
+    return mixes_backward({"k": block.matmul_transposed(dk, "ffn.key.weight")}, {"k": mix})
 
 
 def normalize_backward(d_unit: Array, x: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.reference import Array, Block, PackedRuns, Weights, sigmoid
-from rnn_engine.versions.shared.reference import group_norm, run_blocks
+from rnn_engine.versions.shared.reference import bonus, group_norm, run_blocks
 from rnn_engine.versions.v7.layout import ShapeV7
 
 KEY_NORM_FLOOR: Final = 1e-12
@@ -121,8 +121,9 @@ class Activations:
             b=removal_key * a.reshape(heads),
         )
         y, wkv = run_wkv(inputs, wkv, runs)
-        weighed = np.sum(inputs.r * inputs.k * block("att.r_k").reshape(heads[1:]), axis=-1, keepdims=True)
-        normed = (group_norm(y, block, shape.group_norm_epsilon) + weighed * inputs.v).reshape(x.shape)
+        normed = group_norm(y, block, shape.group_norm_epsilon)
+        normed += bonus(inputs.r, inputs.k, inputs.v, block("att.r_k").reshape(heads[1:]))
+        normed = normed.reshape(x.shape)
         out = block.matmul(normed * gate, "att.output.weight")
         return cls(k, v, v_rate, decay_hidden, decay_rate, a, gate_hidden, gate, inputs, y, normed, out, wkv)
 
