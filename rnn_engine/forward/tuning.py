@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
+from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant, TransposedVariant
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import ModelShape
@@ -53,6 +53,7 @@ class Tuning:
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
     packed: tuple[StreamVariant, ...]  # in place of `matmuls` for products of bytes
     packed_tiled: TiledVariant | None
+    transposed: TransposedVariant  # of backward passes
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
@@ -103,6 +104,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
                 for tokens, panels in ((1, 4), (4, 4), (8, 2))
             ),
             packed_tiled=None,
+            transposed=TransposedVariant(threads=8, tokens=8, inputs=by_token),
             blocks=(*few, StreamVariant(tokens=8, panels=4, inputs=one)),
             tiled=None,
             broadcast=can_broadcast,
@@ -119,6 +121,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         tiled=TiledVariant(rows=64, tokens=64),
         packed=tuple(StreamVariant(tokens, splits=16, number="int8") for tokens in (1, 2, 4, 8, 16)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
+        transposed=TransposedVariant(threads=64, tokens=8, inputs="direct"),
         broadcast=False,
         norm_threads=128,
         candidate_threads=256,

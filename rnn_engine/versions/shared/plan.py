@@ -88,11 +88,11 @@ class LayerBuilder:
         operands = operands or self.vectors.buffer
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
 
-    def alone(self, name: str, activation: Activation) -> Matrix:
+    def alone(self, name: str, activation: Activation, *, inputs_from: Activation = Activation.NONE) -> Matrix:
         """Return the layer's weight matrix `name` for a matmul that has no other matrix in its buffers."""
         weights = self.weights(name)
         rows, columns = weights.values.shape
-        return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
+        return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation, inputs_from=inputs_from)
 
     def output(self, mixed: Buffer) -> BoundMatMul:
         """Return the stage that multiplies `mixed` [T, D] by the time mix's output matrix.
@@ -173,6 +173,7 @@ class GatedChannelMix:
             activation=Activation.SCALED_RESIDUAL,
             operand_start=self._receptance_start,
             operand_stride=width,
+            inputs_from=Activation.SQUARED_RELU,
         )
         x = builder.context.buffers.x
         return (

@@ -122,6 +122,7 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
             activation=Activation.SHIFTED_MIX,
             operand_start=_DIFFERENCE * builder.plane,
             operand_stride=builder.width,
+            inputs_from=Activation.TANH,
         )
         for number, (plane, half) in enumerate(zip((_W, _K, _V, _R, _G), stored.numbers, strict=True))
     ]
@@ -158,4 +159,5 @@ def _decay_up(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
         outputs_stride=builder.width,
         activation=Activation.DOUBLE_EXP_DECAY,
         operand_start=builder.vectors.starts["att.time_decay"],
+        inputs_from=Activation.TANH,
     )

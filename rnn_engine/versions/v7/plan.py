@@ -134,10 +134,11 @@ class Layer(LayerBuilder):
 
     def channel_mix_stages(self) -> tuple[Stage, ...]:
         mixes, hidden, x = self._scratch.mixes, self._scratch.ffn_hidden, self.context.buffers.x
+        value = self.alone("ffn.value.weight", Activation.RESIDUAL, inputs_from=Activation.SQUARED_RELU)
         return (
             self.norm_shift("ffn norm", "ln2", ("ffn.x_k",), "ffn_shift", mixes),
             self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
-            self.matmul("value", [self.alone("ffn.value.weight", Activation.RESIDUAL)], hidden, x),
+            self.matmul("value", [value], hidden, x),
         )
 
     def _projections(self) -> list[Matrix]:
@@ -164,7 +165,9 @@ class Layer(LayerBuilder):
             up = self.weights(f"att.{adapter.name}2", transposed=True)  # [D, R]
             bias = self.vectors.starts.get(f"att.{adapter.name}0", 0)
             place = adapter.plane * self.plane
-            matrices.append(Matrix(up, start, stride, place, self.width, adapter.second, bias))
+            matrices.append(
+                Matrix(up, start, stride, place, self.width, adapter.second, bias, inputs_from=adapter.first)
+            )
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
