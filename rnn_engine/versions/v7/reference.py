@@ -57,8 +57,9 @@ class WkvInputs:
 
     def advance(self, s: Array, tokens: Array) -> None:
         """Change the states `s` [running, H, value, key] of some runs by their next tokens, which are at `tokens`."""
-        columns = np.stack([(s @ self.a[tokens][..., np.newaxis])[..., 0], self.v[tokens]], axis=-1)
-        rows = np.stack([self.b[tokens], self.k[tokens]], axis=-2)  # [running, H, 2, key]
+        removed = s @ self.a[tokens][..., np.newaxis]  # [running, H, value, 1]
+        columns = np.concatenate([removed, self.v[tokens][..., np.newaxis]], axis=-1)
+        rows = np.concatenate([self.b[tokens][..., np.newaxis, :], self.k[tokens][..., np.newaxis, :]], axis=-2)
         s *= self.decay[tokens][..., np.newaxis, :]
         s += columns @ rows
 
