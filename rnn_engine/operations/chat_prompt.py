@@ -140,7 +140,7 @@ class ChatPrompt:
         return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
 
 
-def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
+def text_before_chat(engine: Tokenizing, initial_state: FrozenState | None, template: ChatTemplate) -> str:
     """Return the text to run between what the model has read in `initial_state` and a chat, such as a blank line."""
     if initial_state is None or initial_state.num_tokens == 0:
         return ""

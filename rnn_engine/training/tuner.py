@@ -7,7 +7,10 @@ left at any event, kept in a file, and gone on with; the result is the same.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -183,9 +186,10 @@ class Tuning:
     def run(self) -> Iterator[Event]:
         """Let the run go on, and yield each event after it has happened.
 
-        The iteration may be left at any event; a later call goes on from there. Raises StepError if the gradient stays
-        infinite, or if no learning rate was of use.
+        The iteration may be left at any event, and interrupted by Ctrl-C at any moment; a later call goes on from
+        there. Raises StepError if the gradient stays infinite, or if no learning rate was of use.
         """
+        self._trainer.write(self._trainer.read())  # clears the gradient of an update that was interrupted
         while self.rate is None:
             yield self._try_rate()
         while not self.is_finished:
@@ -263,9 +267,10 @@ class Tuning:
         batch = self._batch(progress.step)
         total = _total_weight(batch)
         loss = sum(self._trainer.accumulate(call, 1 / total) for call in self._calls(batch)) / total
-        norm = self._trainer.update(rate)
-        progress.step += 1
-        progress.updates.append((loss, rate, norm))
+        with _uninterrupted():
+            norm = self._trainer.update(rate)
+            progress.step += 1
+            progress.updates.append((loss, rate, norm))
         trial = len(progress.tried) + 1 if self.rate is None else None
         last = progress.updates[-_MOST_REFUSED:]
         if trial is None and len(last) == _MOST_REFUSED and not any(math.isfinite(norm) for _, _, norm in last):
@@ -300,6 +305,23 @@ class Tuning:
             num_tokens += document.num_inputs
         if call:
             yield call
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C until the block has ended, if it is Python's usual KeyboardInterrupt."""
+    usual = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if pressed:
+            raise KeyboardInterrupt
 
 
 @lru_cache(2)  # the present epoch, and the next one
