@@ -39,12 +39,12 @@ def records(seed: int) -> Iterator[dict[str, object]]:
 
 def messages(dialogue: Dialogue, *, only_last: bool) -> list[dict[str, object]]:
     """Return the messages of a dialogue; with `only_last`, only its last answer is learnt."""
-    found: list[dict[str, object]] = [*dialogue.messages(), {"role": "assistant", "content": dialogue.answer}]
-    if only_last:
-        for message in found[:-1]:
-            if message["role"] == "assistant":
-                message["weight"] = 0
-    return found
+    before = dialogue.messages()
+    known = {"weight": 0} if only_last else {}
+    return [
+        *({**message, **(known if message["role"] == "assistant" else {})} for message in before),
+        {"role": "assistant", "content": dialogue.answer},
+    ]
 
 
 def main() -> None:
