@@ -25,6 +25,10 @@ const HEAD_VECTORS = 5u;
 
 #include head
 
+alias Traced = f32;
+#include traced_planes
+#include TRACE
+
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
     let run = batch.runs[group.y];
@@ -62,7 +66,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             y += dot(s[j].low, receptance.low) + dot(s[j].high, receptance.high);
             s[j] = Eight(s[j].low * rate.low + v * key.low, s[j].high * rate.high + v * key.high);
         }
-        set_vector(Y, row, y + bonus * v);
+        y += bonus * v;
+        set_vector(Y, row, y);
         workgroupBarrier();
 
         var out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
@@ -70,11 +75,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             out *= projected[3u * PLANE + place];
         }
         if is_real {
+            trace(TRACED_Y, place, y);
             mixed[place] = out;
         }
     }
 
-    if is_real {
+    if KEEPS_STATE && is_real {
         for (var j = 0u; j < EIGHTHS; j++) {
             state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
             state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;

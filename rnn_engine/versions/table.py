@@ -92,6 +92,7 @@ VERSIONS: Final = VersionTable(
             run_layers=v7.run_layers,
             load_layers=v7.load_layers,
             run_backward=v7.run_backward,
+            load_backward=v7.load_backward,
         ),
         Version(
             name="v6",

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.forward.context import BuildContext, PackedVectors, norm_shift_stage
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors, norm_shift_stage
 from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -17,7 +17,7 @@ from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
 from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
-from shaders import Constant
+from shaders import Constant, Include
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows this many in a workgroup
 _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; all published models have it
@@ -52,31 +52,12 @@ class LayerBuilder:
         """
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 
-    def norm_shift(
-        self,
-        what: str,
-        norm: str,
-        mixes: tuple[str, ...],
-        shift: str,
-        outputs: Buffer,
-        *,
-        keeps_difference: bool = False,
-    ) -> KernelStage:
+    def norm_shift(self, what: str, norm_shift: NormShift, outputs: Buffer) -> KernelStage:
         """Return the stage of one of the layer's norms and the token shift after it.
 
-        For the arguments see `rnn_engine.forward.context.norm_shift_stage`.
+        For `outputs` see `rnn_engine.forward.context.norm_shift_stage`.
         """
-        return norm_shift_stage(
-            self.context,
-            self.layer,
-            self.label(what),
-            self.vectors,
-            norm=norm,
-            mixes=mixes,
-            shift=shift,
-            outputs=outputs,
-            keeps_difference=keeps_difference,
-        )
+        return norm_shift_stage(self.context, self.layer, self.label(what), self.vectors, norm_shift, outputs)
 
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
@@ -177,7 +158,7 @@ class GatedChannelMix:
         )
         x = builder.context.buffers.x
         return (
-            builder.norm_shift("ffn norm", "ln2", (mix_k, mix_r), "ffn_shift", self._mixes),
+            builder.norm_shift("ffn norm", NormShift("ln2", (mix_k, mix_r), "ffn_shift"), self._mixes),
             builder.matmul("key and receptance", [key, receptance], self._mixes, self._hidden),
             builder.matmul("value", [value], self._hidden, x, operands=self._hidden),
         )
@@ -204,10 +185,12 @@ def bonus_recurrence(
     decay: Decay,
     mixed: Buffer,
     has_gate: bool,
+    traced: Buffer | None = None,
 ) -> KernelStage:
     """Return the stage of the wkv recurrence of RWKV-5 and RWKV-6, including its group norm and gate.
 
     It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors.
+    For `traced` see `head_stage`.
     """
     constants = {
         "U": builder.vectors.starts[bonus],
@@ -216,7 +199,7 @@ def bonus_recurrence(
         "HAS_GATE": has_gate,
     }
     return head_stage(
-        builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}
+        builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}, traced
     )
 
 
@@ -226,13 +209,17 @@ def head_stage(
     kernel: str,
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
+    traced: Buffer | None = None,
 ) -> KernelStage:
     """Return the stage of a wkv recurrence with its group norm. It runs a workgroup per head and token run.
 
     If the device lets lanes share what they load and heads have size 64, it uses the kernel `{kernel}_by_lanes`.
+
+    With `traced`, it also writes what a backward pass reads of the recurrence to planes of this buffer (see
+    traced_planes.wgsl), and leaves the state as it was.
     """
     context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
-    by_lanes = context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES
+    name, includes = head_kernel(context, shape, kernel)
     common = {
         "WIDTH": shape.width,
         "HEAD_SIZE": shape.head_size,
@@ -244,10 +231,22 @@ def head_stage(
     }
     return context.kernel_stage(
         builder.label("recurrence"),
-        f"{kernel}_by_lanes" if by_lanes else kernel,
+        name,
         {**common, **constants},
-        {"vectors": builder.vectors.buffer, "state": context.states[builder.layer], **buffers},
+        {
+            "vectors": builder.vectors.buffer,
+            "state": context.states[builder.layer],
+            **buffers,
+            **({} if traced is None else {"traced": traced}),
+        },
         lambda step: (num_heads, step.num_runs),
-        {} if by_lanes else {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
+        {"TRACE": "trace_nothing" if traced is None else "trace_vectors", **includes},
         state_bytes=4 * shape.width * shape.head_size,
     )
+
+
+def head_kernel(context: BuildContext, shape: HeadsShape, kernel: str) -> tuple[str, dict[str, Include]]:
+    """Return the name of the variant of `kernel`, which computes heads of a model with this shape, and its includes."""
+    if context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES:
+        return f"{kernel}_by_lanes", {}
+    return kernel, {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"}

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.segments import Activation
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.versions.shared.plan import GatedChannelMix, LayerBuilder, ScratchBuffers, block_lookup, static_mixes
@@ -43,7 +43,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
             builder.between_planes("att.value.weight", 2, 2),
         ]
         yield (
-            builder.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", scratch.mixes),
+            builder.norm_shift("att norm", NormShift("ln1", _ATT_MIXES, "att_shift"), scratch.mixes),
             builder.matmul("projections", projections, scratch.mixes, scratch.projected),
             _recurrence(builder, scratch),
             builder.output(scratch.mixed),

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.segments import Activation
 from rnn_engine.forward.stages import Stage
 from rnn_engine.versions.shared.plan import (
@@ -77,7 +77,7 @@ def _time_mix_stages(
 ) -> tuple[Stage, ...]:
     vectors = builder.vectors
     return (
-        builder.norm_shift("att norm", "ln1", _mix_names(projections), "att_shift", scratch.mixes),
+        builder.norm_shift("att norm", NormShift("ln1", _mix_names(projections), "att_shift"), scratch.mixes),
         builder.matmul(
             "projections",
             [

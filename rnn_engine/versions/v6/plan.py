@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.weight_formats import round_up
@@ -33,6 +33,7 @@ from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
 _X, _W, _K, _V, _R, _G, _DIFFERENCE = range(7)  # planes of `mixes`
 _ATT_MIXES: Final = tuple(f"att.time_maa_{kind}" for kind in "xwkvrg")
+_ATT_NORM: Final = NormShift("ln1", _ATT_MIXES, "att_shift", keeps_difference=True)
 _VECTORS: Final = (
     *_ATT_MIXES,
     *("ffn.time_maa_k", "ffn.time_maa_r"),
@@ -74,7 +75,7 @@ class _Scratch:
 def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> tuple[Stage, ...]:
     mixes, hidden, projected = scratch.mixes, scratch.mixes_hidden, scratch.projected
     return (
-        builder.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", mixes, keeps_difference=True),
+        builder.norm_shift("att norm", _ATT_NORM, mixes),
         builder.matmul("mixes, first half", [_mixes_down(builder, scratch)], mixes, hidden),
         builder.matmul("mixes, second half", _mixes_up(builder, scratch), hidden, mixes),
         builder.matmul("projections", _projections(builder, scratch), mixes, projected),
