@@ -90,6 +90,11 @@ class GpuTrainer:
         return self._limits.num_slots
 
     @property
+    def max_rows(self) -> int:
+        """The most rows of logits that are computed at a time."""
+        return self._limits.max_rows
+
+    @property
     def memory(self) -> DeviceMemory:
         """The bytes of device memory that the trainer has allocated, by what they are for."""
         return self._memory.used
@@ -97,7 +102,7 @@ class GpuTrainer:
     def plan(self, num_tokens: int, num_documents: int, num_rows: int) -> Plan:
         """Return the kernel dispatches of `accumulate` for these numbers of inputs, documents and logit rows.
 
-        `num_rows` is at most the number of rows that are computed at a time.
+        `num_rows` is at most `max_rows`.
         """
         step = StepSize(num_tokens, num_documents, num_rows)
         plans = self._pass.forward_plan(step, keeps=True), self._pass.loss_plan(step, has_gradient=True)

@@ -115,7 +115,7 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
         for count in sorted(tuning.token_counts(_LIMITS.max_tokens)):
             for has_masks in (False, True):
                 runner.plan(count, 1, 1, has_masks=has_masks, has_draws=True, has_following=True)
-    if version.load_backward is not None and choice.activations == "f32":
+    if version.load_backward is not None:
         with closing(device.allocate()) as memory:
             trainer = GpuTrainer(
                 unread,
