@@ -1,6 +1,7 @@
 // Multiply the transposes of matrices with up to TOKENS vectors, the gradients of the matrices' outputs, and read every
 // weight once: dx[c] = sum over rows r of W[r, c] dy[r]. The weights lie in the panels of segments.wgsl.
-// A thread owns eight columns. Workgroups: (tiles of THREADS eights of columns, ceil(T / TOKENS)).
+// A thread owns eight columns. Workgroups: (ceil(T / TOKENS), tiles of THREADS eights of columns); so those that run at
+// about the same time read the same weights, of which one tile fits into a cache.
 // Matrices that have read the same inputs add to one gradient, a target. Each of them, or the part of it that lies in
 // the bound weights, is a source.
 
@@ -73,11 +74,11 @@ fn add_rows(rows: array<Eight, PANEL>, inputs: Eight, sum: Eight) -> Eight {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let own = find_target(workgroup.x * THREADS);
-    let own_eight = workgroup.x * THREADS - own.first_eight + thread;
+    let own = find_target(workgroup.y * THREADS);
+    let own_eight = workgroup.y * THREADS - own.first_eight + thread;
     let eight = min(own_eight, (own.num_columns - 1u) / 8u);
     let num_tokens = select(batch.num_tokens, batch.num_rows, matmul.counts_rows == 1u);
-    let first_token = workgroup.y * TOKENS;
+    let first_token = workgroup.x * TOKENS;
     let lane = thread % PANEL;
     var sums: array<Eight, TOKENS>;
     for (var s = own.first_source; s < own.first_source + own.num_sources; s++) {

@@ -119,7 +119,7 @@ class TransposedMatMul:
         tiles = -(-count // self.tokens)
         for part in self.parts:
             moved_bytes, operations = tiles * part.loaded.weight_bytes, 2 * count * part.loaded.num_weights
-            yield Dispatch(self.label, part.kernel, part.bind_group, part.num_tiles, tiles, moved_bytes, operations)
+            yield Dispatch(self.label, part.kernel, part.bind_group, tiles, part.num_tiles, moved_bytes, operations)
 
 
 def _group(places: Sequence[SegmentPlace]) -> dict[_Target, list[SegmentPlace]]:
