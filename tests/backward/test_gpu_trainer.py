@@ -1,9 +1,10 @@
-"""The trainer on a GPU: the end of the model alone, in pieces of rows."""
+"""The trainer on a GPU: the contract of all trainers, and the end of the model alone, in pieces of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,18 @@ from rnn_engine.types import F32
 from tests.support.gpu import KINDS
 from tests.support.models import random_model, tiny_shape
 from tests.support.reference import relative_error
+from tests.support.trainer_contract import MakeTrainer, TrainerContract
 from tests.support.trainers import make_gpu_trainer
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def make_trainer(request: pytest.FixtureRequest) -> MakeTrainer:
+    return partial(make_gpu_trainer, kind=request.param)
+
+
+class TestGpuTrainer(TrainerContract):
+    pass
+
 
 SHAPE = tiny_shape(layers=1, width=40, head_size=8, vocab=133)
 MODEL = random_model(SHAPE, seed=5)
