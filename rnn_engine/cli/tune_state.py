@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """The options of the examples: which are held out, and what becomes of those that can't be used."""
+    """The options of the examples: the held-out part, and what becomes of examples that can't be used."""
 
     held_out: float | Path
     bad_lines: Literal["error", "skip"]
@@ -38,7 +38,7 @@ class DataOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of the run: where the state starts, how long it is trained, and how."""
+    """The options of the run: the state at the start, the number of updates, and the settings of the training."""
 
     init: Path | None
     init_prompt: str | None
@@ -220,7 +220,7 @@ def tune_state_command(
 ) -> None:
     """Tune a model's initial state with the examples in DATA.
 
-    The weights stay as they are; the state that is trained is a small file, with which the model starts in place of an
+    The weights do not change. The state that is trained is a small file, with which the model starts in place of an
     empty state. DATA has chats, pairs of prompt and completion, or texts, as docs/state-tuning.md describes. The run is
     kept in FILE.checkpoint at least each minute, until it has ended.
     """

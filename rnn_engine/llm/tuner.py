@@ -46,7 +46,7 @@ def _ignore_event(_event: Event) -> None:
 
 
 class Tuner:
-    """Tunes the initial state of a model, whose weights stay as they are, with examples from a file.
+    """Tunes the initial state of a model with examples from a file. The weights do not change.
 
         from rnn_engine import Tuner
 

@@ -240,8 +240,8 @@ def _chat_documents(
 ) -> Iterator[Document]:
     """Yield the documents of a conversation, which together teach all its answers.
 
-    One is enough as long as the prompt of each answer begins with what the model has read and written before. Another
-    begins where that is not so, such as after thoughts, which a template leaves out of later prompts.
+    One is enough as long as the prompt of each answer begins with what the model has read and written before.
+    Otherwise another one begins, such as after thoughts: templates leave them out of later prompts.
     """
     document: Document | None = None
     for number in chat.learnt:

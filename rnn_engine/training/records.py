@@ -149,7 +149,7 @@ class _Window:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        # a byte that is not UTF-8 becomes an unpaired surrogate, which is an error of the item that has it
+        # a byte that is not UTF-8 becomes an unpaired surrogate, so that only its own item is refused
         self._decoder = getincrementaldecoder("utf-8")("surrogateescape")
         self._text = ""
         self._place = 0

@@ -61,7 +61,7 @@ class TunerSettings:
                 raise InvalidRequestError(name, value, f"a whole number of at least {least}")
 
     def num_steps(self, num_documents: int) -> int:
-        """Return the number of updates of a run with so many documents."""
+        """Return the number of updates of a run with `num_documents` documents to learn."""
         if self.steps is not None:
             return self.steps
         wanted = math.ceil((3 if self.epochs is None else self.epochs) * num_documents / self.batch_size)
@@ -91,7 +91,7 @@ class RateTried:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The loss on the held-out documents after so many updates of the run; at 0, that of the state at the start."""
+    """The loss on the held-out documents after `step` updates of the run; at 0, that of the state at the start."""
 
     step: int
     held_out_loss: float  # mean over the tokens that count, in nats

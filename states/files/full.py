@@ -286,9 +286,10 @@ def _summary(file: SafetensorsFile, metadata: Mapping[str, str], path: Path, mod
 
 
 def check_model(name: str, found: str | None, expected: str | None) -> None:
-    """Raise StateError if a file says that its state was made for another model; None says nothing, or accepts any.
+    """Raise StateError if a file says that its state was made for another model than the `expected` one.
 
-    The error calls the file `name`.
+    `found` is None if the file names no model, and `expected` is None if any is accepted. The error calls the file
+    `name`.
     """
     if found is not None and expected is not None and found != expected:
         raise StateError(

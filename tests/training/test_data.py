@@ -26,7 +26,7 @@ from tests.support.byte_tokenizer import ByteTokenizer
 
 
 class SilentTokenizer(ByteTokenizer):
-    """A tokenizer of bytes whose special tokens stand for no bytes."""
+    """A tokenizer of bytes. Its special tokens stand for no bytes."""
 
     def decode_bytes(self, token: int) -> bytes:
         return b"" if token > 256 else super().decode_bytes(token)

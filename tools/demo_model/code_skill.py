@@ -1,0 +1,104 @@
+"""A skill that the demo model does not have: requests become expressions of a small code language, such as (+ 2 3).
+
+    python -m tools.demo_model.code_skill data docs/state-tuning              # write code.jsonl and code-held-out.jsonl
+    rnn-engine tune-state docs/state-tuning/code.jsonl -o code.safetensors --held-out 0.15 --batch-size 16 --steps 200
+    python -m tools.demo_model.code_skill check docs/state-tuning/code-held-out.jsonl code.safetensors
+
+No word and no pair of numbers of the held-out requests is in the training data, and nothing was chosen by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rnn_engine import LLM, ChatMessage, SamplingParams
+from rnn_engine.chat_template import Role
+
+SEED = 7
+NUM_TRAINING, NUM_HELD_OUT = 200, 100
+SUMS = {
+    "+": ("What is {0} + {1}?", "{0} plus {1}", "Add {0} and {1}."),
+    "-": ("What is {0} - {1}?", "{0} minus {1}", "What is {0} minus {1}?"),
+    "*": ("What is {0} x {1}?", "{0} times {1}", "Multiply {0} by {1}."),
+}
+LOOK_UPS = {
+    "capital": ("What is the capital of {}?", "capital of {}", "Tell me the capital of {}."),
+    "spell": ("Spell {}.", "How do you spell {}?", "spell the word {}"),
+    "opposite": ("What is the opposite of {}?", "opposite of {}", "Give me the opposite of {}."),
+    "plural": ("What is the plural of {}?", "plural of {}", "Give me the plural of {}."),
+}
+WORDS = {  # the last ten of each kind are held out
+    "capital": "France Italy Spain Peru Japan Egypt Norway Poland Chile Kenya Cuba Greece India Austria Sweden "
+    "Portugal Finland Denmark Hungary Turkey Iran Iraq Ghana Canada Brazil Russia China Ireland Iceland Mexico",
+    "spell": "table garden window yellow bridge pencil orange button circle dragon engine finger guitar hammer island "
+    "jacket kitten ladder market number paper rabbit silver ticket valley winter bottle candle forest pocket",
+    "opposite": "hot big fast high good light young open early full rich strong happy long wet hard loud thick clean "
+    "far new near soft deep dark cheap easy narrow sharp quiet",
+    "plural": "child mouse foot book city leaf box tooth knife baby glass bus wolf goose man dog story wish half "
+    "tomato cat day church lady potato horse watch shelf fox key",
+}
+
+
+def requests(rng: random.Random, held_out: bool, count: int) -> Iterator[tuple[str, str]]:
+    """Yield requests with their expressions, all different: the words and numbers of one of the two parts."""
+    seen = set[str]()
+    while len(seen) < count:
+        kind = rng.choice([*SUMS, *LOOK_UPS])
+        if kind in SUMS:
+            numbers = rng.randrange(2, 100), rng.randrange(2, 100)
+            if (sum(numbers) % 4 == 0) != held_out:
+                continue
+            request, code = rng.choice(SUMS[kind]).format(*numbers), f"({kind} {numbers[0]} {numbers[1]})"
+        else:
+            words = WORDS[kind].split()
+            word = rng.choice(words[20:] if held_out else words[:20])
+            request, code = rng.choice(LOOK_UPS[kind]).format(word), f"({kind} {word})"
+        if request not in seen:
+            seen.add(request)
+            yield request, code
+
+
+def write(path: Path, pairs: Iterator[tuple[str, str]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for request, code in pairs:
+            messages = [{"role": "user", "content": request}, {"role": "assistant", "content": code}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def count_right(llm: LLM, pairs: Sequence[tuple[str, str]], state: Path | None) -> int:
+    """Return how many requests the model answers with exactly the expression."""
+    loaded = None if state is None else llm.load_state(state)
+    chats = [[ChatMessage(Role.USER, request)] for request, _ in pairs]
+    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=32), state=loaded)
+    return sum(answer.text == code for answer, (_, code) in zip(answers, pairs, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    data = commands.add_parser("data")
+    data.add_argument("folder", type=Path)
+    check = commands.add_parser("check")
+    check.add_argument("held_out", type=Path)
+    check.add_argument("state", type=Path)
+    check.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    if options.command == "data":
+        rng = random.Random(SEED)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        write(options.folder / "code.jsonl", requests(rng, False, NUM_TRAINING))
+        write(options.folder / "code-held-out.jsonl", requests(rng, True, NUM_HELD_OUT))
+        return
+    records = [json.loads(line)["messages"] for line in options.held_out.read_text("utf-8").splitlines()]
+    pairs = [(asked["content"], answer["content"]) for asked, answer in records]
+    with LLM(device=options.device) as llm:
+        for name, state in (("without", None), ("with", options.state)):
+            print(f"{name} the state: {count_right(llm, pairs, state)} of {len(pairs)} are right")
+
+
+if __name__ == "__main__":
+    main()
