@@ -23,10 +23,8 @@ from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.training.data import TrainingData
 from rnn_engine.types import State
 
-RATES: Final = (0.001, 0.01, 0.1, 1.0)
-"""The learning rates that a search tries first. Then it tries two around the best of them."""
-
-_STEP: Final = math.sqrt(10)  # from the best of these to its two neighbours
+_FIRST_RATES: Final = (-6, -4, -2, 0)  # 0.001, 0.01, 0.1, 1: the number n stands for the rate 10 ** (n / 2)
+_MOST_TRIALS: Final = 10  # of rates: after the first ones, the neighbours of the best one, until it is between two
 _LEAST_UPDATES: Final = 100  # unless the user says how many
 _SEARCH_SHARE: Final = 10  # of the run's updates, a trial of a rate has a tenth
 _SEARCH_UPDATES: Final = (8, 32)  # but at least and at most so many
@@ -199,14 +197,13 @@ class Tuning:
 
     def _next_rate(self) -> float | None:
         """Return the rate of the present trial; None after the last."""
-        tried = self._progress.tried
-        if self._settings.rate is not None:
+        tried = {round(2 * math.log10(trial.rate)): trial.held_out_loss for trial in self._progress.tried}
+        if self._settings.rate is not None or len(tried) == _MOST_TRIALS:
             return None
-        if len(tried) < len(RATES):
-            return RATES[len(tried)]
-        best = min(tried[: len(RATES)], key=lambda trial: trial.held_out_loss).rate
-        neighbours = (best / _STEP, best * _STEP)
-        return neighbours[len(tried) - len(RATES)] if len(tried) < len(RATES) + len(neighbours) else None
+        if len(tried) < len(_FIRST_RATES):
+            return _rate(_FIRST_RATES[len(tried)])
+        best = min(tried, key=lambda number: tried[number])
+        return next((_rate(number) for number in (best + 1, best - 1) if number not in tried), None)
 
     def _best_tried(self) -> RateTried:
         best = min(self._progress.tried, key=lambda trial: trial.held_out_loss)
@@ -305,6 +302,10 @@ class Tuning:
             num_tokens += document.num_inputs
         if call:
             yield call
+
+
+def _rate(number: int) -> float:
+    return float(10 ** (number / 2))
 
 
 @contextmanager

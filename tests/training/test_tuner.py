@@ -53,9 +53,11 @@ def test_a_search_finds_a_rate_and_the_run_lowers_the_held_out_loss() -> None:
     events = list(run.run())
     tried = [event for event in events if isinstance(event, RateTried)]
     assert [event.rate for event in tried[:4]] == [0.001, 0.01, 0.1, 1.0]
-    coarse = min(tried[:4], key=lambda trial: trial.held_out_loss).rate
-    assert [event.rate for event in tried[4:]] == pytest.approx([coarse / math.sqrt(10), coarse * math.sqrt(10)])
     assert run.rate == min(tried, key=lambda trial: trial.held_out_loss).rate
+    rates = sorted(event.rate for event in tried)
+    place = rates.index(run.rate)
+    assert rates[place - 1 : place + 2] == pytest.approx([run.rate / math.sqrt(10), run.rate, run.rate * math.sqrt(10)])
+    assert len(tried) <= 10
     judged = [event for event in events if isinstance(event, Judged)]
     assert judged[0].step == 0
     assert judged[0].held_out_loss == pytest.approx(0.25)
@@ -69,7 +71,7 @@ def test_a_search_finds_a_rate_and_the_run_lowers_the_held_out_loss() -> None:
 def test_each_trial_starts_anew() -> None:
     run = tuning()
     firsts = [event.loss for event in run.run() if isinstance(event, Updated) and event.step == 1]
-    assert len(firsts) == 7
+    assert len(firsts) > 5
     assert len(set(firsts)) == 1
 
 
