@@ -16,12 +16,14 @@ struct Rows {
 }
 
 fn load_rows(place: u32) -> Rows {
-    return Rows(
-        load_plane(D_Y * PLANE + place),
-        load_plane(V * PLANE + place),
-        load_plane(TRACED_SA * PLANE + place),
-        load_plane(D_SA * PLANE + place),
-    );
+    var rows: Rows;
+    rows.dy = load_plane(D_Y * PLANE + place);
+    rows.v = load_plane(V * PLANE + place);
+    if REMOVES_KEYS {
+        rows.sa = load_plane(TRACED_SA * PLANE + place);
+        rows.d_sa = load_plane(D_SA * PLANE + place);
+    }
+    return rows;
 }
 
 fn load_plane(place: u32) -> Whole {

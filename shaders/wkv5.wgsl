@@ -2,7 +2,7 @@
 // Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
 //   y    = S r + (sum of r * u * k) v          (S from before the token)
 //   S    = S * decay + v k^T
-//   out  = group_norm(y) * g
+//   out  = group_norm(y) * g * sigmoid(g)
 //
 // If DECAY_STRIDE is 0, the decay is one vector for all tokens, otherwise one for each token.
 
@@ -72,7 +72,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
         var out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
         if HAS_GATE {
-            out *= projected[3u * PLANE + place];
+            let gate = projected[3u * PLANE + place];
+            out *= gate / (1.0 + exp(-gate));
         }
         if is_real {
             trace(TRACED_Y, place, y);

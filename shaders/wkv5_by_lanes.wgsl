@@ -64,7 +64,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         trace(TRACED_Y, own_place, y);
         var out = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
         if HAS_GATE {
-            out *= projected[3u * PLANE + own_place];
+            let gate = projected[3u * PLANE + own_place];
+            out *= gate / (1.0 + exp(-gate));
         }
         mixed[own_place] = out;
     }

@@ -31,11 +31,10 @@ class Activation(IntEnum):
     BIASED_SIGMOID = 4
     DECAY = 5
     RESIDUAL = 6  # adds the sum to what the output holds
-    SILU = 7
-    DOUBLE_EXP_DECAY = 8
-    SCALED_RESIDUAL = 9  # adds the sum times the operand
-    SHIFTED_MIX = 10  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
-    BIASED_SCALE = 11  # multiplies what the output holds by the sum plus the operand
+    DOUBLE_EXP_DECAY = 7
+    SCALED_RESIDUAL = 8  # adds the sum times the operand
+    SHIFTED_MIX = 9  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
+    BIASED_SCALE = 10  # multiplies what the output holds by the sum plus the operand
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def _v5_row(name: v5.VersionV5) -> Version:
         run_layers=v5.run_layers,
         load_layers=v5.load_layers,
         run_backward=v5.run_backward,
+        load_backward=v5.load_backward,
         suits=lambda tensors: v5.find_version(tensors) == name,
     )
 
@@ -102,6 +103,7 @@ VERSIONS: Final = VersionTable(
             run_layers=v6.run_layers,
             load_layers=v6.load_layers,
             run_backward=v6.run_backward,
+            load_backward=v6.load_backward,
         ),
         _v5_row("v5.0"),
         _v5_row("v5.1"),

@@ -10,6 +10,7 @@ import pytest
 from rnn_engine.types import ModelShape
 from tests.support.layer_gradients import Case, DeviceLayers, reference_gradients
 from tests.support.models import random_model, tiny_shape
+from tests.support.older_models import tiny_v5, tiny_v6
 from tests.support.reference import relative_error
 
 HEADS_OF_64 = tiny_shape(layers=2, width=128, head_size=64)
@@ -24,7 +25,17 @@ def load(shape: ModelShape, kind: str = "software", *, trains_shifts: bool = Tru
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"), [(HEADS_OF_64, "software"), (HEADS_OF_20, "software"), (HEADS_OF_20, "discrete")]
+    ("shape", "kind"),
+    [
+        (HEADS_OF_64, "software"),
+        (HEADS_OF_20, "software"),
+        (HEADS_OF_20, "discrete"),
+        (tiny_v6(width=128, head_size=64), "software"),
+        (tiny_v6(layers=3, width=40, head_size=20), "software"),
+        (tiny_v5("v5.0", layers=1, width=40, head_size=20), "software"),
+        (tiny_v5("v5.1", width=40, head_size=20), "discrete"),
+        (tiny_v5("v5.2", width=128, head_size=64), "software"),
+    ],
 )
 def test_gradients_are_those_of_numpy(shape: ModelShape, kind: str) -> None:
     layers = load(shape, kind)
@@ -62,17 +73,17 @@ layer 0 ffn norm: norm_shift 40 x 1
 layer 0 key: matmul 8 x 5
 """,
     "backward": """\
-layer 0 value, backward: matmul_transposed 4 x 5
-layer 0 key, backward: matmul_transposed 1 x 5
+layer 0 value, backward: matmul_transposed 5 x 4
+layer 0 key, backward: matmul_transposed 5 x 1
 layer 0 ffn norm, backward: norm_shift_backward 40 x 1
-layer 0 output, backward: matmul_transposed 1 x 5
+layer 0 output, backward: matmul_transposed 5 x 1
 layer 0 outputs, backward: wkv7_outputs_backward 4 x 40
-layer 0 rows, backward: wkv7_rows_backward 4 x 2
-layer 0 columns, backward: wkv7_columns_backward 4 x 2
-layer 0 decay, backward: wkv7_decay_backward 4 x 2
+layer 0 rows, backward: wkv_rows_backward 4 x 2
+layer 0 columns, backward: wkv_columns_backward 4 x 2
+layer 0 decay, backward: wkv_decay_backward 4 x 2
 layer 0 inputs, backward: wkv7_inputs_backward 4 x 40
-layer 0 gates, backward: matmul_transposed 3 x 5
-layer 0 projections, backward: matmul_transposed 6 x 5
+layer 0 gates, backward: matmul_transposed 5 x 3
+layer 0 projections, backward: matmul_transposed 5 x 6
 layer 0 att norm, backward: norm_shift_backward 40 x 1
 """,
 }

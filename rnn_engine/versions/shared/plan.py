@@ -124,43 +124,50 @@ class GatedChannelMix:
         """
         shape, tokens = context.model.shape, context.limits.max_tokens
         assert isinstance(shape, RwkvShape)
-        self._mixes = mixes
+        self.mixes = mixes
         self._hidden_stride = round_up(shape.ffn_width, 8)
-        self._receptance_start = tokens * self._hidden_stride
-        size = 4 * (self._receptance_start + tokens * shape.width)
-        self._hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
+        self.receptance_start = tokens * self._hidden_stride
+        size = 4 * (self.receptance_start + tokens * shape.width)
+        self.hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
-    def stages(self, builder: LayerBuilder, mix_k: str, mix_r: str) -> tuple[Stage, ...]:
+    def stages(self, builder: LayerBuilder, norm: NormShift) -> tuple[Stage, ...]:
         """Return the three stages of one layer's channel mix: norm with token shift, key with receptance, and value.
 
-        `mix_k` and `mix_r` are the names of the token shift vectors, which must be adjacent in the layer's vectors.
+        `norm` has the mixes of the key and of the receptance.
         """
+        value = self.value(builder, Activation.SCALED_RESIDUAL)
+        return (
+            builder.norm_shift("ffn norm", norm, self.mixes),
+            self.key(builder),
+            builder.matmul("value", [value], self.hidden, builder.context.buffers.x, operands=self.hidden),
+        )
+
+    def key(self, builder: LayerBuilder) -> BoundMatMul:
+        """Return the stage that computes the hidden activations and the receptance of one layer."""
         width = builder.width
         key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
         receptance = Matrix(
             builder.weights("ffn.receptance.weight"),
             inputs_start=builder.plane,
             inputs_stride=width,
-            outputs_start=self._receptance_start,
+            outputs_start=self.receptance_start,
             outputs_stride=width,
             activation=Activation.SIGMOID,
         )
-        value = Matrix(
+        return builder.matmul("key and receptance", [key, receptance], self.mixes, self.hidden)
+
+    def value(self, builder: LayerBuilder, activation: Activation) -> Matrix:
+        """Return one layer's value matrix, with the receptance as the operand of its activation."""
+        return Matrix(
             builder.weights("ffn.value.weight"),
             inputs_start=0,
             inputs_stride=self._hidden_stride,
             outputs_start=0,
-            outputs_stride=width,
-            activation=Activation.SCALED_RESIDUAL,
-            operand_start=self._receptance_start,
-            operand_stride=width,
+            outputs_stride=builder.width,
+            activation=activation,
+            operand_start=self.receptance_start,
+            operand_stride=builder.width,
             inputs_from=Activation.SQUARED_RELU,
-        )
-        x = builder.context.buffers.x
-        return (
-            builder.norm_shift("ffn norm", NormShift("ln2", (mix_k, mix_r), "ffn_shift"), self._mixes),
-            builder.matmul("key and receptance", [key, receptance], self._mixes, self._hidden),
-            builder.matmul("value", [value], self._hidden, x, operands=self._hidden),
         )
 
 
@@ -174,6 +181,9 @@ class Decay:
     buffer: Buffer
     start: int
     stride: int  # from one token to the next; 0 if all tokens have the same decay
+
+    def constants(self) -> dict[str, Constant]:
+        return {"DECAY_START": self.start, "DECAY_STRIDE": self.stride}
 
 
 def bonus_recurrence(
@@ -194,9 +204,8 @@ def bonus_recurrence(
     """
     constants = {
         "U": builder.vectors.starts[bonus],
-        "DECAY_START": decay.start,
-        "DECAY_STRIDE": decay.stride,
         "HAS_GATE": has_gate,
+        **decay.constants(),
     }
     return head_stage(
         builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}, traced
@@ -218,17 +227,9 @@ def head_stage(
     With `traced`, it also writes what a backward pass reads of the recurrence to planes of this buffer (see
     traced_planes.wgsl), and leaves the state as it was.
     """
-    context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
+    context, num_heads = builder.context, shape.num_heads
     name, includes = head_kernel(context, shape, kernel)
-    common = {
-        "WIDTH": shape.width,
-        "HEAD_SIZE": shape.head_size,
-        "STATE_STRIDE": context.state_layout.stride,
-        "WKV_OFFSET": context.state_layout.offsets["wkv"],
-        "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
-        "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
-        "EPSILON": shape.group_norm_epsilon,
-    }
+    common = {**head_sizes(shape), **state_constants(context), **group_norm_constants(builder, shape)}
     return context.kernel_stage(
         builder.label("recurrence"),
         name,
@@ -250,3 +251,22 @@ def head_kernel(context: BuildContext, shape: HeadsShape, kernel: str) -> tuple[
     if context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES:
         return f"{kernel}_by_lanes", {}
     return kernel, {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"}
+
+
+def head_sizes(shape: HeadsShape) -> dict[str, Constant]:
+    return {"WIDTH": shape.width, "HEAD_SIZE": shape.head_size}
+
+
+def state_constants(context: BuildContext) -> dict[str, Constant]:
+    """Return the constants of the place of the wkv matrices in a slot's state."""
+    return {"STATE_STRIDE": context.state_layout.stride, "WKV_OFFSET": context.state_layout.offsets["wkv"]}
+
+
+def group_norm_constants(builder: LayerBuilder, shape: HeadsShape) -> dict[str, Constant]:
+    """Return the constants of the group norm of the layer's heads."""
+    starts = builder.vectors.starts
+    return {
+        "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
+        "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
+        "EPSILON": shape.group_norm_epsilon,
+    }

@@ -21,21 +21,20 @@ belong to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
 from rnn_engine.forward.stages import KernelStage, Stage
-from rnn_engine.forward.weight_formats import round_up
-from rnn_engine.gpu import Buffer
-from rnn_engine.versions.shared.backward_plan import keep_input, matmul_backward, norm_shift_backward
-from rnn_engine.versions.shared.plan import check_head_size, head_kernel
+from rnn_engine.versions.shared.backward_plan import (
+    HeadBuffers,
+    RecurrenceBackward,
+    keep_input,
+    matmul_backward,
+    norm_shift_backward,
+)
+from rnn_engine.versions.shared.plan import Decay, check_head_size, group_norm_constants
 from rnn_engine.versions.v7.layout import ShapeV7
 from rnn_engine.versions.v7.plan import ATT_NORM, FFN_NORM, ChannelMixStages, Layer, Scratch, TimeMixStages
-from shaders import Constant
-
-_TRACED_PLANES: Final = 8  # of traced_planes.wgsl
-_KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl
 
 
 def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
@@ -56,17 +55,16 @@ class _Gradients:
     """The device buffers of the gradients within a layer of RWKV-7, which mirror those of `Scratch`."""
 
     def __init__(self, context: BackwardContext, shape: ShapeV7, scratch: Scratch) -> None:
-        tokens, runs = context.forward.limits.max_tokens, context.forward.limits.num_slots
         create = context.forward.memory.create_buffer
         self.mixes = create("gradients of mixes", scratch.mixes.size)
         self.projected = create("gradients of projected", scratch.projected.size)
         self.gates = create("gradients of gates", scratch.gates.size)
         self.v_first = create("gradient of v_first", scratch.v_first.size)
         self.ffn_hidden = create("gradients of ffn hidden", scratch.ffn_hidden.size)
-        self.traced = create("traced", 4 * tokens * (_TRACED_PLANES * shape.width + shape.num_heads))
-        kept_floats = shape.num_heads * round_up(shape.head_size, 8) ** 2
-        self.kept = create("kept state gradients", 4 * (tokens // _KEPT_EVERY + runs) * kept_floats)
-        self.x = create("input of the layer", 4 * tokens * shape.width)  # [T, D]
+        self.x = create("input of the layer", 4 * context.forward.limits.max_tokens * shape.width)  # [T, D]
+        decay = Decay(scratch.gates, 0, shape.width)
+        self.heads = HeadBuffers(scratch.projected, decay, self.projected, self.gates)
+        self.recurrence = RecurrenceBackward(context, shape, removes_keys=True)
 
 
 class _Layer(Layer):
@@ -80,7 +78,7 @@ class _Layer(Layer):
         self._gradients = gradients
 
     def backward_layer(self) -> BackwardLayer:
-        time_mix, channel_mix = self.time_mix_stages(self._gradients.traced), self.channel_mix_stages()
+        time_mix, channel_mix = self.time_mix_stages(self._gradients.recurrence.traced), self.channel_mix_stages()
         return BackwardLayer(
             forward=(*time_mix, *channel_mix),
             recompute=(keep_input(self._backward, self._gradients.x), *time_mix, channel_mix.norm, channel_mix.key),
@@ -95,81 +93,33 @@ class _Layer(Layer):
 
     def _time_mix_backward(self, forward: TimeMixStages) -> Iterator[Stage]:
         """Yield the stages of the time mix. The first layer's input needs no gradient, except for its token shift."""
-        context, d, projected = self._backward, self._gradients, self._scratch.projected
-        yield matmul_backward(context, forward.output, context.dx, d.traced)  # plane D_Y
-        yield from self._state_backward()
+        context, d, recurrence = self._backward, self._gradients, self._gradients.recurrence
+        yield matmul_backward(context, forward.output, context.dx, recurrence.traced)
+        yield self._outputs_backward()
+        yield from recurrence.to_state(self, d.heads)
         if self.layer > 0 or context.trains_shifts:
-            yield from self._projected_backward()
-            yield matmul_backward(context, forward.gates, d.gates, d.projected, projected)
+            yield recurrence.to_decay(self, d.heads)
+            yield self._inputs_backward()
+            yield matmul_backward(context, forward.gates, d.gates, d.projected, self._scratch.projected)
             yield matmul_backward(context, forward.projections, d.projected, d.mixes)
             yield norm_shift_backward(context, self, "att norm", ATT_NORM, d.x, d.mixes)
 
-    def _state_backward(self) -> Iterator[KernelStage]:
-        """Yield the stages up to the gradient of the initial state."""
-        d, starts = self._gradients, self.vectors.starts
+    def _outputs_backward(self) -> KernelStage:
+        scratch, d = self._scratch, self._gradients
         constants = {
-            "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
-            "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
-            "EPSILON": self._shape.group_norm_epsilon,
-        }
-        yield self._elementwise("outputs", constants, {"v_first": self._scratch.v_first})
-        yield self._walk("rows", {}, {})
-        buffers = {"d_gates": d.gates, "kept": d.kept, "state_gradients": self._backward.state_gradients}
-        yield self._walk("columns", self._state_places(), buffers)
-
-    def _projected_backward(self) -> Iterator[KernelStage]:
-        """Yield the stages from the recurrence to the gradients of what the matmuls have made."""
-        d = self._gradients
-        buffers = {"d_gates": d.gates, "kept": d.kept, "state": self.context.states[self.layer]}
-        yield self._walk("decay", self._state_places(), buffers)
-        is_last = self.layer + 1 == self._shape.num_layers
-        yield self._elementwise("inputs", {"IS_LAST_LAYER": is_last}, {"d_v_first": d.v_first})
-
-    def _state_places(self) -> dict[str, Constant]:
-        layout = self.context.state_layout
-        return {"STATE_STRIDE": layout.stride, "WKV_OFFSET": layout.offsets["wkv"]}
-
-    def _elementwise(self, part: str, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> KernelStage:
-        """Return the stage of the kernel wkv7_{part}_backward, which runs a workgroup per head and token."""
-        scratch, d, num_heads = self._scratch, self._gradients, self._shape.num_heads
-        common = {
-            "THREADS": min(self.context.tuning.norm_threads, 1 << (self._shape.head_size - 1).bit_length()),
-            "WIDTH": self.width,
-            "HEAD_SIZE": self._shape.head_size,
             "IS_FIRST_LAYER": self.layer == 0,
             **self.key_constants(),
+            **group_norm_constants(self, self._shape),
         }
-        common_buffers = {
-            "vectors": self.vectors.buffer,
-            "projected": scratch.projected,
-            "gates": scratch.gates,
-            "traced": d.traced,
-            "d_projected": d.projected,
-            "d_gates": d.gates,
-        }
-        return self.context.kernel_stage(
-            self.label(f"{part}, backward"),
-            f"wkv7_{part}_backward",
-            {**common, **constants},
-            {**common_buffers, **buffers},
-            lambda step: (num_heads, step.num_tokens),
-        )
+        buffers = {"gates": scratch.gates, "v_first": scratch.v_first, "d_gates": d.gates}
+        return d.recurrence.on_tokens(self, "wkv7_outputs_backward", constants, d.heads, buffers)
 
-    def _walk(self, part: str, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> KernelStage:
-        """Return the stage of the kernel wkv7_{part}_backward, which runs a workgroup per head and token run."""
-        scratch, d, num_heads = self._scratch, self._gradients, self._shape.num_heads
-        common = {
-            "projected": scratch.projected,
-            "gates": scratch.gates,
-            "traced": d.traced,
-            "d_projected": d.projected,
+    def _inputs_backward(self) -> KernelStage:
+        d = self._gradients
+        constants = {
+            "IS_FIRST_LAYER": self.layer == 0,
+            "IS_LAST_LAYER": self.layer + 1 == self._shape.num_layers,
+            **self.key_constants(),
         }
-        name, includes = head_kernel(self.context, self._shape, f"wkv7_{part}_backward")
-        return self.context.kernel_stage(
-            self.label(f"{part}, backward"),
-            name,
-            {"WIDTH": self.width, "HEAD_SIZE": self._shape.head_size, **constants},
-            {**common, **buffers},
-            lambda step: (num_heads, step.num_runs),
-            includes,
-        )
+        buffers = {"gates": self._scratch.gates, "d_gates": d.gates, "d_v_first": d.v_first}
+        return d.recurrence.on_tokens(self, "wkv7_inputs_backward", constants, d.heads, buffers)

@@ -1,12 +1,12 @@
-// The backward pass of the RWKV-7 recurrence of one head of size 64 over one run by rows, as in wkv7_rows_backward.wgsl.
+// The backward pass of the recurrence of one head of size 64 over one run by rows, as in wkv_rows_backward.wgsl.
 // Workgroups: (H, runs); a thread owns four rows of dS. See head_by_lanes.wgsl.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> projected: array<vec4<f32>>; // r: [MAX_TOKENS, WIDTH]
-@group(0) @binding(2) var<storage, read> gates: array<vec4<f32>>;     // decay, a: [2, MAX_TOKENS, WIDTH]
+@group(0) @binding(2) var<storage, read> gates: array<vec4<f32>>;     // decay from DECAY_START on, RWKV-7's rate: [2, MAX_TOKENS, WIDTH]
 @group(0) @binding(3) var<storage, read_write> traced: array<vec4<f32>>;      // see traced_planes.wgsl
-@group(0) @binding(4) var<storage, read_write> d_projected: array<vec4<f32>>; // [3, MAX_TOKENS, WIDTH]; adds to dv
+@group(0) @binding(4) var<storage, read_write> d_projected: array<vec4<f32>>; // r, k, v: [3, MAX_TOKENS, WIDTH]; adds to dv
 
 #include traced_planes
 #include vectors_by_lanes
@@ -34,6 +34,9 @@ struct Products {
 }
 
 fn take_output(quad: u32, columns: Columns, dy: vec4<f32>, sums: Products) -> Products {
+    if !REMOVES_KEYS {
+        return Products(sums.dv + multiply_columns(quad, columns.key[quad]), vec4<f32>());
+    }
     let receptance = columns.receptance[quad];
     ds[0][quad] += dy.x * receptance;
     ds[1][quad] += dy.y * receptance;
@@ -45,11 +48,13 @@ fn take_output(quad: u32, columns: Columns, dy: vec4<f32>, sums: Products) -> Pr
     );
 }
 
-fn leave_token(quad: u32, decay: vec4<f32>, kk: vec4<f32>, d_sa: vec4<f32>) {
-    ds[0][quad] = ds[0][quad] * decay - d_sa.x * kk;
-    ds[1][quad] = ds[1][quad] * decay - d_sa.y * kk;
-    ds[2][quad] = ds[2][quad] * decay - d_sa.z * kk;
-    ds[3][quad] = ds[3][quad] * decay - d_sa.w * kk;
+// The gradient goes to the state before the token: through the decay, and through the token's reading of that state, the
+// product of a gradient of the thread's rows with a vector of columns.
+fn leave_token(quad: u32, decay: vec4<f32>, read: vec4<f32>, gradient: vec4<f32>) {
+    ds[0][quad] = ds[0][quad] * decay + gradient.x * read;
+    ds[1][quad] = ds[1][quad] * decay + gradient.y * read;
+    ds[2][quad] = ds[2][quad] * decay + gradient.z * read;
+    ds[3][quad] = ds[3][quad] * decay + gradient.w * read;
 }
 
 @compute @workgroup_size(HEAD_THREADS)
@@ -59,20 +64,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let owned = group.x * QUADS + thread;
 
     for (var left = run.length; left > 0u; left--) {
-        let token = (run.start + left - 1u) * (WIDTH / 4u);
-        let place = token + loaded;
-        let own_place = token + owned;
+        let token = run.start + left - 1u;
+        let place = token * (WIDTH / 4u) + loaded;
+        let own_place = token * (WIDTH / 4u) + owned;
+        let decay_place = (DECAY_START + token * DECAY_STRIDE) / 4u + loaded;
         var receptance: Own;
         var decay: Own;
         var key: Own;
-        var kk: Own;
+        var read: Own; // RWKV-7's token reads sa by a = -kk, others y by r
         var rate: Own;
         for (var q = 0u; q < 2u; q++) {
             receptance[q] = projected[place + q];
-            decay[q] = gates[place + q];
+            decay[q] = gates[decay_place + q];
             key[q] = traced[KEY * PLANE + place + q];
-            kk[q] = traced[UNIT_KK * PLANE + place + q];
-            rate[q] = kk[q] * gates[PLANE + place + q];
+            read[q] = receptance[q];
+            if REMOVES_KEYS {
+                read[q] = -traced[UNIT_KK * PLANE + place + q];
+                rate[q] = -read[q] * gates[PLANE + place + q];
+            }
         }
         let dy = traced[D_Y * PLANE + own_place];
         let columns = Columns(whole(receptance), whole(key), whole(rate));
@@ -94,24 +103,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         sums = take_output(14u, columns, dy, sums);
         sums = take_output(15u, columns, dy, sums);
         let all_decay = whole(decay);
-        let all_kk = whole(kk);
-        leave_token(0u, all_decay[0], all_kk[0], sums.d_sa);
-        leave_token(1u, all_decay[1], all_kk[1], sums.d_sa);
-        leave_token(2u, all_decay[2], all_kk[2], sums.d_sa);
-        leave_token(3u, all_decay[3], all_kk[3], sums.d_sa);
-        leave_token(4u, all_decay[4], all_kk[4], sums.d_sa);
-        leave_token(5u, all_decay[5], all_kk[5], sums.d_sa);
-        leave_token(6u, all_decay[6], all_kk[6], sums.d_sa);
-        leave_token(7u, all_decay[7], all_kk[7], sums.d_sa);
-        leave_token(8u, all_decay[8], all_kk[8], sums.d_sa);
-        leave_token(9u, all_decay[9], all_kk[9], sums.d_sa);
-        leave_token(10u, all_decay[10], all_kk[10], sums.d_sa);
-        leave_token(11u, all_decay[11], all_kk[11], sums.d_sa);
-        leave_token(12u, all_decay[12], all_kk[12], sums.d_sa);
-        leave_token(13u, all_decay[13], all_kk[13], sums.d_sa);
-        leave_token(14u, all_decay[14], all_kk[14], sums.d_sa);
-        leave_token(15u, all_decay[15], all_kk[15], sums.d_sa);
-        traced[D_SA * PLANE + own_place] = sums.d_sa;
+        let all_read = whole(read);
+        let gradient = select(dy, sums.d_sa, REMOVES_KEYS);
+        leave_token(0u, all_decay[0], all_read[0], gradient);
+        leave_token(1u, all_decay[1], all_read[1], gradient);
+        leave_token(2u, all_decay[2], all_read[2], gradient);
+        leave_token(3u, all_decay[3], all_read[3], gradient);
+        leave_token(4u, all_decay[4], all_read[4], gradient);
+        leave_token(5u, all_decay[5], all_read[5], gradient);
+        leave_token(6u, all_decay[6], all_read[6], gradient);
+        leave_token(7u, all_decay[7], all_read[7], gradient);
+        leave_token(8u, all_decay[8], all_read[8], gradient);
+        leave_token(9u, all_decay[9], all_read[9], gradient);
+        leave_token(10u, all_decay[10], all_read[10], gradient);
+        leave_token(11u, all_decay[11], all_read[11], gradient);
+        leave_token(12u, all_decay[12], all_read[12], gradient);
+        leave_token(13u, all_decay[13], all_read[13], gradient);
+        leave_token(14u, all_decay[14], all_read[14], gradient);
+        leave_token(15u, all_decay[15], all_read[15], gradient);
+        if REMOVES_KEYS {
+            traced[D_SA * PLANE + own_place] = sums.d_sa;
+        }
         d_projected[2u * PLANE + own_place] += sums.dv;
     }
 }

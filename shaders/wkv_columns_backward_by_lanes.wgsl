@@ -1,13 +1,13 @@
-// The backward pass of the RWKV-7 recurrence of one head of size 64 over one run by columns, as in
-// wkv7_columns_backward.wgsl. Workgroups: (H, runs); a thread owns four columns of dS. See head_by_lanes.wgsl.
+// The backward pass of the recurrence of one head of size 64 over one run by columns, as in wkv_columns_backward.wgsl.
+// Workgroups: (H, runs); a thread owns four columns of dS. See head_by_lanes.wgsl.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> projected: array<vec4<f32>>; // r: [MAX_TOKENS, WIDTH]
-@group(0) @binding(2) var<storage, read> gates: array<vec4<f32>>;     // decay: [MAX_TOKENS, WIDTH]
+@group(0) @binding(2) var<storage, read> gates: array<vec4<f32>>;     // decay, from DECAY_START on: [MAX_TOKENS, WIDTH]
 @group(0) @binding(3) var<storage, read> traced: array<vec4<f32>>;    // see traced_planes.wgsl
 @group(0) @binding(4) var<storage, read_write> d_projected: array<vec4<f32>>; // [3, MAX_TOKENS, WIDTH]; dk
-@group(0) @binding(5) var<storage, read_write> d_gates: array<vec4<f32>>;     // [4, MAX_TOKENS, WIDTH]; db in place of a
+@group(0) @binding(5) var<storage, read_write> d_gates: array<vec4<f32>>;     // [2, MAX_TOKENS, WIDTH]; RWKV-7's db in the second plane
 @group(0) @binding(6) var<storage, read_write> kept: array<vec4<f32>>;        // see kept_gradients.wgsl
 @group(0) @binding(7) var<storage, read_write> state_gradients: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, 16, 64, 4]
 
@@ -28,7 +28,16 @@ struct Sums {
 }
 
 fn walk_quad(quad: u32, rows: Rows, columns: Columns, sums: Sums) -> Sums {
+    let v = rows.v[quad];
     let dy = rows.dy[quad];
+    if !REMOVES_KEYS {
+        let dk = sums.dk + ds[quad][0] * v.x + ds[quad][1] * v.y + ds[quad][2] * v.z + ds[quad][3] * v.w;
+        ds[quad][0] = ds[quad][0] * columns.decay + columns.r * dy.x;
+        ds[quad][1] = ds[quad][1] * columns.decay + columns.r * dy.y;
+        ds[quad][2] = ds[quad][2] * columns.decay + columns.r * dy.z;
+        ds[quad][3] = ds[quad][3] * columns.decay + columns.r * dy.w;
+        return Sums(dk, vec4<f32>());
+    }
     let d0 = ds[quad][0] + columns.r * dy.x;
     let d1 = ds[quad][1] + columns.r * dy.y;
     let d2 = ds[quad][2] + columns.r * dy.z;
@@ -38,7 +47,6 @@ fn walk_quad(quad: u32, rows: Rows, columns: Columns, sums: Sums) -> Sums {
     ds[quad][1] = d1 * columns.decay - columns.kk * d_sa.y;
     ds[quad][2] = d2 * columns.decay - columns.kk * d_sa.z;
     ds[quad][3] = d3 * columns.decay - columns.kk * d_sa.w;
-    let v = rows.v[quad];
     let sa = rows.sa[quad];
     return Sums(
         sums.dk + d0 * v.x + d1 * v.y + d2 * v.z + d3 * v.w,
@@ -53,10 +61,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let owned = group.x * QUADS + thread;
 
     for (var left = run.length; left > 0u; left--) {
-        let token = (run.start + left - 1u) * (WIDTH / 4u);
-        let rows = load_rows(token + loaded);
-        let place = token + owned;
-        let columns = Columns(projected[place], gates[place], traced[UNIT_KK * PLANE + place]);
+        let token = run.start + left - 1u;
+        let rows = load_rows(token * (WIDTH / 4u) + loaded);
+        let place = token * (WIDTH / 4u) + owned;
+        let decay = gates[(DECAY_START + token * DECAY_STRIDE) / 4u + owned];
+        var columns = Columns(projected[place], decay, vec4<f32>());
+        if REMOVES_KEYS {
+            columns.kk = traced[UNIT_KK * PLANE + place];
+        }
         var sums = Sums();
         sums = walk_quad(0u, rows, columns, sums);
         sums = walk_quad(1u, rows, columns, sums);
@@ -75,7 +87,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         sums = walk_quad(14u, rows, columns, sums);
         sums = walk_quad(15u, rows, columns, sums);
         d_projected[PLANE + place] = sums.dk;
-        d_gates[PLANE + place] = sums.db;
+        if REMOVES_KEYS {
+            d_gates[PLANE + place] = sums.db;
+        }
         if (left - 1u) % KEPT_EVERY == 0u {
             let start = kept_start(group.x, group.y, run.start, left - 1u) + thread;
             for (var q = 0u; q < QUADS; q++) {
