@@ -85,9 +85,9 @@ def load_trainer(
     is f16 for any other. Activations are in f32. `device_memory` is the device's number of bytes, for devices whose
     memory can't be found out. `checked` shaders test every index.
 
-    Raises ModelError for a version of RWKV whose initial states can't be trained, InvalidRequestError for settings that
-    are not allowed, DeviceError if there is no such device, and DeviceMemoryError if it has no room. The last is raised
-    before anything is loaded if the device's memory is known, and says what would fit.
+    Raises ModelError for a version of RWKV whose initial states can't be trained, DeviceError if there is no such
+    device, and InvalidRequestError for settings that are not allowed. Raises DeviceMemoryError if the device has no
+    room: if its memory is known, before anything is loaded, and with the settings that would fit.
     """
     version, size = versions.get(model.shape.version), TrainerSize(max_tokens, max_documents)
     if version.run_backward is None:

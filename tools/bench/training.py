@@ -28,7 +28,7 @@ from rnn_engine.types import TokenRun, run_step
 from tools.bench.peers import SHAPES, write_random_model
 from tools.bench.turns import Figures, compared
 
-_REPEATS = 3  # in turns; the least time counts
+_REPEATS = 2  # in turns; the least time counts
 
 
 @click.command()
