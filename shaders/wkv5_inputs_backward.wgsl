@@ -22,7 +22,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let place = group.y * WIDTH + channel;
         d_projected[place] += d_bonus * vectors[U + channel] * projected[PLANE + place];
         d_projected[PLANE + place] += d_bonus * vectors[U + channel] * projected[place];
-        // The decay is exp(-exp(w)). Where it is 0, so is its gradient, up to rounding.
+        // The decay is exp(-exp(w)). One that has become 0 has no gradient, up to rounding.
         d_gates[place] *= log(max(gates[DECAY_START + group.y * DECAY_STRIDE + channel], 1e-30));
     }
 }
