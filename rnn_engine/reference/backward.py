@@ -1,8 +1,7 @@
 """Parts of the backward passes in numpy that all RWKV versions share: those of the norms, the activations and the head.
 
 Each function is named after the one of the forward pass whose gradient it computes. It takes the gradient of that
-function's result first, called dy, and returns that of its input x. Weights have no gradients, since they stay as they
-are.
+function's result first, called dy, and returns that of its input x. Weights have no gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def layer_norm_backward(dy: Array, x: Array, lookup: Lookup, name: str) -> Array
 
 
 def standardize_backward(dy: Array, x: Array, epsilon: float) -> Array:
-    """Return the gradient of x from that of y = (x - mean) / s, where s^2 is the variance plus `epsilon`.
+    """Return the gradient of x from that of y = (x - mean) / s, with s = sqrt(variance + epsilon).
 
     dx = (dy - mean(dy) - y mean(dy y)) / s, with means along the last axis.
     """

@@ -79,8 +79,8 @@ def bonus_time_mix_backward(
 ) -> tuple[dict[str, Array], Array, Array]:
     """Run a time mix of RWKV-5 or RWKV-6 backward, from its result [T, D] to its shifted inputs.
 
-    Return the gradients of the shifted inputs of r, k, v and g [T, D], of the decay [T, H, N], and of `wkv`, the state
-    before the runs [B, H, value, key].
+    wkv: [B, H, value, key], the state before the runs.
+    Return the gradients of the shifted inputs of r, k, v and g [T, D], of the decay [T, H, N], and of `wkv`.
     """
     d_projected = {}
     d_gated = block.matmul_transposed(d_out, "att.output.weight")
