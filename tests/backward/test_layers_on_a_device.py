@@ -74,9 +74,9 @@ layer 0 key, backward: matmul_transposed 5 x 1
 layer 0 ffn norm, backward: norm_shift_backward 40 x 1
 layer 0 output, backward: matmul_transposed 5 x 1
 layer 0 outputs, backward: wkv7_outputs_backward 4 x 40
-layer 0 rows, backward: wkv_rows_backward 4 x 2
-layer 0 columns, backward: wkv_columns_backward 4 x 2
-layer 0 decay, backward: wkv_decay_backward 4 x 2
+layer 0 recurrence rows, backward: wkv_rows_backward 4 x 2
+layer 0 recurrence columns, backward: wkv_columns_backward 4 x 2
+layer 0 recurrence decay, backward: wkv_decay_backward 4 x 2
 layer 0 inputs, backward: wkv7_inputs_backward 4 x 40
 layer 0 gates, backward: matmul_transposed 5 x 3
 layer 0 projections, backward: matmul_transposed 5 x 6

@@ -26,7 +26,7 @@ from rnn_engine.versions.shared.plan import (
 )
 from shaders import Constant
 
-_TRACED_PLANES: Final = 8  # of traced_planes.wgsl
+_TRACED_PLANES: Final = 7  # of traced_planes.wgsl
 _KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl
 
 
@@ -92,7 +92,7 @@ class HeadBuffers:
 class RecurrenceBackward:
     """Builds the backward stages of the recurrences of all layers, and owns the buffers that they share.
 
-    `traced` [8, T, D] is for `rnn_engine.versions.shared.plan.head_stage`. Before the first backward stage of a layer,
+    `traced` [7, T, D] is for `rnn_engine.versions.shared.plan.head_stage`. Before the first backward stage of a layer,
     its first plane must hold the gradient of the recurrence's output `mixed`.
     """
 
@@ -125,7 +125,7 @@ class RecurrenceBackward:
             "d_projected": heads.d_projected,
         }
         return builder.context.kernel_stage(
-            builder.label(kernel.partition("_")[2].replace("_", ", ")),
+            builder.label(_describe(kernel.partition("_")[2])),
             kernel,
             {"THREADS": threads, **head_sizes(shape), **constants},
             {**common, **buffers},
@@ -164,7 +164,7 @@ class RecurrenceBackward:
             "d_projected": heads.d_projected,
         }
         return builder.context.kernel_stage(
-            builder.label(f"{part}, backward"),
+            builder.label(f"recurrence {part}, backward"),
             name,
             {**head_sizes(shape), "REMOVES_KEYS": self._removes_keys, **heads.decay.constants(), **constants},
             {**common, **buffers},
@@ -236,14 +236,20 @@ class GatedChannelMixBackward(GatedChannelMix):
 
     def _on_tokens(self, builder: LayerBuilder, kernel: str, buffers: Mapping[str, Buffer]) -> KernelStage:
         constants = {"RECEPTANCE": self.receptance_start}
-        return on_tokens(builder, kernel.replace("_", " ", 1).replace("_", ", "), kernel, constants, buffers)
+        return on_tokens(builder, kernel, constants, buffers)
 
 
 def on_tokens(
-    builder: LayerBuilder, what: str, kernel: str, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]
+    builder: LayerBuilder, kernel: str, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]
 ) -> KernelStage:
     """Return the stage of a kernel that runs a workgroup for each token."""
     common = {"THREADS": builder.context.tuning.norm_threads, "WIDTH": builder.width}
     return builder.context.kernel_stage(
-        builder.label(what), kernel, {**common, **constants}, buffers, lambda step: (step.num_tokens, 1)
+        builder.label(_describe(kernel)), kernel, {**common, **constants}, buffers, lambda step: (step.num_tokens, 1)
     )
+
+
+def _describe(kernel: str) -> str:
+    """Return the words of a kernel's name, such as "gated residual, backward"."""
+    words = kernel.replace("_", " ")
+    return f"{words.removesuffix(' backward')}, backward" if words.endswith(" backward") else words

@@ -118,4 +118,4 @@ class _Layers:
 
     def _mixes_stage(self, builder: LayerBuilder, kernel: str, buffers: dict[str, Buffer]) -> KernelStage:
         common = {"mixes": self._scratch.mixes, "added": self._added}
-        return on_tokens(builder, kernel.replace("_", " "), kernel, {"ADAPTERS": NUM_MIXES}, {**common, **buffers})
+        return on_tokens(builder, kernel, {"ADAPTERS": NUM_MIXES}, {**common, **buffers})
