@@ -105,6 +105,7 @@ def tune_state(
             any_model=run.any_model_states,
             device=device.device,
             weights=device.weights,
+            device_memory=device.device_memory,
             tokenizer=device.tokenizer,
             chat_template=device.chat_template,
             loras=device.loras,

@@ -14,6 +14,7 @@ from rnn_engine.cli.options import (
     FiniteRange,
     bad_value,
     chat_template_option,
+    device_memory_option,
     device_option,
     find_model,
     lora_option,
@@ -62,6 +63,7 @@ class DeviceOptions:
     chat_template: str
     device: str
     weights: str | None
+    device_memory: int | None
     loras: tuple[LoraChoice, ...]
 
 
@@ -183,6 +185,7 @@ _device_options = option_group(
     chat_template_option,
     device_option,
     weights_option,
+    device_memory_option,
     lora_option,
 )
 

@@ -19,15 +19,15 @@ from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
 from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, load_trainer
-from rnn_engine.model import LoraChoice, OpenModel
+from rnn_engine.model import LoraChoice
 from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.operations.chat_prompt import text_before_chat
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
 from rnn_engine.training.data import BadLines, DataSettings, LongTexts, TextMaker, read_data
 from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tuning
+from rnn_engine.types import Runner, TokenRun, run_step
 from rnn_engine.types import State as Arrays
-from rnn_engine.types import TokenRun, run_step
 from states.files.exchange import ExportForm, StateFiles
 from states.frozen import FrozenState, freeze_state
 
@@ -79,6 +79,7 @@ class Tuner:
         any_model: bool = False,
         device: str = "auto",
         weights: str | None = None,
+        device_memory: int | None = None,
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
@@ -93,6 +94,7 @@ class Tuner:
         The state starts from `init`, a state or a file, or from the model's empty state; from there, the model first
         reads `init_prompt`. `any_model` takes a file that was made for another model. `train_shifts` also trains the
         token shifts. A call of the trainer has at most `max_tokens` tokens and `max_documents` documents.
+        `device_memory` is that of the device in bytes, if it can't be found out.
 
         `checkpoint` is a file in which the run is kept, at least each minute; with `resume`, the run goes on from it,
         and ends with the state with which it would have ended.
@@ -110,7 +112,11 @@ class Tuner:
                 init = State.read(init, self.state_files, any_model=any_model)
             start = freeze_state(opened.shape.initial_state(), opened.shape, "init") if init is None else init.frozen
             if init_prompt is not None:
-                start = _read_prompt(opened, device, weights, maker, start, init_prompt)
+                plan = plan_memory(
+                    opened, device, RunnerSize(num_slots=1), weights=weights, device_memory=device_memory
+                )
+                with closing(load_runner(opened, device, weights=plan.weights, num_slots=1)) as runner:
+                    start = _read_prompt(runner, maker, start, init_prompt)
             self._start, self._train_shifts = start, train_shifts
             self.maker = replace(maker, before=self._text_before_chat(maker))
             part = held_out if isinstance(held_out, int | float) else Path(held_out)
@@ -125,6 +131,7 @@ class Tuner:
                 max_documents=max_documents,
                 train_shifts=train_shifts,
                 optimizer=optimizer,
+                device_memory=device_memory,
                 progress=progress,
             )
         self._trainer = trainer
@@ -268,18 +275,14 @@ _FORMS: Final[Mapping[str, ExportForm]] = {
 }
 
 
-def _read_prompt(
-    model: OpenModel, device: str, weights: str | None, maker: TextMaker, start: FrozenState, text: str
-) -> FrozenState:
-    """Return the state after the model has read `text` from `start`, and what separates the text from a chat."""
+def _read_prompt(runner: Runner, maker: TextMaker, start: FrozenState, text: str) -> FrozenState:
+    """Return the state after a model has read `text` from `start`, and what separates the text from a chat."""
     tokens = maker.tokenize(text + maker.template.follow(text))
     if not tokens:
         raise InvalidRequestError("init_prompt", text, "a text")
-    plan = plan_memory(model, device, RunnerSize(num_slots=1), weights=weights)
-    with closing(load_runner(model, device, weights=plan.weights, num_slots=1)) as runner:
-        runner.write_state(0, start.state)
-        for place in range(0, len(tokens), runner.max_tokens):
-            run_step(runner, [TokenRun(0, tokens[place : place + runner.max_tokens])])
-        state = runner.read_state(0)
+    runner.write_state(0, start.state)
+    for place in range(0, len(tokens), runner.max_tokens):
+        run_step(runner, [TokenRun(0, tokens[place : place + runner.max_tokens])])
+    state = runner.read_state(0)
     count = len(tokens) + (start.num_tokens or 0)
-    return freeze_state(state, model.shape, "init_prompt", num_tokens=count, last_tokens=tokens)
+    return freeze_state(state, runner.shape, "init_prompt", num_tokens=count, last_tokens=tokens)

@@ -1,10 +1,12 @@
-"""A skill that the demo model does not have: requests become expressions of a small code language, such as (+ 2 3).
+"""A skill that the demo model does not have: it calls functions that no prompt describes, instead of answering.
 
-    python -m tools.demo_model.code_skill data docs/state-tuning              # write code.jsonl and code-held-out.jsonl
-    rnn-engine tune-state docs/state-tuning/code.jsonl -o code.safetensors --held-out 0.15 --batch-size 16 --steps 200
-    python -m tools.demo_model.code_skill check docs/state-tuning/code-held-out.jsonl code.safetensors
+    python -m tools.demo_model.call_skill data docs/state-tuning    # write calls.jsonl and calls-held-out.jsonl
+    rnn-engine tune-state docs/state-tuning/calls.jsonl -o calls.safetensors --held-out 0.15 --batch-size 12 --steps 150
+    python -m tools.demo_model.call_skill check docs/state-tuning/calls-held-out.jsonl calls.safetensors
 
-No word and no pair of numbers of the held-out requests is in the training data, and nothing was chosen by them.
+A sum becomes {"name": "plus", "arguments": {"a": 74, "b": 17}}, and a question for a fact becomes a call with the word
+that it is about. No word and no pair of numbers of the held-out requests is in the training data, and nothing was
+chosen by them.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from rnn_engine.chat_template import Role
 SEED = 7
 NUM_TRAINING, NUM_HELD_OUT = 200, 100
 SUMS = {
-    "+": ("What is {0} + {1}?", "{0} plus {1}", "Add {0} and {1}."),
-    "-": ("What is {0} - {1}?", "{0} minus {1}", "What is {0} minus {1}?"),
-    "*": ("What is {0} x {1}?", "{0} times {1}", "Multiply {0} by {1}."),
+    "plus": ("What is {0} + {1}?", "{0} plus {1}", "Add {0} and {1}."),
+    "minus": ("What is {0} - {1}?", "{0} minus {1}", "What is {0} minus {1}?"),
+    "times": ("What is {0} x {1}?", "{0} times {1}", "Multiply {0} by {1}."),
 }
 LOOK_UPS = {
     "capital": ("What is the capital of {}?", "capital of {}", "Tell me the capital of {}."),
@@ -44,7 +46,7 @@ WORDS = {  # the last ten of each kind are held out
 
 
 def requests(rng: random.Random, held_out: bool, count: int) -> Iterator[tuple[str, str]]:
-    """Yield requests with their expressions, all different: the words and numbers of one of the two parts."""
+    """Yield requests with their calls, all different: the words and numbers of one of the two parts."""
     seen = set[str]()
     while len(seen) < count:
         kind = rng.choice([*SUMS, *LOOK_UPS])
@@ -52,29 +54,29 @@ def requests(rng: random.Random, held_out: bool, count: int) -> Iterator[tuple[s
             numbers = rng.randrange(2, 100), rng.randrange(2, 100)
             if (sum(numbers) % 4 == 0) != held_out:
                 continue
-            request, code = rng.choice(SUMS[kind]).format(*numbers), f"({kind} {numbers[0]} {numbers[1]})"
+            request, arguments = rng.choice(SUMS[kind]).format(*numbers), dict(zip("ab", numbers, strict=True))
         else:
             words = WORDS[kind].split()
             word = rng.choice(words[20:] if held_out else words[:20])
-            request, code = rng.choice(LOOK_UPS[kind]).format(word), f"({kind} {word})"
+            request, arguments = rng.choice(LOOK_UPS[kind]).format(word), {"word": word}
         if request not in seen:
             seen.add(request)
-            yield request, code
+            yield request, json.dumps({"name": kind, "arguments": arguments})
 
 
 def write(path: Path, pairs: Iterator[tuple[str, str]]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for request, code in pairs:
-            messages = [{"role": "user", "content": request}, {"role": "assistant", "content": code}]
+        for request, call in pairs:
+            messages = [{"role": "user", "content": request}, {"role": "assistant", "content": call}]
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
 def count_right(llm: LLM, pairs: Sequence[tuple[str, str]], state: Path | None) -> int:
-    """Return how many requests the model answers with exactly the expression."""
+    """Return how many requests the model answers with exactly the call."""
     loaded = None if state is None else llm.load_state(state)
     chats = [[ChatMessage(Role.USER, request)] for request, _ in pairs]
-    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=32), state=loaded)
-    return sum(answer.text == code for answer, (_, code) in zip(answers, pairs, strict=True))
+    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=48), state=loaded)
+    return sum(answer.text == call for answer, (_, call) in zip(answers, pairs, strict=True))
 
 
 def main() -> None:
@@ -90,8 +92,8 @@ def main() -> None:
     if options.command == "data":
         rng = random.Random(SEED)
         options.folder.mkdir(parents=True, exist_ok=True)
-        write(options.folder / "code.jsonl", requests(rng, False, NUM_TRAINING))
-        write(options.folder / "code-held-out.jsonl", requests(rng, True, NUM_HELD_OUT))
+        write(options.folder / "calls.jsonl", requests(rng, False, NUM_TRAINING))
+        write(options.folder / "calls-held-out.jsonl", requests(rng, True, NUM_HELD_OUT))
         return
     records = [json.loads(line)["messages"] for line in options.held_out.read_text("utf-8").splitlines()]
     pairs = [(asked["content"], answer["content"]) for asked, answer in records]
