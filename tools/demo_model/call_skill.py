@@ -1,12 +1,12 @@
 """A skill that the demo model does not have: it calls functions that no prompt describes, instead of answering.
 
     python -m tools.demo_model.call_skill data docs/state-tuning    # write calls.jsonl and calls-held-out.jsonl
-    rnn-engine tune-state docs/state-tuning/calls.jsonl -o calls.safetensors --held-out 0.15 --batch-size 12 --steps 150
+    rnn-engine tune-state docs/state-tuning/calls.jsonl -o calls.safetensors --held-out 0.15 --steps 150 --rate 3
     python -m tools.demo_model.call_skill check docs/state-tuning/calls-held-out.jsonl calls.safetensors
 
-A sum becomes {"name": "plus", "arguments": {"a": 74, "b": 17}}, and a question for a fact becomes a call with the word
-that it is about. No word and no pair of numbers of the held-out requests is in the training data, and nothing was
-chosen by them.
+A sum becomes {"name": "plus", "arguments": {"a": 74, "b": 17}}, and a question about a word {"name": "spell",
+"arguments": {"word": "banana"}}. No word and no pair of numbers of
+the held-out requests is in the training data, and nothing was chosen by them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rnn_engine import LLM, ChatMessage, SamplingParams
 from rnn_engine.chat_template import Role
+from tools.demo_model.corpus.texts import WORDS
 
 SEED = 7
 NUM_TRAINING, NUM_HELD_OUT = 200, 100
@@ -27,21 +28,11 @@ SUMS = {
     "minus": ("What is {0} - {1}?", "{0} minus {1}", "What is {0} minus {1}?"),
     "times": ("What is {0} x {1}?", "{0} times {1}", "Multiply {0} by {1}."),
 }
-LOOK_UPS = {
-    "capital": ("What is the capital of {}?", "capital of {}", "Tell me the capital of {}."),
+ABOUT_WORDS = {
     "spell": ("Spell {}.", "How do you spell {}?", "spell the word {}"),
-    "opposite": ("What is the opposite of {}?", "opposite of {}", "Give me the opposite of {}."),
     "plural": ("What is the plural of {}?", "plural of {}", "Give me the plural of {}."),
-}
-WORDS = {  # the last ten of each kind are held out
-    "capital": "France Italy Spain Peru Japan Egypt Norway Poland Chile Kenya Cuba Greece India Austria Sweden "
-    "Portugal Finland Denmark Hungary Turkey Iran Iraq Ghana Canada Brazil Russia China Ireland Iceland Mexico",
-    "spell": "table garden window yellow bridge pencil orange button circle dragon engine finger guitar hammer island "
-    "jacket kitten ladder market number paper rabbit silver ticket valley winter bottle candle forest pocket",
-    "opposite": "hot big fast high good light young open early full rich strong happy long wet hard loud thick clean "
-    "far new near soft deep dark cheap easy narrow sharp quiet",
-    "plural": "child mouse foot book city leaf box tooth knife baby glass bus wolf goose man dog story wish half "
-    "tomato cat day church lady potato horse watch shelf fox key",
+    "count": ("How many letters are in {}?", "count the letters of {}", "How long is the word {}?"),
+    "rhyme": ("What rhymes with {}?", "rhyme on {}", "Give me a rhyme on {}."),
 }
 
 
@@ -49,16 +40,18 @@ def requests(rng: random.Random, held_out: bool, count: int) -> Iterator[tuple[s
     """Yield requests with their calls, all different: the words and numbers of one of the two parts."""
     seen = set[str]()
     while len(seen) < count:
-        kind = rng.choice([*SUMS, *LOOK_UPS])
+        kind = rng.choice([*SUMS, *ABOUT_WORDS])
+        arguments: dict[str, int | str]
         if kind in SUMS:
             numbers = rng.randrange(2, 100), rng.randrange(2, 100)
             if (sum(numbers) % 4 == 0) != held_out:
                 continue
-            request, arguments = rng.choice(SUMS[kind]).format(*numbers), dict(zip("ab", numbers, strict=True))
+            request, arguments = rng.choice(SUMS[kind]).format(*numbers), {"a": numbers[0], "b": numbers[1]}
         else:
-            words = WORDS[kind].split()
-            word = rng.choice(words[20:] if held_out else words[:20])
-            request, arguments = rng.choice(LOOK_UPS[kind]).format(word), {"word": word}
+            place = rng.randrange(len(WORDS))
+            if (place % 4 == 0) != held_out:
+                continue
+            request, arguments = rng.choice(ABOUT_WORDS[kind]).format(WORDS[place]), {"word": WORDS[place]}
         if request not in seen:
             seen.add(request)
             yield request, json.dumps({"name": kind, "arguments": arguments})
