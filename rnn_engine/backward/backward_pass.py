@@ -1,7 +1,7 @@
 """A model loaded onto a device for training: its weights, its initial state, and the dispatches of each step.
 
-The loss is computed in pieces of rows, so that no [T, V] of logits is held. Of the activations, the device keeps only
-the residual stream before each layer; a layer is run again before its backward stages.
+The loss is computed in pieces of rows, so that no [T, V] of logits is held. Of a layer's activations, the device keeps
+the residual stream before it and those of its channel mix. The time mix is run again before its backward stages.
 """
 
 from __future__ import annotations

@@ -65,8 +65,6 @@ layer 0 projections: matmul 12 x 5
 layer 0 gates: matmul 6 x 5
 layer 0 recurrence: wkv7 4 x 2
 layer 0 output: matmul 2 x 5
-layer 0 ffn norm: norm_shift 40 x 1
-layer 0 key: matmul 8 x 5
 """,
     "backward": """\
 layer 0 value, backward: matmul_transposed 5 x 4

@@ -209,26 +209,31 @@ class GatedChannelMixBackward(GatedChannelMix):
     def __init__(self, context: BackwardContext, mixes: Buffer, d_mixes: Buffer) -> None:
         """Allocate the buffers. The stages overwrite two planes of `mixes`, and their gradients in `d_mixes`."""
         super().__init__(context.forward, mixes)
-        create, width = context.forward.memory.create_buffer, context.forward.model.shape.width
         self._d_mixes = d_mixes
-        self._d_hidden = create("gradients of ffn hidden", self.hidden.size)
-        self._value = create("value", 4 * context.forward.limits.max_tokens * width)  # [T, D], then its gradient
+        self._d_hidden = context.forward.memory.create_buffer("gradients of ffn hidden", self.hidden.size)
         self._context = context
 
     def layer(self, builder: LayerBuilder, norm: NormShift) -> BackwardLayer:
-        """Return the stages of one layer's channel mix."""
-        context, x = self._context, builder.context.buffers.x
+        """Return the stages of one layer's channel mix. Its activations are kept from the way forward."""
+        context, x, create = self._context, builder.context.buffers.x, builder.context.memory.create_buffer
+        if builder.layer > 0:
+            self.hidden = create("ffn hidden", self.hidden.size)
+        kept = create("value", x.size)  # [T, D], then its gradient
         key = self.key(builder)
-        value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, self._value)
-        shared = (builder.norm_shift("ffn norm", norm, self.mixes), key, value)
-        receptance = {"hidden": self.hidden, "value": self._value}
+        value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, kept)
+        receptance = {"hidden": self.hidden, "value": kept}
         gradients = {"dx": context.dx, "d_hidden": self._d_hidden}
         return BackwardLayer(
-            forward=(*shared, self._on_tokens(builder, "gated_residual", {**receptance, "x": x})),
-            recompute=shared,
+            forward=(
+                builder.norm_shift("ffn norm", norm, self.mixes),
+                key,
+                value,
+                self._on_tokens(builder, "gated_residual", {**receptance, "x": x}),
+            ),
+            recompute=(),
             backward=(
                 self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
-                matmul_backward(context, value, self._value, self._d_hidden, self.hidden),
+                matmul_backward(context, value, kept, self._d_hidden, self.hidden),
                 matmul_backward(context, key, self._d_hidden, self._d_mixes),
                 norm_shift_backward(context, builder, "ffn norm", norm, x, self._d_mixes),
             ),

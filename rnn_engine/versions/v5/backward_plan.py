@@ -79,7 +79,7 @@ class _Layers:
         channel_mix = self._channel_mix.layer(builder, FFN_NORM)
         return BackwardLayer(
             forward=(*time_mix, *channel_mix.forward),
-            recompute=(keep_input(self._context, self._x), *time_mix, *channel_mix.recompute),
+            recompute=(keep_input(self._context, self._x), *time_mix),
             backward=(*channel_mix.backward, *self._time_mix_backward(builder, time_mix)),
         )
 

@@ -98,7 +98,7 @@ class _Layers:
         forward = (*time_mix[:3], add, *time_mix[3:])
         return BackwardLayer(
             forward=(*forward, *channel_mix.forward),
-            recompute=(keep_input(self._context, self._x), *forward, *channel_mix.recompute),
+            recompute=(keep_input(self._context, self._x), *forward),
             backward=(*channel_mix.backward, *self._time_mix_backward(builder, time_mix)),
         )
 

@@ -48,7 +48,8 @@ def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     scratch = Scratch(context.forward, shape)
     gradients = _Gradients(context, shape, scratch)
     for layer in range(shape.num_layers):
-        yield _Layer(context, scratch, gradients, shape, layer).backward_layer()
+        own = scratch.with_own_hidden(context.forward) if layer else scratch
+        yield _Layer(context, own, gradients, shape, layer).backward_layer()
 
 
 class _Gradients:
@@ -81,7 +82,7 @@ class _Layer(Layer):
         time_mix, channel_mix = self.time_mix_stages(self._gradients.recurrence.traced), self.channel_mix_stages()
         return BackwardLayer(
             forward=(*time_mix, *channel_mix),
-            recompute=(keep_input(self._backward, self._gradients.x), *time_mix, channel_mix.norm, channel_mix.key),
+            recompute=(keep_input(self._backward, self._gradients.x), *time_mix),
             backward=(*self._channel_mix_backward(channel_mix), *self._time_mix_backward(time_mix)),
         )
 

@@ -17,9 +17,10 @@ The maths is that of reference.py beside this module.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from numpy.typing import NDArray
 
@@ -105,6 +106,12 @@ class Scratch:
         self.mixed = create("mixed", 4 * tokens * width)  # [T, D]
         ffn_floats = ffn_floats or tokens * round_up(shape.ffn_width, 8)
         self.ffn_hidden = create("ffn hidden", 4 * ffn_floats)  # [T, F]
+
+    def with_own_hidden(self, context: BuildContext) -> Self:
+        """Return a copy with another buffer for the hidden activations of the channel mix."""
+        own = copy(self)
+        own.ffn_hidden = context.memory.create_buffer("ffn hidden", self.ffn_hidden.size)
+        return own
 
 
 class TimeMixStages(NamedTuple):
