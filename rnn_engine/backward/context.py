@@ -30,7 +30,7 @@ class BackwardLayer:
     """The stages of one layer. Before `forward` and before `recompute`, the states are set to the initial state."""
 
     forward: tuple[Stage, ...]  # turns the layer's input in `x` into its output
-    recompute: tuple[Stage, ...]  # from the input in `x`, computes what `backward` reads and the layer has not kept
+    recompute: tuple[Stage, ...]  # from the input in `x`, which stays there, computes what `forward` has not kept
     backward: tuple[Stage, ...]  # turns the gradient of the output in `dx` into that of the input; `state_gradients`
 
 

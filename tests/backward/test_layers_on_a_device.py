@@ -59,12 +59,10 @@ def test_without_token_shifts_the_other_gradients_are_the_same() -> None:
 
 PLANS = {
     "recompute": """\
-keep the layer's input: keep_embedding 40 x 1
 layer 0 att norm: norm_shift 40 x 1
 layer 0 projections: matmul 12 x 5
 layer 0 gates: matmul 6 x 5
 layer 0 recurrence: wkv7 4 x 2
-layer 0 output: matmul 2 x 5
 """,
     "backward": """\
 layer 0 value, backward: matmul_transposed 5 x 4

@@ -70,13 +70,13 @@ def matmul_backward(
     )
 
 
-def keep_input(context: BackwardContext, kept: Buffer) -> KernelStage:
+def keep_x(context: BackwardContext, kept: Buffer) -> KernelStage:
     """Return the stage that copies the residual stream to `kept` [T, D]."""
     forward = context.forward
     constants = {"THREADS": forward.tuning.norm_threads, "WIDTH": forward.model.shape.width, "START": 0}
     kernel = forward.kernels.get("keep_embedding", constants)
     bind_group = forward.kernels.bind(kernel.source, {"x": forward.buffers.x, "kept": kept})
-    return KernelStage("keep the layer's input", kernel, bind_group, lambda step: (step.num_tokens, 1))
+    return KernelStage("keep x", kernel, bind_group, lambda step: (step.num_tokens, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +219,14 @@ class GatedChannelMixBackward(GatedChannelMix):
         if builder.layer > 0:
             self.hidden = create("ffn hidden", self.hidden.size)
         kept = create("value", x.size)  # [T, D], then its gradient
+        middle = create("x after the time mix", x.size)  # [T, D]
         key = self.key(builder)
         value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, kept)
         receptance = {"hidden": self.hidden, "value": kept}
         gradients = {"dx": context.dx, "d_hidden": self._d_hidden}
         return BackwardLayer(
             forward=(
+                keep_x(context, middle),
                 builder.norm_shift("ffn norm", norm, self.mixes),
                 key,
                 value,
@@ -235,7 +237,7 @@ class GatedChannelMixBackward(GatedChannelMix):
                 self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
                 matmul_backward(context, value, kept, self._d_hidden, self.hidden),
                 matmul_backward(context, key, self._d_hidden, self._d_mixes),
-                norm_shift_backward(context, builder, "ffn norm", norm, x, self._d_mixes),
+                norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
             ),
         )
 

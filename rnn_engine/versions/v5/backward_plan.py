@@ -28,7 +28,6 @@ from rnn_engine.versions.shared.backward_plan import (
     BonusRecurrenceBackward,
     GatedChannelMixBackward,
     HeadBuffers,
-    keep_input,
     matmul_backward,
     norm_shift_backward,
 )
@@ -69,7 +68,6 @@ class _Layers:
         self._d_mixes = create("gradients of mixes", self._scratch.mixes.size)
         self._d_projected = create("gradients of projected", self._scratch.projected.size)
         self._d_decay = create("gradient of the decay", plane)  # no one reads it
-        self._x = create("input of the layer", plane)
         self._channel_mix = GatedChannelMixBackward(context, self._scratch.mixes, self._d_mixes)
         self._recurrence = BonusRecurrenceBackward(context, shape, bonus="bonus", has_gate=shape.has_gate)
 
@@ -79,7 +77,7 @@ class _Layers:
         channel_mix = self._channel_mix.layer(builder, FFN_NORM)
         return BackwardLayer(
             forward=(*time_mix, *channel_mix.forward),
-            recompute=(keep_input(self._context, self._x), *time_mix),
+            recompute=time_mix[:-1],
             backward=(*channel_mix.backward, *self._time_mix_backward(builder, time_mix)),
         )
 
@@ -92,4 +90,6 @@ class _Layers:
         if builder.layer > 0 or context.trains_shifts:
             yield from recurrence.to_inputs(builder, heads)
             yield matmul_backward(context, forward.projections, self._d_projected, self._d_mixes)
-            yield norm_shift_backward(context, builder, "att norm", att_norm(self._shape), self._x, self._d_mixes)
+            yield norm_shift_backward(
+                context, builder, "att norm", att_norm(self._shape), builder.context.buffers.x, self._d_mixes
+            )

@@ -33,7 +33,6 @@ from rnn_engine.versions.shared.backward_plan import (
     BonusRecurrenceBackward,
     GatedChannelMixBackward,
     HeadBuffers,
-    keep_input,
     matmul_backward,
     norm_shift_backward,
     on_tokens,
@@ -81,7 +80,6 @@ class _Layers:
         self._d_mixes_hidden = create("gradients of mixes hidden", scratch.mixes_hidden.size)
         self._d_projected = create("gradients of projected", scratch.projected.size)
         self._d_decay = create("gradient of the decay", plane)
-        self._x = create("input of the layer", plane)
         self._heads = HeadBuffers(
             scratch.projected, Decay(scratch.decay, 0, shape.width), self._d_projected, self._d_decay
         )
@@ -98,7 +96,7 @@ class _Layers:
         forward = (*time_mix[:3], add, *time_mix[3:])
         return BackwardLayer(
             forward=(*forward, *channel_mix.forward),
-            recompute=(keep_input(self._context, self._x), *forward),
+            recompute=forward[:-1],
             backward=(*channel_mix.backward, *self._time_mix_backward(builder, time_mix)),
         )
 
@@ -114,7 +112,7 @@ class _Layers:
             yield self._mixes_stage(builder, "add_shifted_mixes_backward", {"d_mixes": self._d_mixes})
             yield matmul_backward(context, forward.mixes_up, self._added, self._d_mixes_hidden, scratch.mixes_hidden)
             yield matmul_backward(context, forward.mixes_down, self._d_mixes_hidden, self._d_mixes)
-            yield norm_shift_backward(context, builder, "att norm", ATT_NORM, self._x, self._d_mixes)
+            yield norm_shift_backward(context, builder, "att norm", ATT_NORM, builder.context.buffers.x, self._d_mixes)
 
     def _mixes_stage(self, builder: LayerBuilder, kernel: str, buffers: dict[str, Buffer]) -> KernelStage:
         common = {"mixes": self._scratch.mixes, "added": self._added}

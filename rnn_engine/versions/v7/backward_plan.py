@@ -28,7 +28,7 @@ from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.versions.shared.backward_plan import (
     HeadBuffers,
     RecurrenceBackward,
-    keep_input,
+    keep_x,
     matmul_backward,
     norm_shift_backward,
 )
@@ -62,7 +62,6 @@ class _Gradients:
         self.gates = create("gradients of gates", scratch.gates.size)
         self.v_first = create("gradient of v_first", scratch.v_first.size)
         self.ffn_hidden = create("gradients of ffn hidden", scratch.ffn_hidden.size)
-        self.x = create("input of the layer", 4 * context.forward.limits.max_tokens * shape.width)  # [T, D]
         decay = Decay(scratch.gates, 0, shape.width)
         self.heads = HeadBuffers(scratch.projected, decay, self.projected, self.gates)
         self.recurrence = RecurrenceBackward(context, shape, removes_keys=True)
@@ -77,12 +76,13 @@ class _Layer(Layer):
         super().__init__(context.forward, scratch, shape, layer)
         self._backward = context
         self._gradients = gradients
+        self._middle = context.forward.memory.create_buffer("x after the time mix", context.dx.size)  # [T, D]
 
     def backward_layer(self) -> BackwardLayer:
         time_mix, channel_mix = self.time_mix_stages(self._gradients.recurrence.traced), self.channel_mix_stages()
         return BackwardLayer(
-            forward=(*time_mix, *channel_mix),
-            recompute=(keep_input(self._backward, self._gradients.x), *time_mix),
+            forward=(*time_mix, keep_x(self._backward, self._middle), *channel_mix),
+            recompute=time_mix[:-1],
             backward=(*self._channel_mix_backward(channel_mix), *self._time_mix_backward(time_mix)),
         )
 
@@ -90,7 +90,7 @@ class _Layer(Layer):
         context, d, hidden = self._backward, self._gradients, self._scratch.ffn_hidden
         yield matmul_backward(context, forward.value, context.dx, d.ffn_hidden, hidden)
         yield matmul_backward(context, forward.key, d.ffn_hidden, d.mixes)
-        yield norm_shift_backward(context, self, "ffn norm", FFN_NORM, self.context.buffers.x, d.mixes)
+        yield norm_shift_backward(context, self, "ffn norm", FFN_NORM, self._middle, d.mixes)
 
     def _time_mix_backward(self, forward: TimeMixStages) -> Iterator[Stage]:
         """Yield the stages of the time mix. The first layer's input needs no gradient, except for its token shift."""
@@ -103,7 +103,7 @@ class _Layer(Layer):
             yield self._inputs_backward()
             yield matmul_backward(context, forward.gates, d.gates, d.projected, self._scratch.projected)
             yield matmul_backward(context, forward.projections, d.projected, d.mixes)
-            yield norm_shift_backward(context, self, "att norm", ATT_NORM, d.x, d.mixes)
+            yield norm_shift_backward(context, self, "att norm", ATT_NORM, self.context.buffers.x, d.mixes)
 
     def _outputs_backward(self) -> KernelStage:
         scratch, d = self._scratch, self._gradients
