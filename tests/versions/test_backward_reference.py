@@ -20,7 +20,7 @@ from tests.support.models import random_model, tiny_shape
 from tests.support.older_models import tiny_v5, tiny_v6
 
 VOCAB = 12
-STEP = 2e-5
+STEP = 5e-6
 DIFFERENCES = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}  # the error of their sum is of the order of STEP ** 4
 
 
@@ -50,7 +50,7 @@ SHAPES: Mapping[str, Callable[[int, int, int], ModelShape]] = {
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     layers=st.integers(1, 3),
     num_heads=st.integers(1, 3),
-    head_size=st.integers(3, 6),  # of 2 numbers a norm leaves signs, which have no slope
+    head_size=st.integers(4, 8),  # of few numbers a norm leaves little but signs, which have no slope
     seed=st.integers(0, 2**32 - 1),
 )
 def test_gradients_are_those_of_finite_differences(
@@ -74,7 +74,8 @@ def test_gradients_are_those_of_finite_differences(
         for steps, factor in DIFFERENCES.items():
             moved = {**states, name: states[name] + steps * STEP * direction}
             slope += factor * np.sum(dx * run_layers(weights, ids, lengths, moved)[0]) / STEP
-        assert abs(np.sum(gradient * direction) - slope) < 1e-6 * np.linalg.norm(gradient)
+        least = 1e-2  # of the norms that count: a gradient may be zero, where no squared relu is active
+        assert abs(np.sum(gradient * direction) - slope) < 1e-6 * max(np.linalg.norm(gradient), least)
 
 
 def backward(
