@@ -75,7 +75,7 @@ def test_gradients_are_those_of_finite_differences(
             moved = {**states, name: states[name] + steps * STEP * direction}
             slope += factor * np.sum(dx * run_layers(weights, ids, lengths, moved)[0]) / STEP
         least = 1e-2  # of the norms that count: a gradient may be zero, where no squared relu is active
-        assert abs(np.sum(gradient * direction) - slope) < 1e-6 * max(np.linalg.norm(gradient), least)
+        assert abs(np.sum(gradient * direction) - slope) < 1e-6 * max(float(np.linalg.norm(gradient)), least)
 
 
 def backward(
