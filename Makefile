@@ -14,7 +14,7 @@ PYTHON =
 
 # The second Vulkan driver that `make test-swiftshader` takes; Debian's chromium has it.
 SWIFTSHADER = /usr/lib/chromium/vk_swiftshader_icd.json
-TESTS = tests/gpu tests/shaders tests/reference tests/versions tests/model tests/forward tests/operations tests/engine
+TESTS = tests/gpu tests/shaders tests/reference tests/versions tests/model tests/forward tests/backward tests/operations tests/engine
 
 BIN = .venv/bin
 NODE_MODULES = tools/tint/node_modules tools/web/node_modules

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rnn_engine.llm.results import RankedChoice as RankedChoice
     from rnn_engine.llm.results import SamplingParams as SamplingParams
     from rnn_engine.llm.state import State as State
+    from rnn_engine.llm.tuner import Tuner as Tuner
     from rnn_engine.loading.settings import LoadSettings as LoadSettings
     from rnn_engine.operations.embedding import EmbeddingSettings as EmbeddingSettings
+    from rnn_engine.training.tuner import TunerSettings as TunerSettings
 
 _MODULES = {
     "AsyncLLM": "rnn_engine.llm.asynchronous",
@@ -43,6 +45,8 @@ _MODULES = {
     "Tool": "rnn_engine.chat_template",
     "ToolCall": "rnn_engine.chat_template",
     "Traced": "rnn_engine.llm.model",
+    "Tuner": "rnn_engine.llm.tuner",
+    "TunerSettings": "rnn_engine.training.tuner",
 }
 
 __all__ = (
@@ -62,6 +66,8 @@ __all__ = (
     "Tool",
     "ToolCall",
     "Traced",
+    "Tuner",
+    "TunerSettings",
 )
 
 

@@ -8,6 +8,7 @@
 #include batch
 #include readout
 #include sum_over_workgroup
+#include max_over_workgroup
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;           // [R, VOCAB]
 @group(0) @binding(2) var<storage, read> masks: array<u32>;            // [masks, MASK_WORDS]
@@ -61,19 +62,6 @@ fn take(row: u32, id: u32) {
     let place = atomicAdd(&num_taken, 1u);
     taken_ids[place] = id;
     taken_logits[place] = logits[row * VOCAB + id];
-}
-
-fn max_over_workgroup(value: f32, thread: u32) -> f32 {
-    workgroupBarrier();
-    partial[thread] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            partial[thread] = max(partial[thread], partial[thread + half]);
-        }
-        workgroupBarrier();
-    }
-    return partial[0];
 }
 
 @compute @workgroup_size(THREADS)

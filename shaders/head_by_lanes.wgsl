@@ -11,17 +11,9 @@
 @group(0) @binding(3) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, 16, 64, 4]
 @group(0) @binding(4) var<storage, read_write> mixed: array<vec4<f32>>; // [T, WIDTH]
 
-#include eight
-#include broadcast
+#include vectors_by_lanes
 
 const PLANE = MAX_TOKENS * WIDTH / 4u; // of `projected`, in fours
-
-const LANES = 8u;
-const HEAD_THREADS = HEAD_SIZE / 4u;
-const QUADS = 16u; // fours of a head's vector
-
-alias Own = array<vec4<f32>, 2>;        // the numbers of a vector that a lane loads
-alias Whole = array<vec4<f32>, QUADS>;  // all of them
 
 var<private> s: array<array<vec4<f32>, QUADS>, 4>; // [row, column / 4]
 var<workgroup> moments: array<vec2<f32>, 2u * HEAD_THREADS>;
@@ -62,23 +54,6 @@ fn keep_state(slot: u32, share: Share) {
             state[start + q * HEAD_SIZE + i] = s[i][q];
         }
     }
-}
-
-fn whole(own: Own) -> Whole {
-    return Whole(
-        subgroupBroadcast(own[0], 0u), subgroupBroadcast(own[1], 0u),
-        subgroupBroadcast(own[0], 1u), subgroupBroadcast(own[1], 1u),
-        subgroupBroadcast(own[0], 2u), subgroupBroadcast(own[1], 2u),
-        subgroupBroadcast(own[0], 3u), subgroupBroadcast(own[1], 3u),
-        subgroupBroadcast(own[0], 4u), subgroupBroadcast(own[1], 4u),
-        subgroupBroadcast(own[0], 5u), subgroupBroadcast(own[1], 5u),
-        subgroupBroadcast(own[0], 6u), subgroupBroadcast(own[1], 6u),
-        subgroupBroadcast(own[0], 7u), subgroupBroadcast(own[1], 7u),
-    );
-}
-
-fn sum_of_four(four: vec4<f32>) -> f32 {
-    return four.x + four.y + four.z + four.w;
 }
 
 // Return the sum over the eight lanes that together have loaded a vector.

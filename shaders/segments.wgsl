@@ -59,7 +59,6 @@ fn store(segment: Segment, token: u32, row: u32, sum: f32) {
         case ACTIVATION_BIASED_SIGMOID: { outputs[place] = sigmoid(sum + vectors[operand]); }
         case ACTIVATION_DECAY: { outputs[place] = exp(-0.606531 * sigmoid(sum + vectors[operand])); }
         case ACTIVATION_RESIDUAL: { outputs[place] += sum; }
-        case ACTIVATION_SILU: { outputs[place] = sum * sigmoid(sum); }
         case ACTIVATION_DOUBLE_EXP_DECAY: { outputs[place] = exp(-exp(sum + vectors[operand])); }
         case ACTIVATION_SCALED_RESIDUAL: { outputs[place] += sum * vectors[operand]; }
         case ACTIVATION_SHIFTED_MIX: { outputs[place] += sum * outputs[operand]; }

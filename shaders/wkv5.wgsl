@@ -2,7 +2,7 @@
 // Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
 //   y    = S r + (sum of r * u * k) v          (S from before the token)
 //   S    = S * decay + v k^T
-//   out  = group_norm(y) * g
+//   out  = group_norm(y) * g * sigmoid(g)
 //
 // If DECAY_STRIDE is 0, the decay is one vector for all tokens, otherwise one for each token.
 
@@ -24,6 +24,10 @@ const Y = 4u;
 const HEAD_VECTORS = 5u;
 
 #include head
+
+alias Traced = f32;
+#include traced_planes
+#include TRACE
 
 // What a thread loads of a token: the numbers of its row.
 struct Loaded {
@@ -65,6 +69,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
     var next = load_token(run.start, channel);
     for (var token = run.start; token < run.start + run.length; token++) {
+        let place = token * WIDTH + channel;
         let own = next;
         let v = own.v;
         next = load_token(min(token + 1u, run.start + run.length - 1u), channel); // while this one is computed
@@ -84,19 +89,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             y += dot(s[j].low, receptance.low) + dot(s[j].high, receptance.high);
             s[j] = Eight(s[j].low * rate.low + v * key.low, s[j].high * rate.high + v * key.high);
         }
-        set_vector(Y, row, y + bonus * v);
+        y += bonus * v;
+        set_vector(Y, row, y);
         workgroupBarrier();
 
         var out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
         if HAS_GATE {
-            out *= own.g;
+            out *= own.g / (1.0 + exp(-own.g));
         }
         if is_real {
-            mixed[token * WIDTH + channel] = out;
+            trace(TRACED_Y, place, y);
+            mixed[place] = out;
         }
     }
 
-    if is_real {
+    if KEEPS_STATE && is_real {
         for (var j = 0u; j < EIGHTHS; j++) {
             state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
             state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;

@@ -4,6 +4,10 @@
 #include head_by_lanes
 @group(0) @binding(5) var<storage, read> decay: array<vec4<f32>>; // [WIDTH] or [T, WIDTH], from DECAY_START on
 
+alias Traced = vec4<f32>;
+#include traced_planes
+#include TRACE
+
 // The vectors that all rows use for a token.
 struct Columns {
     decay: Whole,
@@ -57,11 +61,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         y += update_columns(14u, columns, v);
         y += update_columns(15u, columns, v);
 
+        trace(TRACED_Y, own_place, y);
         var out = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
         if HAS_GATE {
-            out *= projected[3u * PLANE + own_place];
+            let gate = projected[3u * PLANE + own_place];
+            out *= gate / (1.0 + exp(-gate));
         }
         mixed[own_place] = out;
     }
-    keep_state(run.slot, share);
+    if KEEPS_STATE {
+        keep_state(run.slot, share);
+    }
 }

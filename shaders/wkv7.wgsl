@@ -27,6 +27,10 @@ const HEAD_VECTORS = 7u;
 
 #include head
 
+alias Traced = f32;
+#include traced_planes
+#include TRACE
+
 // What a thread loads of a token: the numbers of its row.
 struct Loaded {
     r: f32,
@@ -106,7 +110,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             bonus += sum_of(load_eight(BONUS, j, row));
         }
         let scale = 1.0 / max(sqrt(squares), 1e-12);
-        let removed = -projection * scale * scale;
+        let sa = -projection * scale;
+        let removed = sa * scale;
         var y = 0.0;
         for (var j = 0u; j < EIGHTHS; j++) {
             let decay = load_eight(DECAY, j, row);
@@ -123,11 +128,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
         let normed = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
         if is_real {
+            trace(TRACED_Y, place, y);
+            trace(TRACED_SA, place, sa);
             mixed[place] = (normed + bonus * v) * own.g;
         }
     }
 
-    if is_real {
+    if KEEPS_STATE && is_real {
         for (var j = 0u; j < EIGHTHS; j++) {
             state[state_start + 2u * j * HEAD_SIZE] = s[j].low;
             state[state_start + (2u * j + 1u) * HEAD_SIZE] = s[j].high;

@@ -5,6 +5,10 @@
 @group(0) @binding(5) var<storage, read> gates: array<vec4<f32>>;         // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
 @group(0) @binding(6) var<storage, read_write> v_first: array<vec4<f32>>; // [MAX_TOKENS, WIDTH]
 
+alias Traced = vec4<f32>;
+#include traced_planes
+#include TRACE
+
 // The vectors that all rows use for a token.
 struct Columns {
     decay: Whole,
@@ -70,24 +74,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let bonus = sum_of_vector(bonuses);
 
         let kk_whole = whole(kk);
-        var removed = vec4<f32>();
-        removed += multiply_columns(0u, kk_whole[0]);
-        removed += multiply_columns(1u, kk_whole[1]);
-        removed += multiply_columns(2u, kk_whole[2]);
-        removed += multiply_columns(3u, kk_whole[3]);
-        removed += multiply_columns(4u, kk_whole[4]);
-        removed += multiply_columns(5u, kk_whole[5]);
-        removed += multiply_columns(6u, kk_whole[6]);
-        removed += multiply_columns(7u, kk_whole[7]);
-        removed += multiply_columns(8u, kk_whole[8]);
-        removed += multiply_columns(9u, kk_whole[9]);
-        removed += multiply_columns(10u, kk_whole[10]);
-        removed += multiply_columns(11u, kk_whole[11]);
-        removed += multiply_columns(12u, kk_whole[12]);
-        removed += multiply_columns(13u, kk_whole[13]);
-        removed += multiply_columns(14u, kk_whole[14]);
-        removed += multiply_columns(15u, kk_whole[15]);
-        removed *= -scale * scale;
+        var sa = vec4<f32>();
+        sa += multiply_columns(0u, kk_whole[0]);
+        sa += multiply_columns(1u, kk_whole[1]);
+        sa += multiply_columns(2u, kk_whole[2]);
+        sa += multiply_columns(3u, kk_whole[3]);
+        sa += multiply_columns(4u, kk_whole[4]);
+        sa += multiply_columns(5u, kk_whole[5]);
+        sa += multiply_columns(6u, kk_whole[6]);
+        sa += multiply_columns(7u, kk_whole[7]);
+        sa += multiply_columns(8u, kk_whole[8]);
+        sa += multiply_columns(9u, kk_whole[9]);
+        sa += multiply_columns(10u, kk_whole[10]);
+        sa += multiply_columns(11u, kk_whole[11]);
+        sa += multiply_columns(12u, kk_whole[12]);
+        sa += multiply_columns(13u, kk_whole[13]);
+        sa += multiply_columns(14u, kk_whole[14]);
+        sa += multiply_columns(15u, kk_whole[15]);
+        sa *= -scale;
+        let removed = sa * scale;
 
         let columns = Columns(whole(decay), whole(rate), whole(key), whole(receptance));
         var y = vec4<f32>();
@@ -108,8 +113,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         y += update_columns(14u, columns, removed, v);
         y += update_columns(15u, columns, removed, v);
 
+        trace(TRACED_Y, own_place, y);
+        trace(TRACED_SA, own_place, sa);
         let normed = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
         mixed[own_place] = (normed + bonus * v) * gates[2u * PLANE + own_place];
     }
-    keep_state(run.slot, share);
+    if KEEPS_STATE {
+        keep_state(run.slot, share);
+    }
 }

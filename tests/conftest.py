@@ -24,7 +24,9 @@ from tests.support.models import random_model, save_safetensors, tiny_shape
 if TYPE_CHECKING:
     from tests.support.ray_fleet import RayFleets
 
-pytest.register_assert_rewrite(*(f"tests.support.{name}_contract" for name in ("golden", "results", "runner")))
+pytest.register_assert_rewrite(
+    *(f"tests.support.{name}_contract" for name in ("golden", "results", "runner", "trainer"))
+)
 
 gc.disable()  # until the tests are collected: of what is imported and made for them, nothing can be freed
 

@@ -1,4 +1,4 @@
-"""`rnn-engine bench` and `rnn-engine tune`: measure a model's speed on a device, and find its fastest kernels."""
+"""`rnn-engine bench` and `rnn-engine tune-kernels`: measure a model's speed, and find its fastest kernels."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def bench_command(
         print_tables(benchmark)
 
 
-# `rnn-engine tune`: find the fastest kernels for a model's matrices on a device, and show or delete the stored choices.
+# `rnn-engine tune-kernels`: find the fastest kernels for a model's matrices, and show or delete the stored choices.
 
 
 @click.command()
@@ -122,7 +122,7 @@ def bench_command(
 )
 @click.option("--show", is_flag=True, help="Show the choices that are kept for all devices, without a search.")
 @click.option("--forget", is_flag=True, help="Delete the choices that are kept for all devices, without a search.")
-def tune_command(
+def tune_kernels_command(
     model: Path,
     device: str,
     weights: str | None,

@@ -11,18 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import click
-from jinja2 import Environment
 from rich.console import Console
 from rich.table import Table
 
 from rnn_engine.cli.options import describe_shape
+from rnn_engine.cli.reports import share, write_page
 from rnn_engine.errors import DeviceError
-from rnn_engine.files import atomic_file
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.cost import cost_on, describe_cost, predict_dispatches
 from rnn_engine.forward.step import StepSize
@@ -324,11 +322,6 @@ def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
     return (runner.device.info.name, weights) if isinstance(runner, GpuRunner) else ("cpu", "f32")
 
 
-def share(reached: float, limit: float) -> str:
-    """Return `reached` as a percentage of `limit`, such as "75%", or an empty text if `reached` is 0."""
-    return f"{reached / limit:.0%}" if reached else ""
-
-
 def print_tables(benchmark: Benchmark) -> None:
     click.echo(benchmark.title)
     click.echo(f"{benchmark.setting.device}, median of {benchmark.setting.repeats} runs")
@@ -388,11 +381,4 @@ def write_report(benchmark: Benchmark, path: Path) -> None:
 
     Raises OSError if that fails.
     """
-    template = (files("rnn_engine.cli") / "report.html").read_text("utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["share"] = share
-    page = environment.from_string(template).render(
-        benchmark=benchmark, describe_peaks=describe_peaks, describe_times=describe_times
-    )
-    with atomic_file(path) as file:
-        file.write(page.encode())
+    write_page(path, "report.html", benchmark=benchmark, describe_peaks=describe_peaks, describe_times=describe_times)

@@ -224,9 +224,10 @@ def _make_states(
     key_state_bytes: int | None,
     key_states: int,
     key_state_ttl: float,
+    any_model_states: bool,
 ) -> StateSettings:
     quota = Quota(key_state_bytes, key_states, key_state_ttl)
-    return StateSettings(files, default_state, state_folder, file_folder, state_bytes, quota)
+    return StateSettings(files, default_state, state_folder, file_folder, state_bytes, quota, any_model_states)
 
 
 state_options = option_group(
@@ -258,6 +259,11 @@ state_options = option_group(
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="FOLDER",
         help="Let requests read state files from this folder instead of --state-folder.",
+    ),
+    click.option(
+        "--any-model-states",
+        is_flag=True,
+        help="Also take states whose files say that they were made for another model, if the sizes fit.",
     ),
     click.option(
         "--state-bytes",

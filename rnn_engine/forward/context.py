@@ -122,39 +122,36 @@ class PackedVectors:
         return cls(buffer, dict(zip(flat, [0, *ends], strict=False)))
 
 
+@dataclass(frozen=True, slots=True)
+class NormShift:
+    """A layer norm with the token shift after it, by the names of its vectors and of its field of the state."""
+
+    norm: str  # the layer norm
+    mixes: tuple[str, ...]  # the mixes' vectors, which lie side by side in the layer's vectors
+    shift: str  # the field of the state that holds the normed token before the first one
+    keeps_difference: bool = False  # if the difference between each token and the one before it is a plane, too
+
+    def constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
+        """Return the constants that the kernels of the forward and of the backward pass share."""
+        return {
+            "THREADS": context.tuning.norm_threads,
+            "WIDTH": context.model.shape.width,
+            "STATE_STRIDE": context.state_layout.stride,
+            "SHIFT_OFFSET": context.state_layout.offsets[self.shift],
+            "MIXES": len(self.mixes),
+            "MIX": vectors.starts[self.mixes[0]],
+            "KEEPS_DIFFERENCE": self.keeps_difference,
+            "NORM_WEIGHT": vectors.starts[f"{self.norm}.weight"],
+        }
+
+
 def norm_shift_stage(
-    context: BuildContext,
-    layer: int,
-    label: str,
-    vectors: PackedVectors,
-    *,
-    norm: str,
-    mixes: tuple[str, ...],
-    shift: str,
-    outputs: Buffer,
-    keeps_difference: bool = False,
+    context: BuildContext, layer: int, label: str, vectors: PackedVectors, norm_shift: NormShift, outputs: Buffer
 ) -> KernelStage:
     """Return the stage that applies layer norm and token shift to a step's tokens and writes the mixes to `outputs`.
 
-    `outputs` is [len(mixes), max_tokens, D].
-    `norm` is the layer norm's name in `vectors`.
-    `mixes` are the names of the mixes' vectors, which lie side by side in `vectors`.
-    `shift` is the field of the state that holds the normed token before the first one.
-    If `keeps_difference`, the difference between each token and the one before it goes to one more plane of `outputs`,
-    after the mixes.
+    `outputs` is [mixes, max_tokens, D], with one more plane if `norm_shift` keeps the difference.
     """
-    width = context.model.shape.width
-    constants = {
-        "THREADS": context.tuning.norm_threads,
-        "WIDTH": width,
-        "STATE_STRIDE": context.state_layout.stride,
-        "SHIFT_OFFSET": context.state_layout.offsets[shift],
-        "MIXES": len(mixes),
-        "MIX": vectors.starts[mixes[0]],
-        "KEEPS_DIFFERENCE": keeps_difference,
-        "NORM_WEIGHT": vectors.starts[f"{norm}.weight"],
-        "NORM_BIAS": vectors.starts[f"{norm}.bias"],
-    }
     buffers = {
         "x": context.buffers.x,
         "vectors": vectors.buffer,
@@ -162,5 +159,10 @@ def norm_shift_stage(
         "mixes": outputs,
     }
     return context.kernel_stage(
-        label, "norm_shift", constants, buffers, lambda step: (step.num_tokens, 1), state_bytes=4 * width
+        label,
+        "norm_shift",
+        {**norm_shift.constants(context, vectors), "NORM_BIAS": vectors.starts[f"{norm_shift.norm}.bias"]},
+        buffers,
+        lambda step: (step.num_tokens, 1),
+        state_bytes=4 * context.model.shape.width,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.draws import Following
-from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
+from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_rows
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -19,7 +19,7 @@ from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSi
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, WEIGHT_FORMATS, row_blocks
 from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
-from rnn_engine.types import F32, MOST_DRAW_BIASES, Model
+from rnn_engine.types import F32, MOST_DRAW_BIASES, Model, ModelShape
 from shaders import Constant
 
 # Look-ups in tables with a row for each token of the vocabulary: the embedding, and the tables of layers.
@@ -121,12 +121,13 @@ def table_stages(
 class Head:
     """The model's last norm and head matrix on the device. `bind` returns the stages that compute logits from them."""
 
-    def __init__(self, context: BuildContext) -> None:
+    def __init__(self, context: BuildContext, *, logits_stride: int | None = None) -> None:
+        """Upload the weights. A row of logits takes `logits_stride` floats of its buffer, by default V."""
         shape = context.model.shape
         names = shape.tensor_names
         self._context = context
-        self._norm = PackedVectors.load(context, "head norm", f"{names.head_norm}.", ("weight", "bias"))
-        matrix = Matrix(context.weights(names.head), 0, shape.width, 0, shape.vocab_size)
+        self.norm = PackedVectors.load(context, "head norm", f"{names.head_norm}.", ("weight", "bias"))
+        matrix = Matrix(context.weights(names.head), 0, shape.width, 0, logits_stride or shape.vocab_size)
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
@@ -134,18 +135,21 @@ class Head:
 
         Run them only in steps with at least one logit row.
         """
+        candidates = FindCandidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
+        return HeadStages(self.bind_logits(outputs.logits), candidates, self._draw(outputs))
+
+    def bind_logits(self, logits: Buffer) -> tuple[KernelStage, BoundMatMul]:
+        """Return the stages that compute a step's rows of logits and write them to `logits`."""
         context = self._context
-        shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
+        buffers = context.buffers
         norm = context.kernel_stage(
             "norm rows",
             "norm_rows",
-            {"THREADS": tuning.norm_threads, "WIDTH": shape.width},
-            {"x": buffers.x, "vectors": self._norm.buffer, "normed": buffers.normed},
+            {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width},
+            {"x": buffers.x, "vectors": self.norm.buffer, "normed": buffers.normed},
             lambda step: (step.num_rows, 1),
         )
-        matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
-        candidates = FindCandidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
-        return HeadStages((norm, matmul), candidates, self._draw(outputs))
+        return norm, self._matmul.bind(MatMulBuffers(buffers.batch, self.norm.buffer, buffers.normed, logits))
 
     def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
         context = self._context
@@ -223,6 +227,12 @@ LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
 """Uploads the layers of a model to the device one after another, and yields the stages of each."""
 
 
+def check_width(shape: ModelShape) -> None:
+    """Raise DeviceError if the kernels can't run a model of this width."""
+    if shape.width % COLUMNS_AT_ONCE:
+        raise DeviceError(f"width {shape.width} is not supported on a GPU; expected a multiple of {COLUMNS_AT_ONCE}")
+
+
 class ForwardPass:
     """A model loaded onto a device. Its methods return plans: lists of the kernel dispatches of a step."""
 
@@ -241,10 +251,7 @@ class ForwardPass:
         Raises DeviceError if its width is no multiple of 8.
         """
         shape = model.shape
-        if shape.width % COLUMNS_AT_ONCE:
-            raise DeviceError(
-                f"width {shape.width} is not supported on a GPU; expected a multiple of {COLUMNS_AT_ONCE}"
-            )
+        check_width(shape)
         num_parts = shape.num_layers + 1
         self.state_layout = StateLayout(shape)
         self.states = [

@@ -16,6 +16,7 @@ from rnn_engine.forward.segments import (
     Activation,
     Matrix,
     SegmentPart,
+    SegmentPlace,
     create_weight_buffers,
     split_matrices,
     upload_rows,
@@ -51,7 +52,8 @@ class LoadedPart:
     num_weights: int
     weight_bytes: int
     weights: Mapping[str, Buffer]  # the format's buffers, by the variable's name
-    segments: Buffer  # struct MatMul of segments.wgsl
+    places: tuple[SegmentPlace, ...]
+    segments: Buffer  # struct MatMul of segments.wgsl, which has these places
     kind: MatMulClass
 
     def work(self, tokens: int) -> MatMulWork:
@@ -180,15 +182,16 @@ class MatMul:
         buffers = create_weight_buffers(memory, self._label, part.format, part.num_blocks)
         for segment in part.segments:
             upload_rows(memory, buffers, part.format, segment.rows, segment.weights_start)
-        table = [int(self._counts_rows), len(part.segments)]
-        table += [field for segment in part.segments for field in segment.pack()]
+        places = tuple(segment.place for segment in part.segments)
+        table = [int(self._counts_rows), len(places)]
+        table += [word for place in places for word in place.pack()]
         table += [0] * (2 + MAX_SEGMENTS * SEGMENT_WORDS - len(table))
         segments = memory.create_buffer(f"{self._label} segments", 4 * len(table))
         memory.upload(segments, 0, np.array(table, np.uint32))
         weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
         columns = max(segment.matrix.num_columns for segment in part.segments)
         kind = MatMulClass.of(part.format.name, part.num_rows, columns, self._kernels.number_of(part.format))
-        return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, segments, kind)
+        return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, places, segments, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,10 @@ class Activation(IntEnum):
     BIASED_SIGMOID = 4
     DECAY = 5
     RESIDUAL = 6  # adds the sum to what the output holds
-    SILU = 7
-    DOUBLE_EXP_DECAY = 8
-    SCALED_RESIDUAL = 9  # adds the sum times the operand
-    SHIFTED_MIX = 10  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
-    BIASED_SCALE = 11  # multiplies what the output holds by the sum plus the operand
+    DOUBLE_EXP_DECAY = 7
+    SCALED_RESIDUAL = 8  # adds the sum times the operand
+    SHIFTED_MIX = 9  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
+    BIASED_SCALE = 10  # multiplies what the output holds by the sum plus the operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Matrix:
     activation: Activation = Activation.NONE
     operand_start: int = 0
     operand_stride: int = 0  # 0 if all tokens share the operands
+    inputs_from: Activation = Activation.NONE  # what the inputs are the outputs of: a backward pass differentiates it
 
     @property
     def num_columns(self) -> int:
@@ -104,13 +104,14 @@ class Segment:
         """The number of the weight format's blocks in each row of the segment."""
         return self.matrix.weights.row_blocks
 
-    def pack(self) -> list[int]:
-        """Return the segment as the 4-byte words of `struct Segment` of segments.wgsl."""
+    @property
+    def place(self) -> SegmentPlace:
+        """The places of the segment's weights, inputs, outputs and operands."""
         matrix = self.matrix
-        return [
+        return SegmentPlace(
             self.first_row,
             self.end - self.start,
-            -(-matrix.num_columns // COLUMNS_AT_ONCE),
+            matrix.num_columns,
             PANEL_ROWS * self.row_blocks,
             self.weights_start,
             matrix.inputs_start,
@@ -119,7 +120,44 @@ class Segment:
             matrix.outputs_stride,
             matrix.operand_start + self.start,
             matrix.operand_stride,
-            int(matrix.activation),
+            matrix.activation,
+            matrix.inputs_from,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlace:
+    """What a kernel must know of a segment, without its weights on the host."""
+
+    first_row: int
+    num_rows: int
+    num_columns: int
+    panel_blocks: int
+    weights_start: int
+    inputs_start: int
+    inputs_stride: int
+    outputs_start: int  # of the segment's first row
+    outputs_stride: int
+    operand_start: int
+    operand_stride: int
+    activation: Activation
+    inputs_from: Activation
+
+    def pack(self) -> list[int]:
+        """Return the place as the 4-byte words of `struct Segment` of segments.wgsl."""
+        return [
+            self.first_row,
+            self.num_rows,
+            -(-self.num_columns // COLUMNS_AT_ONCE),
+            self.panel_blocks,
+            self.weights_start,
+            self.inputs_start,
+            self.inputs_stride,
+            self.outputs_start,
+            self.outputs_stride,
+            self.operand_start,
+            self.operand_stride,
+            int(self.activation),
         ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
+from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant, TransposedVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.quantised import BLOCK_FORMATS
@@ -60,6 +60,7 @@ class Tuning:
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
     packed: tuple[StreamVariant, ...]  # in place of `matmuls` for products of bytes
     packed_tiled: TiledVariant | None
+    transposed: TransposedVariant  # of backward passes
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
@@ -125,6 +126,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
                 for tokens, panels in ((1, 4), (4, 4), (8, 2))
             ),
             packed_tiled=None,
+            transposed=TransposedVariant(threads=8, tokens=8, inputs=by_token),
             blocks=(*few, StreamVariant(tokens=8, panels=4, inputs=one)),
             tiled=None,
             broadcast=can_broadcast,
@@ -142,6 +144,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
         few_rows=StreamVariant(1, splits=32, unroll=4),
         blocks=_hardware_streams("f32", (8, 4, 4, 4, 2)),
+        transposed=TransposedVariant(threads=64, tokens=8, inputs="direct"),
         broadcast=False,
         codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
         norm_threads=256,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.forward.weight_choice import FormatOf, stored_format
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.source import TensorInfo
@@ -82,3 +83,8 @@ class Unpacked:
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
         return self.format.unpack(arrays, num_rows, num_columns)
+
+
+def unpacked(model: UnreadModel, chosen: FormatOf) -> FormatOf:
+    """Return a function from each matrix of `model` to the format that `chosen` gives it, which packs no data."""
+    return lambda name: Unpacked(chosen(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))

@@ -121,6 +121,16 @@ class TiledVariant:
 
 MatMulVariant: TypeAlias = StreamVariant | TiledVariant
 
+
+@dataclass(frozen=True, slots=True)
+class TransposedVariant:
+    """A set of constants for the kernel matmul_transposed.wgsl, whose threads own eight columns each."""
+
+    threads: int  # of a workgroup
+    tokens: int  # for which it reads every weight once
+    inputs: str  # direct, broadcast or by_token, as in StreamVariant
+
+
 _KINDS: Final[dict[str, type[StreamVariant] | type[TiledVariant]]] = {
     "matmul": StreamVariant,
     "matmul_tiled": TiledVariant,

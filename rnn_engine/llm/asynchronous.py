@@ -462,9 +462,12 @@ class AsyncLLM:
         ran = await run_tokens(self.engine, start, tokens, wait_for_room=True)
         return State.of(ran.frozen, self.state_files)
 
-    async def load_state(self, path: str | Path) -> State:
-        """Read a state file in any supported format, such as a tuned initial state. Raises StateError."""
-        return await asyncio.to_thread(State.read, path, self.state_files)
+    async def load_state(self, path: str | Path, *, any_model: bool = False) -> State:
+        """Read a state file in any supported format, such as a tuned initial state. Raises StateError.
+
+        A file that says that its state was made for another model is refused unless `any_model` is true.
+        """
+        return await asyncio.to_thread(State.read, path, self.state_files, any_model=any_model)
 
     def tokenize(self, text: str) -> list[int]:
         return self.engine.tokenize(text)

@@ -427,9 +427,12 @@ class LLM:
         """Return the state after a text, token ids or the messages of a chat, which start from `state`."""
         return self._thread.run(self._llm.state(prompt, state=state))
 
-    def load_state(self, path: str | Path) -> State:
-        """Read a state file in any supported format, such as a tuned initial state. Raises StateError."""
-        return self._thread.run(self._llm.load_state(path))
+    def load_state(self, path: str | Path, *, any_model: bool = False) -> State:
+        """Read a state file in any supported format, such as a tuned initial state. Raises StateError.
+
+        A file that says that its state was made for another model is refused unless `any_model` is true.
+        """
+        return self._thread.run(self._llm.load_state(path, any_model=any_model))
 
     def tokenize(self, text: str) -> list[int]:
         return self._llm.tokenize(text)

@@ -28,6 +28,7 @@ from rnn_engine.llm.state import State
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
 from rnn_engine.model import LoraChoice
+from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, ModelShape, TokenRun
 from states.files.exchange import StateFiles
@@ -88,7 +89,7 @@ class Model:
         with open_merged(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             size = RunnerSize(num_slots=max_sequences, max_tokens=max_tokens, max_rows=max_tokens)
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
-            self.state_files = StateFiles(opened.shape, opened.fingerprint)
+            self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
             self._tokenizer = load_tokenizer(tokenizer, path, opened.shape.vocab_size)
             self._runner = load_runner(
                 opened,
@@ -164,9 +165,12 @@ class Model:
         """Return the state before the first token."""
         return State(self.shape.initial_state(), self.state_files)
 
-    def load_state(self, path: str | Path) -> State:
-        """Read a state file in any supported format. Raises StateError."""
-        return State.read(path, self.state_files)
+    def load_state(self, path: str | Path, *, any_model: bool = False) -> State:
+        """Read a state file in any supported format. Raises StateError.
+
+        A file that says that its state was made for another model is refused unless `any_model` is true.
+        """
+        return State.read(path, self.state_files, any_model=any_model)
 
     def tokenize(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)

@@ -53,6 +53,42 @@ def completion_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]
         yield add
 
 
+class TuningBar:
+    """The progress bar of a run of the tuner: its losses, the tokens each second and the time left."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None, losses="", rate="")
+        self._what = ""
+        self._tokens = 0
+
+    def update(self, what: str, done: int, total: int, losses: str, num_tokens: int) -> None:
+        """Show what is going on: `done` of `total` updates, and losses in words. `num_tokens` more have been run."""
+        if what != self._what:
+            self._bar.reset(self._task, description=what)
+            self._what, self._tokens = what, 0
+        self._tokens += num_tokens
+        elapsed = self._bar.tasks[0].elapsed or 0.0
+        rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed > 0.0 else ""
+        self._bar.update(self._task, completed=done, total=total, losses=losses, rate=rate)
+
+    def print(self, line: str) -> None:
+        """Print a line if there is no terminal, which shows the bar instead."""
+        if self._bar.disable:
+            self._bar.console.print(line, highlight=False)
+
+
+@contextmanager
+def tuning_bar() -> Iterator[TuningBar]:
+    """Return a context manager that shows a run of the tuner, and yields its bar."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    texts = [TextColumn(f"{{task.fields[{name}]}}") for name in ("losses", "rate")]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *texts, TimeRemainingColumn())
+    with _bar(*columns) as bar:
+        yield TuningBar(bar)
+
+
 def _bar(*columns: ProgressColumn) -> Progress:
     from rich.console import Console
     from rich.progress import Progress

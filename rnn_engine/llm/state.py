@@ -61,10 +61,13 @@ class State(Mapping[str, F32]):
         return state
 
     @classmethod
-    def read(cls, path: str | Path, files: StateFiles) -> Self:
-        """Read a state from a file in any supported format. Raises StateError if it does not fit the model."""
+    def read(cls, path: str | Path, files: StateFiles, *, any_model: bool = False) -> Self:
+        """Read a state from a file in any supported format. Raises StateError if it does not fit the model.
+
+        A file that says that its state was made for another model is refused unless `any_model` is true.
+        """
         path = Path(path)
-        return cls.of(files.freeze(files.read(path), str(path)), files)
+        return cls.of(files.freeze(files.read(path, any_model=any_model), str(path)), files)
 
     @property
     def shape(self) -> ModelShape:
@@ -113,7 +116,9 @@ class State(Mapping[str, F32]):
         """Write the state to a file, atomically.
 
         The form "full" holds everything, bound to the model; "tuned" the matrices alone, as `time_state` tensors in
-        ai00's layout; "prefab" is ai00's CBOR file. Raises OSError if the file can't be written.
+        ai00's layout, and "pth" the same as torch's file in BlinkDL's layout; "metal" is the file of rwkv-metal and
+        SwiftRWKV; "prefab" is ai00's CBOR file. Raises OSError if the file can't be written, and StateError if the
+        form can't have the model's states.
         """
         path = Path(path)
         check_choice("form", form, get_args(ExportForm))

@@ -54,28 +54,38 @@ def plan_memory(
     does.
     """
     if device == "cpu":
-        if not cpu_has(weights):
-            message = f"the device cpu has no weights {weights!r}; expected auto, f32 or stored"
-            raise InvalidRequestError("weights", weights, "auto, f32 or stored on the device cpu", message)
+        check_cpu_weights(weights)
         return MemoryPlan("f32", size.spare_bytes)
     usual = usual_weights(model)
     weights = usual if weights is None else weights
     like = SizingDevice.like(device)
-    available = _free_memory(like.info, device_memory)
+    available = free_memory(like.info, device_memory)
     if available is None:
-        if weights == AUTO:
-            message = f"--weights auto needs --device-memory, since the memory of {like.info.name} is unknown"
-            raise InvalidRequestError("weights", weights, "a format, or auto with --device-memory", message)
-        _log.info("the memory of %s is unknown, so it is not checked if the model fits", like.info.name)
+        check_unknown_memory(weights, like.info)
         return MemoryPlan(weights, size.spare_bytes)
     choices = (usual, *AUTO_FORMATS[1:])
     room = Room(available, like.info.name, measure_on(like, model), replace(size, spare_bytes=0), choices)
     return room.plan(choices if weights == AUTO else (weights,), size.spare_bytes)
 
 
+def check_unknown_memory(weights: str, device: DeviceInfo) -> None:
+    """Raise InvalidRequestError if `weights` are those that fit a device's memory, which is unknown; else log that."""
+    if weights == AUTO:
+        message = f"--weights auto needs --device-memory, since the memory of {device.name} is unknown"
+        raise InvalidRequestError("weights", weights, "a format, or auto with --device-memory", message)
+    _log.info("the memory of %s is unknown, so it is not checked if the model fits", device.name)
+
+
 def cpu_has(weights: str | None) -> bool:
     """Return True if the device "cpu" accepts `weights`: None, auto, f32 or stored. All its weights are f32."""
     return weights in (None, AUTO, "f32", STORED)
+
+
+def check_cpu_weights(weights: str | None) -> None:
+    """Raise InvalidRequestError unless the device "cpu" accepts `weights`."""
+    if not cpu_has(weights):
+        message = f"the device cpu has no weights {weights!r}; expected auto, f32 or stored"
+        raise InvalidRequestError("weights", weights, "auto, f32 or stored on the device cpu", message)
 
 
 def usual_weights(model: OpenModel) -> str:
@@ -156,7 +166,7 @@ def find_memory(device: DeviceInfo) -> int | None:
     return psutil.virtual_memory().available if device.kind in ("software", "integrated") else None
 
 
-def _free_memory(device: DeviceInfo, device_memory: int | None) -> int | None:
+def free_memory(device: DeviceInfo, device_memory: int | None) -> int | None:
     """Return the bytes that a model may take on a device; None if they are unknown.
 
     `device_memory` is the device's size in bytes, if the user gave it.
@@ -255,7 +265,7 @@ def _name_tokenizer(choice: str, model: OpenModel) -> str:
 
 def _device_needs(model: OpenModel, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
     name = _title(device.info)
-    available = _free_memory(device.info, device_memory)
+    available = free_memory(device.info, device_memory)
     unread, size = UnreadModel(model.shape, model.tensors), RunnerSize(num_slots=num_slots)
     usual = usual_weights(model)
     try:

@@ -14,9 +14,8 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.unread import Unpacked, UnreadModel
-from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights, stored_format
-from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.forward.unread import UnreadModel, unpacked
+from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
 from rnn_engine.model.lora import LoraChoice
@@ -170,11 +169,7 @@ def measure_runner(
     Runs the code that loads a runner, but without weights. Raises DeviceError as `load_runner` does.
     """
     chosen, activations = parse_weights(weights, model.shape)
-
-    def format_of(name: str) -> WeightFormat:
-        return Unpacked(chosen(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))
-
-    tuning = tuning_for(device.info, can_broadcast=False)
+    tuning, format_of = tuning_for(device.info, can_broadcast=False), unpacked(model, chosen)
     runner, _ = _load_gpu_runner(
         model, device, tuning, size, format_of, _no_progress, versions, activations=activations
     )

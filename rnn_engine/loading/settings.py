@@ -61,6 +61,7 @@ class StateSettings:
     file_folder: Path | None = None  # the only one from which requests may read files; None = that of persistent states
     capacity: int = DEFAULT_CAPACITY  # bytes of all states together
     quota: Quota = field(default_factory=Quota)  # of one client, if the server distinguishes its clients
+    any_model: bool = False  # take states, too, whose files say that they were made for another model
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from rnn_engine.errors import StateError
 from rnn_engine.loading.settings import StateSettings
 from rnn_engine.model import OpenModel
+from rnn_engine.model.fingerprint import metal_fingerprint
 from rnn_engine.types import ModelShape
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, is_time_state, state_from_tuned
@@ -36,6 +37,8 @@ def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
         settings.capacity,
         settings.quota,
         file_folder=settings.file_folder,
+        base=metal_fingerprint(model),
+        any_model=settings.any_model,
     )
     own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
     if own:
@@ -71,12 +74,15 @@ def make_state_store(
     quota: Quota | None = None,
     *,
     file_folder: Path | None = None,
+    base: str | None = None,
+    any_model: bool = False,
 ) -> LocalStateStore:
     """Create an empty store of named states for models with the sizes `shape`.
 
-    `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`.
+    `folder` is for persistent states. Requests may read state files from `file_folder`, or else from `folder`. `base`
+    and `any_model` are as `StateFiles` has them.
     """
-    files = StateFiles(shape, fingerprint, file_folder or folder)
+    files = StateFiles(shape, fingerprint, file_folder or folder, base=base, any_model=any_model)
     try:
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:

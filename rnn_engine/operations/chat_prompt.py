@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import THINK_BEGINS, THINK_ENDS
@@ -27,8 +27,26 @@ _MAX_CHARACTERS = 1 << 24
 NO_SIZES: Mapping[int, int] = MappingProxyType({})
 
 
+class HasSpecialTokens(Protocol):
+    """Anything that knows the special tokens of a vocabulary, by their texts."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
+
+
+class Tokenizing(Protocol):
+    """The part of an engine that makes tokens of prompts, so that they can also be made without an engine."""
+
+    @property
+    def info(self) -> HasSpecialTokens: ...
+
+    def tokenize(self, text: str) -> list[int]: ...
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes: ...
+
+
 def token_positions(
-    engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int], sizes: Mapping[int, int] = NO_SIZES
+    engine: Tokenizing, tokens: Sequence[int], offsets: Sequence[int], sizes: Mapping[int, int] = NO_SIZES
 ) -> tuple[int, ...]:
     """Return, for each byte offset in the text of `tokens`, how many of the tokens end at or before it.
 
@@ -122,7 +140,7 @@ class ChatPrompt:
         return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
 
 
-def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
+def text_before_chat(engine: Tokenizing, initial_state: FrozenState | None, template: ChatTemplate) -> str:
     """Return the text to run between what the model has read in `initial_state` and a chat, such as a blank line."""
     if initial_state is None or initial_state.num_tokens == 0:
         return ""
@@ -130,7 +148,7 @@ def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, temp
 
 
 def make_chat_prompt(
-    engine: EngineLike,
+    engine: Tokenizing,
     template: ChatTemplate,
     conversation: Conversation,
     most_characters: int,
@@ -145,8 +163,7 @@ def make_chat_prompt(
     special = engine.info.special_tokens
     cut = _unused_cut(conversation)
     rendered = template.render(_guard(engine, conversation, special, cut), most_characters)
-    parts = list(_parts(engine, before + rendered.text, special, cut))
-    tokens = [token for part in parts for token in ([part] if isinstance(part, int) else engine.tokenize(part))]
+    tokens = _tokenize(engine, before + rendered.text, special, cut)
     offsets = _byte_offsets(before, rendered, cut)
     sizes = {token: len(text.encode()) for text, token in special.items()}
     positions = token_positions(engine, tokens, list(offsets.values()), sizes)
@@ -158,6 +175,36 @@ def make_chat_prompt(
         tuple(special[text] for text in rendered.stop_tokens if text in special),
         _thought(rendered.text, conversation),
     )
+
+
+def make_answer(
+    engine: Tokenizing,
+    template: ChatTemplate,
+    conversation: Conversation,
+    answer: ChatMessage,
+    most_characters: int,
+) -> list[int]:
+    """Return the tokens that the model has to write after the prompt of `conversation` to answer with `answer`.
+
+    The last of them end the answer: they are the template's stop token or stop text, or else token 0. Raises
+    InvalidRequestError as `make_chat_prompt` does, or if the template does not write an answer after its prompt.
+    """
+    special = engine.info.special_tokens
+    answered = replace(conversation, messages=[*conversation.messages, answer], answers=False)
+    cut = _unused_cut(answered)
+    prompt = template.render(_guard(engine, conversation, special, cut), most_characters)
+    whole = template.render(_guard(engine, answered, special, cut), most_characters).text
+    begins = len(prompt.text)
+    if not whole.startswith(prompt.text):  # the prompt may end with empty thoughts, which only the last answer has
+        begins = prompt.text.rfind(THINK_BEGINS)
+        if begins < 0 or not whole.startswith(prompt.text[:begins]):
+            allowed = "a conversation whose last answer the chat template writes where the answer's prompt ends"
+            raise InvalidRequestError("messages", answer.content, allowed)
+    text = whole[begins:]
+    ends = [text.rfind(stop) + len(stop) for stop in (*prompt.stop, *prompt.stop_tokens) if stop in text]
+    if ends:
+        return _tokenize(engine, text[: max(ends)], special, cut)
+    return [*_tokenize(engine, text, special, cut), 0]
 
 
 def prompt_after(engine: EngineLike, initial_state: FrozenState | None, conversation: Conversation) -> ChatPrompt:
@@ -191,7 +238,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
     yield from (repr(tool) for tool in conversation.tools)
 
 
-def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
+def _guard(engine: Tokenizing, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
     """Return the conversation with the character `cut` put into each special token that a client's text spells.
 
     `special` maps the texts of special tokens to their ids. In an assistant's messages, only special tokens without
@@ -247,7 +294,12 @@ def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN40
     return value
 
 
-def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
+def _tokenize(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) -> list[int]:
+    parts = _parts(engine, text, special, cut)
+    return [token for part in parts for token in ([part] if isinstance(part, int) else engine.tokenize(part))]
+
+
+def _parts(engine: Tokenizing, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
     """Split a prompt's text at each character `cut`, and yield the pieces, which must be tokenised separately.
 
     A special token that the tokenizer does not recognise in text is yielded as its token id.

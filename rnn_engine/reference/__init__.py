@@ -52,9 +52,17 @@ class Weights:
 
     def matmul(self, x: Array, name: str) -> Array:
         """Multiply `x` [T, in] with the matrix called `name` [out, in] -> [T, out]."""
+        return x @ self._matrix(name)
+
+    def matmul_transposed(self, dy: Array, name: str) -> Array:
+        """Multiply `dy` [T, out] with the transpose of the matrix called `name` [out, in] -> [T, in]."""
+        return dy @ self._matrix(name).T
+
+    def _matrix(self, name: str) -> Array:
+        """Return the matrix called `name` as [in, out]."""
         if name not in self._transposed:
             self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
-        return x @ self._transposed[name]
+        return self._transposed[name]
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         """Return the rows `ids` of the table (such as the embedding) called `name`, cast to `dtype`."""
@@ -81,15 +89,16 @@ class Weights:
         return watching
 
     def block(self, layer: int) -> Block:
-        return Block(self, f"{self.shape.tensor_names.layers}{layer}.")
+        return Block(self, layer)
 
 
 class Block:
     """The weights of one layer, by tensor names without the prefix `blocks.N.`."""
 
-    def __init__(self, weights: Weights, prefix: str) -> None:
+    def __init__(self, weights: Weights, layer: int) -> None:
+        self.layer = layer
         self._weights = weights
-        self._prefix = prefix
+        self._prefix = f"{weights.shape.tensor_names.layers}{layer}."
 
     def __call__(self, name: str) -> Array:
         return self._weights(self._prefix + name)
@@ -97,11 +106,14 @@ class Block:
     def matmul(self, x: Array, name: str) -> Array:
         return self._weights.matmul(x, self._prefix + name)
 
+    def matmul_transposed(self, dy: Array, name: str) -> Array:
+        return self._weights.matmul_transposed(dy, self._prefix + name)
+
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         return self._weights.rows(self._prefix + name, ids)
 
 
-_LAYER_NORM_EPSILON: Final = 1e-5
+LAYER_NORM_EPSILON: Final = 1e-5
 
 
 def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
@@ -118,7 +130,7 @@ def project_to_logits(weights: Weights, x: Array) -> Array:
 
 def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:
     """Apply layer norm to each vector of x [T, D], with the weight and the bias of the norm called `name`."""
-    return standardize(x, _LAYER_NORM_EPSILON) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
+    return standardize(x, LAYER_NORM_EPSILON) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
 
 
 def standardize(x: Array, epsilon: float) -> Array:
@@ -142,6 +154,30 @@ x [T, D] is the last layer's output, before the head.
 B sequences run, `lengths[b]` tokens of each, one after the other in the token ids [T]. `states` holds [B, L, ...] a
 field and is not changed.
 """
+
+RunBackward: TypeAlias = Callable[
+    [Weights, Sequence[Array], Array, Sequence[int], Mapping[str, Array]], dict[str, Array]
+]
+"""A function that runs the layers of an RWKV version backward in numpy.
+
+(weights, inputs, dx, lengths, states) -> gradients of the states
+
+inputs: L arrays [T, D], the residual stream at each layer's input, of a forward pass with these lengths and states.
+dx [T, D] is the gradient of a loss with respect to the last layer's output. The result holds the loss's gradient with
+respect to `states`, [B, L, ...] a field. The states after the runs have no part in the loss.
+"""
+
+
+Step: TypeAlias = Callable[[Array, NDArray[np.intp]], None]
+"""Changes the states [running, ...] of the runs that still have a token, given the places of these tokens."""
+
+StepBackward: TypeAlias = Callable[[Array, Array, Array, NDArray[np.intp]], None]
+"""Turns the gradient of the states after a token into that of the states before it, in place.
+
+(gradient, states before, states after, places of the tokens), with the arrays [running, ...] as `Step` has them.
+"""
+
+_KEPT_EVERY: Final = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +203,60 @@ class PackedRuns:
         previous[self.starts] = before
         return previous
 
+    def shift_backward(self, d_previous: Array) -> tuple[Array, Array]:
+        """Return the gradients of `x` [T, D] and `before` [B, D] from that of what `shift` returns, [T, D]."""
+        dx = np.zeros_like(d_previous)
+        dx[:-1] = d_previous[1:]
+        dx[self.starts[1:] - 1] = 0  # the last token of a run precedes none
+        return dx, d_previous[self.starts]
+
     def last(self, x: Array) -> Array:
         """Return the rows of `x` that belong to the last token of each of the B token runs: [B, D]."""
         last: Array = x[self.starts + self.lengths - 1]
         return last
 
-    def walk(self, state: Array, step: Callable[[Array, NDArray[np.intp]], None]) -> Array:
-        """Apply a recurrence: update `state` [B, ...] token by token, all B runs in parallel; return the final states.
-
-        `step` is called with the states of the runs that still have a token, which it changes, and with the places of
-        these tokens.
-        """
-        longest_first = np.argsort(-self.lengths, kind="stable")
-        lengths, starts = self.lengths[longest_first], self.starts[longest_first]
-        live = state[longest_first]
+    def walk(self, state: Array, step: Step) -> Array:
+        """Apply a recurrence to `state` [B, ...] token by token, all B runs in parallel; return the final states."""
+        order, lengths, starts = self._longest_first()
+        live = state[order]
         for offset in range(lengths[0]):
             running = np.count_nonzero(lengths > offset)
             step(live[:running], starts[:running] + offset)
         after = np.empty_like(live)
-        after[longest_first] = live
+        after[order] = live
         return after
+
+    def walk_backward(self, state: Array, step: Step, backward: StepBackward) -> Array:
+        """Return the gradient [B, ...] of `state`, the one before the runs, if the states after them have none.
+
+        The states that `backward` needs are computed once more: one in `_KEPT_EVERY` is kept on the way forward, and
+        those that follow it are computed again when the way back reaches them.
+        """
+        order, lengths, starts = self._longest_first()
+        live = state[order]
+        kept = []
+        for offset in range(lengths[0]):
+            if offset % _KEPT_EVERY == 0:
+                kept.append(live.copy())
+            running = np.count_nonzero(lengths > offset)
+            step(live[:running], starts[:running] + offset)
+        gradient = np.zeros_like(live)
+        for first, state_before in zip(range(0, lengths[0], _KEPT_EVERY)[::-1], kept[::-1], strict=True):
+            offsets = range(first, min(first + _KEPT_EVERY, lengths[0]))
+            states = [state_before]
+            for offset in offsets:
+                running = np.count_nonzero(lengths > offset)
+                states.append(states[-1].copy())
+                step(states[-1][:running], starts[:running] + offset)
+            for offset in offsets[::-1]:
+                running = np.count_nonzero(lengths > offset)
+                before, after = (states[offset - first + side][:running] for side in (0, 1))
+                backward(gradient[:running], before, after, starts[:running] + offset)
+        unsorted = np.empty_like(gradient)
+        unsorted[order] = gradient
+        return unsorted
+
+    def _longest_first(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Return the numbers of the runs from the longest to the shortest, and their lengths and starts. Each [B]."""
+        order = np.argsort(-self.lengths, kind="stable")
+        return order, self.lengths[order], self.starts[order]

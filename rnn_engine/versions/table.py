@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rnn_engine.backward.context import LoadBackward
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
-from rnn_engine.reference import RunLayers
+from rnn_engine.reference import RunBackward, RunLayers
 from rnn_engine.tensor_files.source import TensorInfo, show_all
 from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
@@ -28,6 +29,8 @@ class Version:
     layout: Layout
     run_layers: RunLayers  # the forward pass in numpy
     load_layers: LoadLayers  # the forward pass on a device
+    run_backward: RunBackward | None = None  # the backward pass in numpy; None if initial states can't be trained
+    load_backward: LoadBackward | None = None  # the backward pass on a device
     suits: Callable[[Mapping[str, TensorInfo]], bool] = lambda _: True  # distinguishes versions that share a pattern
 
 
@@ -65,6 +68,8 @@ def _v5_row(name: v5.VersionV5) -> Version:
         layout=v5.make_layout(name),
         run_layers=v5.run_layers,
         load_layers=v5.load_layers,
+        run_backward=v5.run_backward,
+        load_backward=v5.load_backward,
         suits=lambda tensors: v5.find_version(tensors) == name,
     )
 
@@ -87,6 +92,8 @@ VERSIONS: Final = VersionTable(
             layout=Layout(v7.list_tensors, v7.make_shape),
             run_layers=v7.run_layers,
             load_layers=v7.load_layers,
+            run_backward=v7.run_backward,
+            load_backward=v7.load_backward,
         ),
         Version(
             name="v6",
@@ -95,6 +102,8 @@ VERSIONS: Final = VersionTable(
             layout=Layout(v6.list_tensors, v6.make_shape),
             run_layers=v6.run_layers,
             load_layers=v6.load_layers,
+            run_backward=v6.run_backward,
+            load_backward=v6.load_backward,
         ),
         _v5_row("v5.0"),
         _v5_row("v5.1"),

@@ -11,15 +11,22 @@ import re
 import sys
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, is_inner_path
+from rnn_engine.tensor_files.pth_file import write_pth
+from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.types import F32, ModelShape
 from states.files.full import Origin, SavedState, file_parts, full_state_parts, save_full_state
+from states.files.metal import metal_file
 from states.files.prefab import Prefab, encode_prefab, state_from_rows
-from states.files.reading import LAYOUT_KEY, Layout, LoadedState, read_state, tuned_from_state
+from states.files.reading import LAYOUT_KEY, MODEL_KEY, Layout, LoadedState, read_state, tuned_from_state
 from states.frozen import FrozenState, Payload, freeze_state
 
 _OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
@@ -128,7 +135,7 @@ class OwnedFolder:
         self._close()
 
 
-ExportForm: TypeAlias = Literal["full", "tuned", "prefab"]
+ExportForm: TypeAlias = Literal["full", "tuned", "pth", "metal", "prefab"]
 
 _KIND = "named"
 _UNKNOWN = ""  # what a named state started from
@@ -137,22 +144,34 @@ _UNKNOWN = ""  # what a named state started from
 class StateFiles:
     """Reads and writes the state files of one model, in every file format. Thread-safe."""
 
-    def __init__(self, shape: ModelShape, model: str, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        model: str,
+        folder: Path | None = None,
+        *,
+        base: str | None = None,
+        any_model: bool = False,
+    ) -> None:
         """Read and write states of the model with this `shape` and fingerprint `model`.
 
-        Full-state files must have that fingerprint. `folder` has the files that requests may read; None if they may
-        read none.
+        `base` is rwkv-metal's fingerprint of the model, if it has one. A file that names another model is refused
+        unless `any_model` is true. `folder` has the files that requests may read; None if they may read none.
         """
         self.shape = shape
         self.folder = folder
         self.model = model
+        self.base = base
+        self.any_model = any_model
 
-    def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
+    def read(self, path: Path, layout: Layout | None = None, *, any_model: bool = False) -> LoadedState:
         """Read a state file in any supported format. Raises StateError if it is damaged or does not fit the model.
 
-        `layout` overrides the layout of a tuned state's matrices.
+        `layout` overrides the layout of a tuned state's matrices. With `any_model`, the file may name another model.
         """
-        return read_state(path, self.shape, self.model, layout)
+        if any_model or self.any_model:
+            return read_state(path, self.shape, None, layout)
+        return read_state(path, self.shape, self.model, layout, self.base)
 
     def read_requested(self, requested: str) -> LoadedState:
         """Read the state file whose path a request names. The file must be inside the configured folder.
@@ -192,18 +211,36 @@ class StateFiles:
     def export(self, form: ExportForm, name: str, key: uuid.UUID, frozen: FrozenState) -> Iterator[bytes | memoryview]:
         """Return the content of a state file in the format `form`, as an iterator over pieces of bytes.
 
-        The formats are full state, tuned state (without the token shifts) and ai00's prefab. `name` and `key`, the
-        state's name and id, are stored if the format has a place for them.
+        The formats are full state, tuned state (safetensors as ai00's `.st`, and BlinkDL's `pth`, both without the
+        token shifts), rwkv-metal's and ai00's prefab. `name` and `key`, the state's name and id, are stored if the
+        format has a place for them. Raises StateError if the format can't have the model's states.
         """
         match form:
             case "full":
                 return full_state_parts(self._saved(name, frozen), self.shape.version)
             case "tuned":
                 layout: Layout = "key_value"
-                return file_parts(tuned_from_state(frozen.state, self.shape, layout), {LAYOUT_KEY: layout})
+                metadata = {LAYOUT_KEY: layout, MODEL_KEY: self.model}
+                return file_parts(tuned_from_state(frozen.state, self.shape, layout), metadata)
+            case "pth":
+                return iter([_pth(tuned_from_state(frozen.state, self.shape, "value_key"))])
+            case "metal":
+                return file_parts(*metal_file(frozen, self.shape, self.base))
             case "prefab":
                 return iter([encode_prefab(Prefab(name, key, False, frozen.state), self.shape)])
 
     def _saved(self, name: str, frozen: FrozenState) -> SavedState:
         origin = Origin(self.model, _UNKNOWN, frozen.num_tokens or 0, _KIND, name, frozen.last_tokens)
         return SavedState(origin, None, Payload(frozen.state, frozen.logits))
+
+
+def _pth(tensors: Mapping[str, F32]) -> bytes:
+    file = BytesIO()
+    write_pth(
+        file,
+        [
+            TensorEntry(name, TensorInfo(array.shape, array.dtype), partial(np.asarray, array))
+            for name, array in tensors.items()
+        ],
+    )
+    return file.getvalue()

@@ -25,7 +25,7 @@ from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, MemoryFi
 from rnn_engine.tensor_files.formats import read_source
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile, encode_header
-from rnn_engine.tensor_files.source import TensorSource
+from rnn_engine.tensor_files.source import TensorSource, show
 from rnn_engine.types import ModelShape
 from states.frozen import Payload, check_array, check_fields, check_shape, check_state
 
@@ -280,10 +280,22 @@ def _checked_metadata(file: SafetensorsFile, path: Path) -> dict[str, str]:
 
 def _summary(file: SafetensorsFile, metadata: Mapping[str, str], path: Path, model: str | None) -> Summary:
     origin = _origin(metadata, path)
-    if model is not None and origin.model != model:
-        raise StateError(f"{path.name}: the state belongs to model {origin.model}; the loaded model is {model}")
+    check_model(path.name, origin.model, model)
     tokens = _tokens(file, metadata, origin, path) if _TOKENS in file.tensors else None
     return Summary(origin, tokens, _LOGITS in file.tensors)
+
+
+def check_model(name: str, found: str | None, expected: str | None) -> None:
+    """Raise StateError if a file says that its state was made for another model than the `expected` one.
+
+    `found` is None if the file names no model, and `expected` is None if any is accepted. The error calls the file
+    `name`.
+    """
+    if found is not None and expected is not None and found != expected:
+        raise StateError(
+            f"{name}: the state belongs to model {show(found)}; the loaded model is {expected}. If you know that they "
+            "suit each other, allow states of any model (--any-model-states, any_model)"
+        )
 
 
 def _origin(metadata: Mapping[str, str], path: Path) -> Origin:

@@ -14,6 +14,7 @@ import cloup
 import httpx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rnn_engine.cli import main
 from rnn_engine.cli.serve import serve_command as serve_command
@@ -155,8 +156,16 @@ def bench(place: Place) -> None:
     assert all(line["tokens_per_second"] > 0 for line in lines)
 
 
-def tune(place: Place) -> None:
-    table = rnn_engine_process("tune", place.model, "--seconds", 0.1)
+def tune_state(place: Place) -> None:
+    data = place.folder / "data.jsonl"
+    data.write_text('{"instruction": "Hi", "output": "Ho"}\n{"instruction": "Bye", "output": "So long"}\n')
+    output = place.folder / "made.safetensors"
+    rnn_engine_process("tune-state", data, "-o", output, "--steps", 1, "--rate", 0.1, "--device", "cpu")
+    assert {name.rpartition(".")[2] for name in load_file(output)} == {"time_state"}
+
+
+def tune_kernels(place: Place) -> None:
+    table = rnn_engine_process("tune-kernels", place.model, "--seconds", 0.1)
     assert "fixed choice" in table
 
 
@@ -174,8 +183,23 @@ def fleet(_place: Place) -> None:
 
 STARTS: Mapping[str, Callable[[Place], None]] = MappingProxyType(
     {
-        start.__name__: start
-        for start in (serve, fleet, chat, generate, devices, pull, models, inspect, convert, logits, bench, tune, key)
+        start.__name__.replace("_", "-"): start
+        for start in (
+            serve,
+            fleet,
+            chat,
+            generate,
+            devices,
+            pull,
+            models,
+            inspect,
+            convert,
+            logits,
+            bench,
+            tune_state,
+            tune_kernels,
+            key,
+        )
     }
 )
 

@@ -30,7 +30,8 @@ COMMANDS = [
     "convert",
     "logits",
     "bench",
-    "tune",
+    "tune-state",
+    "tune-kernels",
     "key",
 ]
 

@@ -52,10 +52,10 @@ def test_a_server_begins_with_what_it_is_given(settings: Settings, tmp_path: Pat
     given = settings(
         "m.st", "--state", "a=x.st", "--state", "b c=y=z.pth", "--state", "poet.st", "--default-state", "a",
         "--state-folder", "folder",
-        "--state-bytes", "2M", "--state-file-folder", tmp_path,
+        "--state-bytes", "2M", "--state-file-folder", tmp_path, "--any-model-states",
     )  # fmt: skip
     files = (StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c"), StateFile(Path("poet.st")))
-    assert given == StateSettings(files, "a", Path("folder"), tmp_path, 2 << 20)
+    assert given == StateSettings(files, "a", Path("folder"), tmp_path, 2 << 20, any_model=True)
 
 
 def test_the_demo_model_comes_with_a_state_to_try(settings: Settings, tmp_path: Path) -> None:

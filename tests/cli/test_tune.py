@@ -1,4 +1,4 @@
-"""`rnn-engine tune` with a made-up search: its results are shown, kept and deleted."""
+"""`rnn-engine tune-kernels` with a made-up search: its results are shown, kept and deleted."""
 
 from __future__ import annotations
 
@@ -38,36 +38,40 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
 def test_what_is_found_is_shown_and_kept_until_it_is_forgotten(
     rnn_engine: Command, model_file: Path, folder: Path, searched: list[dict[str, object]]
 ) -> None:
-    table = rnn_engine("tune", model_file, "--seconds", 3)
+    table = rnn_engine("tune-kernels", model_file, "--seconds", 3)
     assert searched == [{"seconds": 3.0, "known": set(), "exhaustive": False}]
     for part in ("f16 64x32", str(FOUND.variant), str(FOUND.default), "2.50"):
         assert part in table
     (path,) = folder.iterdir()
-    shown = rnn_engine("tune", "--show")
+    shown = rnn_engine("tune-kernels", "--show")
     assert str(path) in shown
     assert table in shown
-    assert rnn_engine("tune", "--forget") == ""
+    assert rnn_engine("tune-kernels", "--forget") == ""
     assert list(folder.iterdir()) == []
-    assert rnn_engine("tune", "--show") == ""
+    assert rnn_engine("tune-kernels", "--show") == ""
 
 
 def test_a_search_of_everything_searches_again_for_what_is_kept(
     rnn_engine: Command, model_file: Path, searched: list[dict[str, object]]
 ) -> None:
-    rnn_engine("tune", model_file)
-    rnn_engine("tune", model_file, "--exhaustive")
+    rnn_engine("tune-kernels", model_file)
+    rnn_engine("tune-kernels", model_file, "--exhaustive")
     assert [call["exhaustive"] for call in searched] == [False, True]
     assert [call["known"] for call in searched] == [set(), set()]
+
+
+def test_the_command_has_its_old_name_too(rnn_engine: Command) -> None:
+    assert rnn_engine("tune", "--help") == rnn_engine("tune-kernels", "--help")
 
 
 def test_a_damaged_record_is_named(rnn_engine: Command, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "a.json").write_text("{")
-    assert "a.json: damaged" in rnn_engine("tune", "--show")
+    assert "a.json: damaged" in rnn_engine("tune-kernels", "--show")
 
 
 def test_numpy_has_no_kernels(rnn_engine: Command, model_file: Path) -> None:
-    said = rnn_engine("tune", model_file, "--device", "cpu", code=1)
+    said = rnn_engine("tune-kernels", model_file, "--device", "cpu", code=1)
     assert said == "Error: the device 'cpu' has no kernels to choose from; choose another --device\n"
 
 

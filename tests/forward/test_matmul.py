@@ -193,7 +193,6 @@ ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
     Activation.BIASED_SIGMOID: lambda total, operand, before: sigmoid(total + operand),
     Activation.DECAY: lambda total, operand, before: np.exp(np.float32(-0.606531) * sigmoid(total + operand)),
     Activation.RESIDUAL: lambda total, operand, before: before + total,
-    Activation.SILU: lambda total, operand, before: total * sigmoid(total),
     Activation.DOUBLE_EXP_DECAY: lambda total, operand, before: np.exp(-np.exp(total + operand)),
     Activation.SCALED_RESIDUAL: lambda total, operand, before: before + total * operand,
     Activation.SHIFTED_MIX: lambda total, operand, before: before + total * operand,

@@ -93,7 +93,9 @@ def test_a_tuned_file_holds_the_matrices(tmp_path: Path) -> None:
 
 def test_misuse_is_refused_in_words(tmp_path: Path) -> None:
     state = a_state(1)
-    with pytest.raises(InvalidRequestError, match=r"form: 'pdf' is not allowed; expected one of full, tuned, prefab"):
+    with pytest.raises(
+        InvalidRequestError, match=r"form: 'pdf' is not allowed; expected one of full, tuned, pth, metal, prefab"
+    ):
         state.save(tmp_path / "kept", "pdf")  # type: ignore[arg-type]
     with pytest.raises(StateError, match="states of two models"):
         state + a_state(1, StateFiles(SHAPE, "b" * 32))

@@ -247,7 +247,7 @@ async def test_a_state_that_goes_while_it_advances_is_an_error(serve: Serve) -> 
     assert await names(client) == []
 
 
-@pytest.mark.parametrize("form", ["full", "tuned", "prefab"])
+@pytest.mark.parametrize("form", ["full", "tuned", "pth", "prefab"])
 async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
     engine = FakeEngine()
     client = await serve(engine)
@@ -259,9 +259,9 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
     query = {"owner": "bob", "ttl": "60"}
     uploaded = await (await client.put(f"{PATH}/b", data=data, params=query)).json()
     check_shape(StateEntry, uploaded)
-    assert (uploaded["name"], uploaded["form"], uploaded["owner"]) == ("b", form, "bob")
-    assert (uploaded["digest"] == entry["digest"]) == (form != "tuned")
-    assert uploaded["num_tokens"] == {"full": 3, "tuned": 0, "prefab": None}[form]
+    assert (uploaded["name"], uploaded["form"], uploaded["owner"]) == ("b", "tuned" if form == "pth" else form, "bob")
+    assert (uploaded["digest"] == entry["digest"]) == (form not in ("tuned", "pth"))
+    assert uploaded["num_tokens"] == {"full": 3, "tuned": 0, "pth": 0, "prefab": None}[form]
     assert uploaded["has_logits"] == (form == "full")
     assert np.array_equal(engine.named.get("b").frozen.state["wkv"], engine.named.get("a").frozen.state["wkv"])
 
@@ -330,7 +330,7 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
         ("GET", "/c", None, 404, "state 'c' does not exist"),
         ("DELETE", "/c", None, 404, "state 'c' does not exist"),
         ("GET", "/c/export", None, 404, "state 'c' does not exist"),
-        ("GET", "/a/export?form=gguf", None, 400, "form: 'gguf' is not allowed; expected one of full, tuned, prefab"),
+        ("GET", "/a/export?form=gguf", None, 400, "form: 'gguf' is not allowed; expected one of full, tuned"),
         ("GET", "/a/export?from=full", None, 400, "from: 'full' is not allowed; expected one of the query's fields"),
         ("PUT", "/a", None, 400, "name: 'a' is not allowed; expected a name that is free"),
         ("PUT", "/b?ttl=x", None, 400, "ttl: 'x' is not allowed; expected a number of seconds"),

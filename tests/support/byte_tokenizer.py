@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rnn_engine.errors import check_text
+
 
 @dataclass(frozen=True, slots=True)
 class ByteTokenizer:
@@ -15,6 +17,7 @@ class ByteTokenizer:
     size: int = 257
 
     def encode(self, text: str) -> list[int]:
+        check_text(text)
         return [byte + 1 for byte in text.encode()]
 
     def decode_bytes(self, token: int) -> bytes:

@@ -7,6 +7,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from rnn_engine.backward import Optimizer
+from rnn_engine.backward.gpu_trainer import GpuTrainer
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
@@ -91,18 +93,19 @@ def shaders_of_variant(variant: MatMulVariant) -> Iterator[tuple[str, str]]:
 def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> Iterator[tuple[str, str]]:
     """Load a model of `shape` on a device that runs nothing, and yield the shaders of every kind of step.
 
-    Their names say the kernel, the version, the weights and the `label`.
+    If the version's initial states can be trained, those of training follow. Their names say the kernel, the version,
+    the weights and the `label`.
     """
     model = random_model(shape, seed=1)
     tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
     classes = ",".join(f"{name}={weights.split(',')[0]}" for name in ("head", "emb", "adapters"))
     choice = WeightChoice.parse(f"{weights},{classes}")
+    unread, version = UnreadModel(shape, tensors), VERSIONS.get(shape.version)
     device = _Collector()
-    memory = device.allocate()
-    with closing(memory):
+    with closing(device.allocate()) as memory:
         runner = GpuRunner(
-            UnreadModel(shape, tensors),
-            VERSIONS.get(shape.version).load_layers,
+            unread,
+            version.load_layers,
             device,
             memory,
             MatMulKernels(device.kernels, tuning, _LIMITS, activations=choice.activations),
@@ -113,6 +116,21 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
         for count in sorted(tuning.token_counts(_LIMITS.max_tokens)):
             for has_masks in (False, True):
                 runner.plan(count, 1, 1, has_masks=has_masks, has_draws=True, has_following=True)
+    if version.load_backward is not None:
+        with closing(device.allocate()) as memory:
+            trainer = GpuTrainer(
+                unread,
+                version.load_backward,
+                device,
+                memory,
+                MatMulKernels(device.kernels, tuning, _LIMITS),
+                format_of=partial(_unpacked, choice.of(shape)),
+                limits=_LIMITS,
+                optimizer=Optimizer(),
+                trains_shifts=True,
+                progress=lambda *_: None,
+            )
+            trainer.plan(_LIMITS.max_tokens, 1, _LIMITS.max_rows)
     for name, text in device.shaders:
         yield f"{name} of {shape.version}, weights {weights}, {label}", text
 

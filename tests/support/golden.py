@@ -13,6 +13,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "golden"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.npz")))
 ILL_CONDITIONED = "v6-deep-head32-odd-sizes"
 """Its layer 4 norms a vector that is nearly 0: noise of 3e-8 in the weights moves its logits by up to 2e-5."""
+GRADIENT_NAMES = tuple(sorted(path.stem for path in FOLDER.glob("gradients/*.npz")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,21 @@ def load_golden(name: str) -> Golden:
     with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as arrays:
         state = {key.removeprefix("state."): arrays[key] for key in arrays.files if key.startswith("state.")}
         return Golden(FOLDER / f"{name}.safetensors", arrays["tokens"], arrays["logits"], state)
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenGradients:
+    """The loss of a golden file's tokens from a random state, and its gradient, computed by torch's autograd in f64."""
+
+    state: dict[str, F32]  # before the first token; field -> [L, ...]
+    loss: float  # in nats, the sum over all predictions
+    gradient: dict[str, F32]  # field -> [L, ...]
+
+
+def load_gradients(name: str) -> GoldenGradients:
+    with np.load(FOLDER / "gradients" / f"{name}.npz", allow_pickle=False) as arrays:
+        state, gradient = (
+            {key.removeprefix(part): arrays[key].astype(np.float32) for key in arrays.files if key.startswith(part)}
+            for part in ("state.", "gradient.")
+        )
+        return GoldenGradients(state, float(arrays["loss"]), gradient)

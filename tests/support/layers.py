@@ -42,10 +42,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("rnn_engine.requests", "rnn_engine.gpu", "rnn_engine.hub"),
     ("rnn_engine.forward",),
+    ("rnn_engine.backward",),
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),
     ("rnn_engine.loading", "rnn_engine.convert"),
-    ("rnn_engine.engine",),
+    ("rnn_engine.engine", "rnn_engine.training"),
     ("rnn_engine.fleet", "rnn_engine.llm"),
     ("server", "rnn_engine.cli", "rnn_engine.compat", "rnn_engine"),
 )
@@ -101,15 +102,27 @@ RESTRICTED = (
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",
-        ("rnn_engine.reference", "rnn_engine.forward.cpu", "rnn_engine.versions", *DEVELOPMENT),
-        "numpy runs models on the cpu: only rnn_engine/forward/cpu.py and the versions use it",
+        (
+            "rnn_engine.reference",
+            "rnn_engine.forward.cpu",
+            "rnn_engine.backward.cpu_trainer",
+            "rnn_engine.versions",
+            *DEVELOPMENT,
+        ),
+        "numpy runs models on the cpu: only its runner, its trainer and the versions use it",
     ),
 )
 
 _TENSOR_NAME = re.compile(
     r"(emb|head|ln_out|blocks)\..*|.*[._](ln0|time_mix\w*|att_shift|ffn_shift|_shift)(\..*)?|deepembed"
 )
-OF_ANY_VERSION = ("rnn_engine/forward", "rnn_engine/reference", "rnn_engine/loading", "rnn_engine/scheduler")
+OF_ANY_VERSION = (
+    "rnn_engine/forward",
+    "rnn_engine/backward",
+    "rnn_engine/reference",
+    "rnn_engine/loading",
+    "rnn_engine/scheduler",
+)
 """Folders in which no name of a version's tensors stands, and none of its state's fields: `ModelShape` says them."""
 
 

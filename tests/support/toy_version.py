@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from safetensors.numpy import save_file
 
-from rnn_engine.forward.context import BuildContext, PackedVectors, norm_shift_stage
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors, norm_shift_stage
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import Stage
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
@@ -105,16 +105,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
         up = Matrix(context.weights(f"{block}.toy.up"), 0, shape.width, 0, shape.inner, Activation.SQUARED_RELU)
         down = Matrix(context.weights(f"{block}.toy.down"), 0, shape.inner, 0, shape.width, Activation.RESIDUAL)
         yield (
-            norm_shift_stage(
-                context,
-                layer,
-                f"{block} norm",
-                vectors,
-                norm="ln1",
-                mixes=("toy.mix",),
-                shift="shift",
-                outputs=mixed,
-            ),
+            norm_shift_stage(context, layer, f"{block} norm", vectors, NormShift("ln1", ("toy.mix",), "shift"), mixed),
             context.matmul_stage(f"{block} up", [up], vectors.buffer, mixed, hidden),
             context.matmul_stage(f"{block} down", [down], vectors.buffer, hidden, context.buffers.x),
         )

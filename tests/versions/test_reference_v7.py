@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
 from rnn_engine.reference import PackedRuns, Weights, sigmoid
-from rnn_engine.versions.v7.reference import normalize, run_layers, run_wkv
+from rnn_engine.versions.v7.reference import WkvInputs, normalize, run_layers, run_wkv
 from tests.support.models import random_model, tiny_shape
 from tests.support.reference import forward, relative_error
 
@@ -63,7 +63,7 @@ def test_wkv_is_its_formula(lengths: list[int], num_heads: int, head_size: int, 
     generator = np.random.default_rng(seed)
     r, decay, k, v, a, b = generator.normal(size=(6, sum(lengths), num_heads, head_size))
     wkv = generator.normal(size=(len(lengths), num_heads, head_size, head_size))
-    y, after = run_wkv(r, decay, k, v, a, b, wkv, PackedRuns.of(lengths))
+    y, after = run_wkv(WkvInputs(r, decay, k, v, a, b), wkv, PackedRuns.of(lengths))
     token = 0
     for run, length in enumerate(lengths):
         for head in range(num_heads):

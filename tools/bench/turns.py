@@ -97,7 +97,7 @@ def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., No
         @functools.wraps(measure)
         def command(*, other: Path | None, rounds: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
             if other is not None:
-                arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+                arguments = [part for name, value in options.items() for part in _as_option(name, value)]
                 compare_trees(other, partial(_measure_tree, module, arguments), rounds)
                 return
             figures = measure(**options)
@@ -107,6 +107,13 @@ def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., No
         return command
 
     return decorate
+
+
+def _as_option(name: str, value: object) -> list[str]:
+    """Return the arguments that give an option of a command its value. A flag is a bool."""
+    if isinstance(value, bool):
+        return [f"--{name}"] if value else []
+    return [f"--{name}", str(value)]
 
 
 def _measure_tree(module: str, arguments: Sequence[str], tree: Path) -> Figures:

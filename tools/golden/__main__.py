@@ -1,16 +1,23 @@
 """Write each case as NAME.safetensors (the model, f16) and NAME.npz (tokens, logits, the final state).
 
 If the model is deep, the .npz also holds the logits with the rescaling that the package uses for f16.
+
+Some cases also get gradients/NAME.npz: a random state, the loss of the tokens from it, and the gradient of this loss
+with respect to the state, which torch's autograd computes in f64. `--gradients` makes only these, from the other files.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
 
 from tests.support.models import random_model, save_safetensors
+from tools.golden.autograd import check_logits, gradients
 from tools.golden.cases import CASES, Case
 from tools.golden.oracle import run
 
@@ -29,15 +36,38 @@ def write_case(case: Case, folder: Path) -> None:
     print(f"{case.name}: {len(tokens)} tokens, logits from {logits.min():.2f} to {logits.max():.2f}")
 
 
+def write_gradients(case: Case, folder: Path) -> None:
+    with safe_open(folder / f"{case.name}.safetensors", "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    with np.load(folder / f"{case.name}.npz", allow_pickle=False) as arrays:
+        tokens, expected = arrays["tokens"].tolist(), arrays["logits"]
+    check_logits(tensors, case.shape, tokens, expected)
+    generator = np.random.default_rng(case.seed)
+    state = {
+        name: generator.normal(0.0, 0.5, values.shape).astype(np.float16).astype(np.float32)
+        for name, values in case.shape.initial_state().items()
+    }
+    loss, gradient = gradients(tensors, case.shape.version, tokens, state)
+    fields: dict[str, NDArray[Any]] = {f"gradient.{field}": values for field, values in gradient.items()}
+    fields |= {f"state.{field}": values.astype(np.float16) for field, values in state.items()}
+    (folder / "gradients").mkdir(exist_ok=True)
+    np.savez_compressed(folder / "gradients" / f"{case.name}.npz", allow_pickle=False, loss=np.float64(loss), **fields)
+    print(f"{case.name}: gradients of the loss {loss:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.golden", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder for the files; existing files of the same names are replaced")
     parser.add_argument("--only", default="", metavar="PREFIX", help="make only the cases whose names begin with this")
+    parser.add_argument("--gradients", action="store_true", help="make only the files of gradients")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for case in CASES:
         if case.name.startswith(arguments.only):
-            write_case(case, arguments.folder)
+            if not arguments.gradients:
+                write_case(case, arguments.folder)
+            if case.with_gradients:
+                write_gradients(case, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Case:
     seed: int
     num_tokens: int
     layer0_v: bool = True  # True if the file holds layer 0's v0, v1, v2, which are never read
+    with_gradients: bool = False  # True to also compute gradients of the loss with respect to the initial state
 
 
 _SHAPES: Mapping[str, Callable[..., ModelShape]] = {

@@ -81,7 +81,7 @@ def chosen_kernels() -> dict[str, str]:
     for shape in (v7, deep_embedded(v7), tiny_v6(width=256, head_size=64), tiny_v5(width=256, head_size=64), tiny_v4()):
         for weights in ("f16", "int8,activations=int8"):
             for name, text in shaders_of(shape, weights, tuning, ""):
-                if not name.startswith("matmul"):
+                if name.split()[0] not in ("matmul", "matmul_tiled"):
                     others.setdefault(text, f"{name.split()[0]}, {shape.version}")
     counts: Counter[str] = Counter()
     for text, name in others.items():

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.forward.context import BuildContext, PackedVectors, norm_shift_stage
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors, norm_shift_stage
 from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -17,7 +17,7 @@ from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
 from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
-from shaders import Constant
+from shaders import Constant, Include
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows this many in a workgroup
 _HEAD_BY_LANES: Final = 64  # the head size that head_by_lanes.wgsl requires; all published models have it
@@ -52,31 +52,12 @@ class LayerBuilder:
         """
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 
-    def norm_shift(
-        self,
-        what: str,
-        norm: str,
-        mixes: tuple[str, ...],
-        shift: str,
-        outputs: Buffer,
-        *,
-        keeps_difference: bool = False,
-    ) -> KernelStage:
+    def norm_shift(self, what: str, norm_shift: NormShift, outputs: Buffer) -> KernelStage:
         """Return the stage of one of the layer's norms and the token shift after it.
 
-        For the arguments see `rnn_engine.forward.context.norm_shift_stage`.
+        For `outputs` see `rnn_engine.forward.context.norm_shift_stage`.
         """
-        return norm_shift_stage(
-            self.context,
-            self.layer,
-            self.label(what),
-            self.vectors,
-            norm=norm,
-            mixes=mixes,
-            shift=shift,
-            outputs=outputs,
-            keeps_difference=keeps_difference,
-        )
+        return norm_shift_stage(self.context, self.layer, self.label(what), self.vectors, norm_shift, outputs)
 
     def matmul(
         self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
@@ -88,11 +69,11 @@ class LayerBuilder:
         operands = operands or self.vectors.buffer
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
 
-    def alone(self, name: str, activation: Activation) -> Matrix:
+    def alone(self, name: str, activation: Activation, *, inputs_from: Activation = Activation.NONE) -> Matrix:
         """Return the layer's weight matrix `name` for a matmul that has no other matrix in its buffers."""
         weights = self.weights(name)
         rows, columns = weights.values.shape
-        return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
+        return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation, inputs_from=inputs_from)
 
     def output(self, mixed: Buffer) -> BoundMatMul:
         """Return the stage that multiplies `mixed` [T, D] by the time mix's output matrix.
@@ -143,42 +124,50 @@ class GatedChannelMix:
         """
         shape, tokens = context.model.shape, context.limits.max_tokens
         assert isinstance(shape, RwkvShape)
-        self._mixes = mixes
+        self.mixes = mixes
         self._hidden_stride = round_up(shape.ffn_width, 8)
-        self._receptance_start = tokens * self._hidden_stride
-        size = 4 * (self._receptance_start + tokens * shape.width)
-        self._hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
+        self.receptance_start = tokens * self._hidden_stride
+        size = 4 * (self.receptance_start + tokens * shape.width)
+        self.hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
-    def stages(self, builder: LayerBuilder, mix_k: str, mix_r: str) -> tuple[Stage, ...]:
+    def stages(self, builder: LayerBuilder, norm: NormShift) -> tuple[Stage, ...]:
         """Return the three stages of one layer's channel mix: norm with token shift, key with receptance, and value.
 
-        `mix_k` and `mix_r` are the names of the token shift vectors, which must be adjacent in the layer's vectors.
+        `norm` has the mixes of the key and of the receptance.
         """
+        value = self.value(builder, Activation.SCALED_RESIDUAL)
+        return (
+            builder.norm_shift("ffn norm", norm, self.mixes),
+            self.key(builder),
+            builder.matmul("value", [value], self.hidden, builder.context.buffers.x, operands=self.hidden),
+        )
+
+    def key(self, builder: LayerBuilder) -> BoundMatMul:
+        """Return the stage that computes the hidden activations and the receptance of one layer."""
         width = builder.width
         key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
         receptance = Matrix(
             builder.weights("ffn.receptance.weight"),
             inputs_start=builder.plane,
             inputs_stride=width,
-            outputs_start=self._receptance_start,
+            outputs_start=self.receptance_start,
             outputs_stride=width,
             activation=Activation.SIGMOID,
         )
-        value = Matrix(
+        return builder.matmul("key and receptance", [key, receptance], self.mixes, self.hidden)
+
+    def value(self, builder: LayerBuilder, activation: Activation) -> Matrix:
+        """Return one layer's value matrix, with the receptance as the operand of its activation."""
+        return Matrix(
             builder.weights("ffn.value.weight"),
             inputs_start=0,
             inputs_stride=self._hidden_stride,
             outputs_start=0,
-            outputs_stride=width,
-            activation=Activation.SCALED_RESIDUAL,
-            operand_start=self._receptance_start,
-            operand_stride=width,
-        )
-        x = builder.context.buffers.x
-        return (
-            builder.norm_shift("ffn norm", "ln2", (mix_k, mix_r), "ffn_shift", self._mixes),
-            builder.matmul("key and receptance", [key, receptance], self._mixes, self._hidden),
-            builder.matmul("value", [value], self._hidden, x, operands=self._hidden),
+            outputs_stride=builder.width,
+            activation=activation,
+            operand_start=self.receptance_start,
+            operand_stride=builder.width,
+            inputs_from=Activation.SQUARED_RELU,
         )
 
 
@@ -193,6 +182,9 @@ class Decay:
     start: int
     stride: int  # from one token to the next; 0 if all tokens have the same decay
 
+    def constants(self) -> dict[str, Constant]:
+        return {"DECAY_START": self.start, "DECAY_STRIDE": self.stride}
+
 
 def bonus_recurrence(
     builder: LayerBuilder,
@@ -203,19 +195,20 @@ def bonus_recurrence(
     decay: Decay,
     mixed: Buffer,
     has_gate: bool,
+    traced: Buffer | None = None,
 ) -> KernelStage:
     """Return the stage of the wkv recurrence of RWKV-5 and RWKV-6, including its group norm and gate.
 
     It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors.
+    For `traced` see `head_stage`.
     """
     constants = {
         "U": builder.vectors.starts[bonus],
-        "DECAY_START": decay.start,
-        "DECAY_STRIDE": decay.stride,
         "HAS_GATE": has_gate,
+        **decay.constants(),
     }
     return head_stage(
-        builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}
+        builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}, traced
     )
 
 
@@ -225,28 +218,55 @@ def head_stage(
     kernel: str,
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
+    traced: Buffer | None = None,
 ) -> KernelStage:
     """Return the stage of a wkv recurrence with its group norm. It runs a workgroup per head and token run.
 
     If the device lets lanes share what they load and heads have size 64, it uses the kernel `{kernel}_by_lanes`.
+
+    With `traced`, it also writes what a backward pass reads of the recurrence to planes of this buffer (see
+    traced_planes.wgsl), and leaves the state as it was.
     """
-    context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
-    by_lanes = context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES
-    common = {
-        "WIDTH": shape.width,
-        "HEAD_SIZE": shape.head_size,
-        "STATE_STRIDE": context.state_layout.stride,
-        "WKV_OFFSET": context.state_layout.offsets["wkv"],
+    context, num_heads = builder.context, shape.num_heads
+    name, includes = head_kernel(context, shape, kernel)
+    common = {**head_sizes(shape), **state_constants(context), **group_norm_constants(builder, shape)}
+    return context.kernel_stage(
+        builder.label("recurrence"),
+        name,
+        {**common, **constants},
+        {
+            "vectors": builder.vectors.buffer,
+            "state": context.states[builder.layer],
+            **buffers,
+            **({} if traced is None else {"traced": traced}),
+        },
+        lambda step: (num_heads, step.num_runs),
+        {"TRACE": "trace_nothing" if traced is None else "trace_vectors", **includes},
+        state_bytes=4 * shape.width * shape.head_size,
+    )
+
+
+def head_kernel(context: BuildContext, shape: HeadsShape, kernel: str) -> tuple[str, dict[str, Include]]:
+    """Return the name of the variant of `kernel`, which computes heads of a model with this shape, and its includes."""
+    if context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES:
+        return f"{kernel}_by_lanes", {}
+    return kernel, {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"}
+
+
+def head_sizes(shape: HeadsShape) -> dict[str, Constant]:
+    return {"WIDTH": shape.width, "HEAD_SIZE": shape.head_size}
+
+
+def state_constants(context: BuildContext) -> dict[str, Constant]:
+    """Return the constants of the place of the wkv matrices in a slot's state."""
+    return {"STATE_STRIDE": context.state_layout.stride, "WKV_OFFSET": context.state_layout.offsets["wkv"]}
+
+
+def group_norm_constants(builder: LayerBuilder, shape: HeadsShape) -> dict[str, Constant]:
+    """Return the constants of the group norm of the layer's heads."""
+    starts = builder.vectors.starts
+    return {
         "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
         "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
         "EPSILON": shape.group_norm_epsilon,
     }
-    return context.kernel_stage(
-        builder.label("recurrence"),
-        f"{kernel}_by_lanes" if by_lanes else kernel,
-        {**common, **constants},
-        {"vectors": builder.vectors.buffer, "state": context.states[builder.layer], **buffers},
-        lambda step: (num_heads, step.num_runs),
-        {} if by_lanes else {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
-        state_bytes=4 * shape.width * shape.head_size,
-    )

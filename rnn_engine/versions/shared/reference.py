@@ -6,11 +6,13 @@ Shapes: T tokens of all runs, B runs, L layers, D width, H heads, N head size (H
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from rnn_engine.reference import Array, Block, PackedRuns, Weights, embed, layer_norm, sigmoid, standardize
+from rnn_engine.versions.shared.layout import HeadsShape
 
 TimeMix: TypeAlias = Callable[[Block, Array, Array, Mapping[str, Array], PackedRuns], tuple[Array, Mapping[str, Array]]]
 """(block, x [T, D], previous [T, D], the layer's state [B, ...] a field, runs) -> (out [T, D], the new state)."""
@@ -52,24 +54,90 @@ def run_blocks(
     return x, after
 
 
-def run_bonus_wkv(
-    r: Array, decay: Array, k: Array, v: Array, u: Array, wkv: Array, runs: PackedRuns
-) -> tuple[Array, Array]:
+@dataclass(frozen=True, slots=True)
+class BonusWkvInputs:
+    """The vectors [T, H, N] that the recurrence of RWKV-5 and RWKV-6 reads."""
+
+    r: Array
+    decay: Array
+    k: Array
+    v: Array
+
+    def advance(self, s: Array, tokens: Array) -> None:
+        """Change the states `s` [running, H, value, key] of some runs by their next tokens, which are at `tokens`."""
+        s *= self.decay[tokens][..., np.newaxis, :]
+        s += self.v[tokens][..., np.newaxis] * self.k[tokens][..., np.newaxis, :]
+
+
+@dataclass(frozen=True, slots=True)
+class BonusTimeMix:
+    """What a time mix of RWKV-5 or RWKV-6 computes after the token shift, for its result and for its backward pass."""
+
+    inputs: BonusWkvInputs
+    u: Array  # [H, N]
+    gate: Array | None  # [T, D] before its activation; None for RWKV-5.0, which has no gate
+    y: Array  # [T, H, N] the output of the recurrence
+    normed: Array  # [T, D] after the group norm
+    out: Array  # [T, D]
+    wkv: Array  # [B, H, value, key] the state after the runs
+
+    @classmethod
+    def compute(
+        cls,
+        block: Block,
+        shape: HeadsShape,
+        mixed: Mapping[str, Array],
+        decay: Array,
+        u: Array,
+        wkv: Array,
+        runs: PackedRuns,
+    ) -> BonusTimeMix:
+        """Run the time mix from the shifted inputs [T, D] of r, k, v and, if the version has a gate, of g.
+
+        decay: [T, H, N]; u: [H, N]. wkv: [B, H, value, key], the state before the runs.
+        """
+        projected = {kind: block.matmul(x, BONUS_MATRICES[kind]) for kind, x in mixed.items()}
+        r, k, v = (projected[kind].reshape(decay.shape) for kind in "rkv")
+        inputs, gate = BonusWkvInputs(r, decay, k, v), projected.get("g")
+        y, wkv = run_bonus_wkv(inputs, u, wkv, runs)
+        normed = group_norm(y, block, shape.group_norm_epsilon).reshape(len(y), -1)
+        gated = normed if gate is None else normed * silu(gate)
+        return cls(inputs, u, gate, y, normed, block.matmul(gated, "att.output.weight"), wkv)
+
+
+BONUS_MATRICES: Final = {
+    "r": "att.receptance.weight",
+    "k": "att.key.weight",
+    "v": "att.value.weight",
+    "g": "att.gate.weight",
+}
+"""The matrices of the time mixes of RWKV-5 and RWKV-6, by the letters of their results."""
+
+
+def run_bonus_wkv(inputs: BonusWkvInputs, u: Array, wkv: Array, runs: PackedRuns) -> tuple[Array, Array]:
     """Run the wkv recurrence of RWKV-5 and RWKV-6 token by token, all runs in parallel. Return (y, new `wkv`).
 
     y = (S + v (u * k)^T) r; S <- S diag(decay) + v k^T
 
-    r, decay, k, v, y: [T, H, N]; u: [H, N].
+    y: [T, H, N]; u: [H, N].
     wkv: [B, H, value, key] is S: before the runs as an argument, after them in the result.
     """
-    y = np.sum(r * u * k, axis=-1, keepdims=True) * v
+    y = bonus(inputs.r, inputs.k, inputs.v, u)
 
-    def step(s: Array, tokens: Array) -> None:  # s: [running, H, value, key]
-        y[tokens] += (s @ r[tokens][..., np.newaxis])[..., 0]
-        s *= decay[tokens][..., np.newaxis, :]
-        s += v[tokens][..., np.newaxis] * k[tokens][..., np.newaxis, :]
+    def step(s: Array, tokens: Array) -> None:
+        y[tokens] += (s @ inputs.r[tokens][..., np.newaxis])[..., 0]
+        inputs.advance(s, tokens)
 
-    return y, runs.walk(wkv.astype(r.dtype), step)
+    return y, runs.walk(wkv.astype(y.dtype), step)
+
+
+def bonus(r: Array, k: Array, v: Array, u: Array) -> Array:
+    """Return what a time mix adds to its output for the token itself: v times the sum of r * u * k in each head.
+
+    r, k, v and the result: [T, H, N]; u: [H, N].
+    """
+    added: Array = np.sum(r * u * k, axis=-1, keepdims=True) * v
+    return added
 
 
 def channel_mix_with_receptance(block: Block, mixed_k: Array, mixed_r: Array) -> Array:

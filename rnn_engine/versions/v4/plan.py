@@ -20,13 +20,15 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.segments import Activation
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.versions.shared.plan import GatedChannelMix, LayerBuilder, ScratchBuffers, block_lookup, static_mixes
 
 _ATT_MIXES: Final = ("att.time_mix_r", "att.time_mix_k", "att.time_mix_v")
 _FFN_MIXES: Final = ("ffn.time_mix_k", "ffn.time_mix_r")
+_ATT_NORM: Final = NormShift("ln1", _ATT_MIXES, "att_shift")
+_FFN_NORM: Final = NormShift("ln2", _FFN_MIXES, "ffn_shift")
 _PLAIN: Final = ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias", "att.time_first")
 _THREADS: Final = 64
 
@@ -43,11 +45,11 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
             builder.between_planes("att.value.weight", 2, 2),
         ]
         yield (
-            builder.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", scratch.mixes),
+            builder.norm_shift("att norm", _ATT_NORM, scratch.mixes),
             builder.matmul("projections", projections, scratch.mixes, scratch.projected),
             _recurrence(builder, scratch),
             builder.output(scratch.mixed),
-            *channel_mix.stages(builder, *_FFN_MIXES),
+            *channel_mix.stages(builder, _FFN_NORM),
         )
 
 

@@ -16,11 +16,12 @@ The maths is that of reference.py beside this module.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.segments import Activation
-from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
+from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.gpu import Buffer
 from rnn_engine.versions.shared.plan import (
     Decay,
     GatedChannelMix,
@@ -36,6 +37,7 @@ from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
 _PROJECTIONS: Final = ("receptance", "key", "value", "gate")  # each reads the mix of its initial
 _FFN_MIXES: Final = ("ffn.time_mix_k", "ffn.time_mix_r")
 _PLAIN: Final = ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias", "att.ln_x.weight", "att.ln_x.bias")
+FFN_NORM: Final = NormShift("ln2", _FFN_MIXES, "ffn_shift")
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
@@ -46,57 +48,72 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     shape = context.model.shape
     assert isinstance(shape, ShapeV5)
     check_head_size(shape)
-    projections = _PROJECTIONS if shape.has_gate else _PROJECTIONS[:3]
-    scratch = ScratchBuffers(context, num_mixes=len(projections), num_projections=len(projections))
+    scratch = make_scratch(context, shape)
     channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(shape.num_layers):
-        builder = LayerBuilder(context, layer, _pack_vectors(context, shape, layer, projections))
-        yield (
-            *_time_mix_stages(builder, shape, projections, scratch),
-            *channel_mix.stages(builder, *_FFN_MIXES),
-        )
+        builder = make_builder(context, shape, layer)
+        yield (*time_mix_stages(builder, shape, scratch), *channel_mix.stages(builder, FFN_NORM))
 
 
-def _mix_names(projections: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"att.time_mix_{name[0]}" for name in projections)
+def make_scratch(context: BuildContext, shape: ShapeV5) -> ScratchBuffers:
+    """Allocate the device buffers for activations within a time mix. All layers share them."""
+    num_projections = len(_projections(shape))
+    return ScratchBuffers(context, num_mixes=num_projections, num_projections=num_projections)
 
 
-def _pack_vectors(context: BuildContext, shape: ShapeV5, layer: int, projections: tuple[str, ...]) -> PackedVectors:
+def make_builder(context: BuildContext, shape: ShapeV5, layer: int) -> LayerBuilder:
+    """Upload the vectors of a layer, and return the builder of its stages."""
     lookup = block_lookup(context.model, layer)
     vectors = {
-        **static_mixes(lookup, (*_mix_names(projections), *_FFN_MIXES)),
+        **static_mixes(lookup, (*att_norm(shape).mixes, *_FFN_MIXES)),
         **{name: lookup(name) for name in _PLAIN},
         "decay": make_decay(lookup, shape),
         "bonus": make_bonus(lookup, shape),
     }
-    return PackedVectors.pack(context, f"layer {layer} vectors", vectors)
+    return LayerBuilder(context, layer, PackedVectors.pack(context, f"layer {layer} vectors", vectors))
 
 
-def _time_mix_stages(
-    builder: LayerBuilder, shape: ShapeV5, projections: tuple[str, ...], scratch: ScratchBuffers
-) -> tuple[Stage, ...]:
-    vectors = builder.vectors
-    return (
-        builder.norm_shift("att norm", "ln1", _mix_names(projections), "att_shift", scratch.mixes),
-        builder.matmul(
-            "projections",
-            [
-                builder.between_planes(
-                    f"att.{name}.weight", plane, plane, Activation.SILU if name == "gate" else Activation.NONE
-                )
-                for plane, name in enumerate(projections)
-            ],
-            scratch.mixes,
-            scratch.projected,
-        ),
+def att_norm(shape: ShapeV5) -> NormShift:
+    """Return the norm and token shift before the time mix."""
+    return NormShift("ln1", tuple(f"att.time_mix_{name[0]}" for name in _projections(shape)), "att_shift")
+
+
+def layer_decay(builder: LayerBuilder) -> Decay:
+    """Return the place of the layer's decay, which all tokens share."""
+    return Decay(builder.vectors.buffer, builder.vectors.starts["decay"], 0)
+
+
+class TimeMixStages(NamedTuple):
+    """The stages of a layer's time mix, in their order."""
+
+    norm: KernelStage
+    projections: BoundMatMul
+    recurrence: KernelStage
+    output: BoundMatMul
+
+
+def time_mix_stages(
+    builder: LayerBuilder, shape: ShapeV5, scratch: ScratchBuffers, traced: Buffer | None = None
+) -> TimeMixStages:
+    """Return the stages of the time mix. For `traced` see `rnn_engine.versions.shared.plan.head_stage`."""
+    planes = enumerate(_projections(shape))
+    projections = [builder.between_planes(f"att.{name}.weight", plane, plane) for plane, name in planes]
+    return TimeMixStages(
+        builder.norm_shift("att norm", att_norm(shape), scratch.mixes),
+        builder.matmul("projections", projections, scratch.mixes, scratch.projected),
         bonus_recurrence(
             builder,
             shape,
             bonus="bonus",
             projected=scratch.projected,
-            decay=Decay(vectors.buffer, vectors.starts["decay"], 0),
+            decay=layer_decay(builder),
             mixed=scratch.mixed,
             has_gate=shape.has_gate,
+            traced=traced,
         ),
         builder.output(scratch.mixed),
     )
+
+
+def _projections(shape: ShapeV5) -> tuple[str, ...]:
+    return _PROJECTIONS if shape.has_gate else _PROJECTIONS[:3]

@@ -11,14 +11,7 @@ from functools import partial
 import numpy as np
 
 from rnn_engine.reference import Array, Block, PackedRuns, Weights
-from rnn_engine.versions.shared.reference import (
-    channel_mix_with_static_mixes,
-    group_norm,
-    run_blocks,
-    run_bonus_wkv,
-    silu,
-    static_mix,
-)
+from rnn_engine.versions.shared.reference import BonusTimeMix, channel_mix_with_static_mixes, run_blocks, static_mix
 from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
 
 
@@ -34,15 +27,19 @@ def time_mix(
     shape: ShapeV5, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
 ) -> tuple[Array, dict[str, Array]]:
     """Compute the time mix of RWKV-5; see `rnn_engine.versions.shared.reference.TimeMix`."""
-    heads = (len(x), shape.num_heads, shape.head_size)
+    activations = compute_time_mix(shape, block, x, previous, state["wkv"], runs)
+    return activations.out, {"wkv": activations.wkv}
 
-    def project(name: str, kind: str) -> Array:
-        return block.matmul(static_mix(block, f"att.time_mix_{kind}", x, previous), f"att.{name}.weight")
 
-    r, k, v = (project(name, name[0]).reshape(heads) for name in ("receptance", "key", "value"))
-    decay = np.broadcast_to(make_decay(block, shape), heads)
-    y, wkv = run_bonus_wkv(r, decay, k, v, make_bonus(block, shape), state["wkv"], runs)
-    y = group_norm(y, block, shape.group_norm_epsilon).reshape(x.shape)
-    if shape.has_gate:
-        y = y * silu(project("gate", "g"))
-    return block.matmul(y, "att.output.weight"), {"wkv": wkv}
+def compute_time_mix(
+    shape: ShapeV5, block: Block, x: Array, previous: Array, wkv: Array, runs: PackedRuns
+) -> BonusTimeMix:
+    """Return all that the time mix of RWKV-5 computes from x [T, D]. wkv: [B, H, value, key] before the runs."""
+    mixed = {kind: static_mix(block, f"att.time_mix_{kind}", x, previous) for kind in mix_kinds(shape)}
+    decay = np.broadcast_to(make_decay(block, shape), (len(x), shape.num_heads, shape.head_size))
+    return BonusTimeMix.compute(block, shape, mixed, decay, make_bonus(block, shape), wkv, runs)
+
+
+def mix_kinds(shape: ShapeV5) -> str:
+    """Return the letters of the vectors whose matrices have a shifted input of their own."""
+    return "rkvg" if shape.has_gate else "rkv"

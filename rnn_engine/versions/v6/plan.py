@@ -19,20 +19,26 @@ The maths is that of reference.py beside this module.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
+from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
-from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
+from rnn_engine.gpu import Buffer
 from rnn_engine.versions.shared.plan import Decay, GatedChannelMix, LayerBuilder, bonus_recurrence, check_head_size
 from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
 _X, _W, _K, _V, _R, _G, _DIFFERENCE = range(7)  # planes of `mixes`
 _ATT_MIXES: Final = tuple(f"att.time_maa_{kind}" for kind in "xwkvrg")
+ATT_NORM: Final = NormShift("ln1", _ATT_MIXES, "att_shift", keeps_difference=True)
+FFN_NORM: Final = NormShift("ln2", ("ffn.time_maa_k", "ffn.time_maa_r"), "ffn_shift")
+BONUS: Final = "att.time_faaaa"
 _VECTORS: Final = (
     *_ATT_MIXES,
     *("ffn.time_maa_k", "ffn.time_maa_r"),
@@ -49,13 +55,20 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     shape = context.model.shape
     assert isinstance(shape, ShapeV6)
     check_head_size(shape)
-    scratch = _Scratch(context, shape)
+    scratch = Scratch(context, shape)
+    channel_mix = GatedChannelMix(context, scratch.mixes)
     for layer in range(shape.num_layers):
-        vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
-        yield _layer_stages(LayerBuilder(context, layer, vectors), shape, scratch)
+        builder = make_builder(context, layer)
+        yield (*time_mix_stages(builder, shape, scratch), *channel_mix.stages(builder, FFN_NORM))
 
 
-class _Scratch:
+def make_builder(context: BuildContext, layer: int) -> LayerBuilder:
+    """Upload the vectors of a layer, and return the builder of its stages."""
+    vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
+    return LayerBuilder(context, layer, vectors)
+
+
+class Scratch:
     """The device buffers for activations within a layer of RWKV-6. All layers share them."""
 
     def __init__(self, context: BuildContext, shape: ShapeV6) -> None:
@@ -68,32 +81,62 @@ class _Scratch:
         self.projected = create("projected", 4 * tokens * (4 * width + self.decay_stride))  # r, k, v, g, then [T, R]
         self.decay = create("decay", 4 * tokens * width)  # [T, D]
         self.mixed = create("mixed", 4 * tokens * width)  # [T, D]
-        self.channel_mix = GatedChannelMix(context, self.mixes)
 
 
-def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> tuple[Stage, ...]:
+class TimeMixStages(NamedTuple):
+    """The stages of a layer's time mix, in their order."""
+
+    norm: KernelStage
+    mixes_down: BoundMatMul
+    mixes_up: BoundMatMul
+    projections: BoundMatMul
+    decay: BoundMatMul
+    recurrence: KernelStage
+    output: BoundMatMul
+
+
+def time_mix_stages(
+    builder: LayerBuilder,
+    shape: ShapeV6,
+    scratch: Scratch,
+    *,
+    traced: Buffer | None = None,
+    added: Buffer | None = None,
+) -> TimeMixStages:
+    """Return the stages of the time mix. For `traced` see `rnn_engine.versions.shared.plan.head_stage`.
+
+    With `added` [5, T, D], the adapters of the mixes write to this buffer instead of adding to the mixes.
+    """
     mixes, hidden, projected = scratch.mixes, scratch.mixes_hidden, scratch.projected
-    return (
-        builder.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", mixes, keeps_difference=True),
+    if added is None:
+        mixes_up = builder.matmul("mixes, second half", _mixes_up(builder, scratch), hidden, mixes)
+    else:
+        plain = [
+            replace(matrix, outputs_start=number * builder.plane, activation=Activation.NONE)
+            for number, matrix in enumerate(_mixes_up(builder, scratch))
+        ]
+        mixes_up = builder.matmul("mixes, second half", plain, hidden, added)
+    return TimeMixStages(
+        builder.norm_shift("att norm", ATT_NORM, mixes),
         builder.matmul("mixes, first half", [_mixes_down(builder, scratch)], mixes, hidden),
-        builder.matmul("mixes, second half", _mixes_up(builder, scratch), hidden, mixes),
+        mixes_up,
         builder.matmul("projections", _projections(builder, scratch), mixes, projected),
         builder.matmul("decay", [_decay_up(builder, scratch)], projected, scratch.decay),
         bonus_recurrence(
             builder,
             shape,
-            bonus="att.time_faaaa",
+            bonus=BONUS,
             projected=projected,
             decay=Decay(scratch.decay, 0, shape.width),
             mixed=scratch.mixed,
             has_gate=True,
+            traced=traced,
         ),
         builder.output(scratch.mixed),
-        *scratch.channel_mix.stages(builder, "ffn.time_maa_k", "ffn.time_maa_r"),
     )
 
 
-def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
+def _mixes_down(builder: LayerBuilder, scratch: Scratch) -> Matrix:
     """Return the down-projections of a layer's five token shift adapters, stacked as one matrix.
 
     In its output, each adapter's hidden vector starts at a multiple of 8.
@@ -106,7 +149,7 @@ def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
     return Matrix(weights, _X * builder.plane, builder.width, 0, NUM_MIXES * stride, Activation.TANH)
 
 
-def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
+def _mixes_up(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:
     """Return the up-projections of a layer's five token shift adapters.
 
     Each output, times the difference to the token before, is added to a mix that the token shift has made.
@@ -122,12 +165,13 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
             activation=Activation.SHIFTED_MIX,
             operand_start=_DIFFERENCE * builder.plane,
             operand_stride=builder.width,
+            inputs_from=Activation.TANH,
         )
         for number, (plane, half) in enumerate(zip((_W, _K, _V, _R, _G), stored.numbers, strict=True))
     ]
 
 
-def _projections(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
+def _projections(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:
     """Return a time mix's matrices for r, k, v and the gate, and the down-projection of its decay adapter.
 
     Each of r, k, v and the gate is written to a plane [T, D] of its own, and the decay's hidden vector after these.
@@ -144,12 +188,12 @@ def _projections(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
         builder.between_planes("att.receptance.weight", _R, 0),
         builder.between_planes("att.key.weight", _K, 1),
         builder.between_planes("att.value.weight", _V, 2),
-        builder.between_planes("att.gate.weight", _G, 3, Activation.SILU),
+        builder.between_planes("att.gate.weight", _G, 3),
         down,
     ]
 
 
-def _decay_up(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
+def _decay_up(builder: LayerBuilder, scratch: Scratch) -> Matrix:
     return Matrix(
         builder.weights("att.time_decay_w2", transposed=True),  # [D, R]
         inputs_start=4 * builder.plane,
@@ -158,4 +202,5 @@ def _decay_up(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
         outputs_stride=builder.width,
         activation=Activation.DOUBLE_EXP_DECAY,
         operand_start=builder.vectors.starts["att.time_decay"],
+        inputs_from=Activation.TANH,
     )

@@ -6,20 +6,22 @@ Shapes: T tokens of all runs, D width, H heads, N head size (H * N = D).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
 from rnn_engine.reference import Array, Block, PackedRuns, Weights
 from rnn_engine.versions.shared.reference import (
+    BonusTimeMix,
     channel_mix_with_receptance,
     double_exp_decay,
-    group_norm,
     run_blocks,
-    run_bonus_wkv,
-    silu,
 )
 from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
+
+MIX_KINDS: Final = "wkvrg"  # the order in which the adapter of the mixes returns them
 
 
 def run_layers(
@@ -34,28 +36,46 @@ def time_mix(
     shape: ShapeV6, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
 ) -> tuple[Array, dict[str, Array]]:
     """Compute the time mix of RWKV-6; see `rnn_engine.versions.shared.reference.TimeMix`."""
-    heads = (len(x), shape.num_heads, shape.head_size)
+    activations = Activations.compute(shape, block, x, previous, state["wkv"], runs).time_mix
+    return activations.out, {"wkv": activations.wkv}
 
-    delta = previous - x
-    inner = np.tanh((x + delta * block("att.time_maa_x")) @ block("att.time_maa_w1")).reshape(len(x), NUM_MIXES, -1)
-    added = np.swapaxes(inner, 0, 1) @ block("att.time_maa_w2")  # [5, T, D]
-    x_w, x_k, x_v, x_r, x_g = (
-        x + delta * (block(f"att.time_maa_{kind}") + z) for kind, z in zip("wkvrg", added, strict=True)
-    )
 
-    r, k, v = (
-        block.matmul(mixed, f"att.{name}.weight").reshape(heads)
-        for mixed, name in ((x_r, "receptance"), (x_k, "key"), (x_v, "value"))
-    )
-    g = silu(block.matmul(x_g, "att.gate.weight"))
-    w = block("att.time_decay").reshape(-1) + np.tanh(x_w @ block("att.time_decay_w1")) @ block("att.time_decay_w2")
-    decay = double_exp_decay(w).reshape(heads)
-    y, wkv = run_bonus_wkv(r, decay, k, v, block("att.time_faaaa"), state["wkv"], runs)
-    y = group_norm(y, block, shape.group_norm_epsilon).reshape(x.shape)
-    return block.matmul(y * g, "att.output.weight"), {"wkv": wkv}
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What a layer's time mix computes for T tokens, for its result and for its backward pass."""
+
+    delta: Array  # [T, D] the previous vector minus the token's own
+    mix_hidden: Array  # [T, 5, R_mix] after tanh
+    mixes: dict[str, Array]  # letter of a shifted input -> [T, D], how much of delta it has
+    decay_hidden: Array  # [T, R_decay] after tanh
+    decay_input: Array  # [T, D], w of decay = exp(-exp(w))
+    time_mix: BonusTimeMix
+
+    @classmethod
+    def compute(
+        cls, shape: ShapeV6, block: Block, x: Array, previous: Array, wkv: Array, runs: PackedRuns
+    ) -> Activations:
+        """Run the time mix of RWKV-6 on x [T, D]. wkv: [B, H, value, key] before the runs."""
+        delta = previous - x
+        hidden = np.tanh((x + delta * block("att.time_maa_x")) @ block("att.time_maa_w1"))
+        mix_hidden = hidden.reshape(len(x), NUM_MIXES, -1)
+        added = np.swapaxes(mix_hidden, 0, 1) @ block("att.time_maa_w2")  # [5, T, D]
+        mixes = {kind: block(f"att.time_maa_{kind}") + z for kind, z in zip(MIX_KINDS, added, strict=True)}
+        mixed = {kind: x + delta * mix for kind, mix in mixes.items()}
+
+        decay_hidden = np.tanh(mixed.pop("w") @ block("att.time_decay_w1"))
+        w = block("att.time_decay").reshape(-1) + decay_hidden @ block("att.time_decay_w2")
+        decay = double_exp_decay(w).reshape(len(x), shape.num_heads, shape.head_size)
+        time_mix = BonusTimeMix.compute(block, shape, mixed, decay, block("att.time_faaaa"), wkv, runs)
+        return cls(delta, mix_hidden, mixes, decay_hidden, w, time_mix)
 
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
     """Compute the channel mix of RWKV-6, token shift included: x, previous [T, D] -> [T, D]."""
+    return channel_mix_with_receptance(block, *channel_mix_inputs(block, x, previous))
+
+
+def channel_mix_inputs(block: Block, x: Array, previous: Array) -> tuple[Array, Array]:
+    """Return the shifted inputs [T, D] of key and receptance."""
     delta = previous - x
-    return channel_mix_with_receptance(block, x + delta * block("ffn.time_maa_k"), x + delta * block("ffn.time_maa_r"))
+    return x + delta * block("ffn.time_maa_k"), x + delta * block("ffn.time_maa_r")

@@ -17,21 +17,27 @@ The maths is that of reference.py beside this module.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from numpy.typing import NDArray
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
+from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
+from rnn_engine.gpu import Buffer
 from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size, head_stage
 from rnn_engine.versions.v7.layout import ShapeV7
+from shaders import Constant
 
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 _ATT_MIXES: Final = tuple(f"att.{mix}" for mix in _MIXES)
+ATT_NORM: Final = NormShift("ln1", _ATT_MIXES, "att_shift")
+FFN_NORM: Final = NormShift("ln2", ("ffn.x_k",), "ffn_shift")
 _VECTORS: Final = (
     *_ATT_MIXES,
     "ffn.x_k",
@@ -101,6 +107,30 @@ class Scratch:
         ffn_floats = ffn_floats or tokens * round_up(shape.ffn_width, 8)
         self.ffn_hidden = create("ffn hidden", 4 * ffn_floats)  # [T, F]
 
+    def with_own_hidden(self, context: BuildContext) -> Self:
+        """Return a copy with another buffer for the hidden activations of the channel mix."""
+        own = copy(self)
+        own.ffn_hidden = context.memory.create_buffer("ffn hidden", self.ffn_hidden.size)
+        return own
+
+
+class TimeMixStages(NamedTuple):
+    """The stages of a layer's time mix, in their order."""
+
+    norm: KernelStage
+    projections: BoundMatMul
+    gates: BoundMatMul
+    recurrence: KernelStage
+    output: BoundMatMul
+
+
+class ChannelMixStages(NamedTuple):
+    """The stages of a layer's channel mix, in their order."""
+
+    norm: KernelStage
+    key: BoundMatMul
+    value: BoundMatMul
+
 
 class Layer(LayerBuilder):
     """A helper that builds the stages of one RWKV-7 layer while a model is loaded onto a device."""
@@ -122,22 +152,26 @@ class Layer(LayerBuilder):
         self._shape = shape
 
     def stages(self) -> tuple[Stage, ...]:
+        return (*self.time_mix_stages(), *self.channel_mix_stages())
+
+    def time_mix_stages(self, traced: Buffer | None = None) -> TimeMixStages:
+        """Return the stages of the time mix. For `traced` see `rnn_engine.versions.shared.plan.head_stage`."""
         scratch = self._scratch
-        return (
-            self.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", scratch.mixes),
+        return TimeMixStages(
+            self.norm_shift("att norm", ATT_NORM, scratch.mixes),
             self.matmul("projections", self._projections(), scratch.mixes, scratch.projected),
             self.matmul("gates", self._gates(), scratch.projected, scratch.gates),
-            self._recurrence(),
+            self._recurrence(traced),
             self.output(scratch.mixed),
-            *self.channel_mix_stages(),
         )
 
-    def channel_mix_stages(self) -> tuple[Stage, ...]:
+    def channel_mix_stages(self) -> ChannelMixStages:
         mixes, hidden, x = self._scratch.mixes, self._scratch.ffn_hidden, self.context.buffers.x
-        return (
-            self.norm_shift("ffn norm", "ln2", ("ffn.x_k",), "ffn_shift", mixes),
+        value = self.alone("ffn.value.weight", Activation.RESIDUAL, inputs_from=Activation.SQUARED_RELU)
+        return ChannelMixStages(
+            self.norm_shift("ffn norm", FFN_NORM, mixes),
             self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
-            self.matmul("value", [self.alone("ffn.value.weight", Activation.RESIDUAL)], hidden, x),
+            self.matmul("value", [value], hidden, x),
         )
 
     def _projections(self) -> list[Matrix]:
@@ -164,7 +198,9 @@ class Layer(LayerBuilder):
             up = self.weights(f"att.{adapter.name}2", transposed=True)  # [D, R]
             bias = self.vectors.starts.get(f"att.{adapter.name}0", 0)
             place = adapter.plane * self.plane
-            matrices.append(Matrix(up, start, stride, place, self.width, adapter.second, bias))
+            matrices.append(
+                Matrix(up, start, stride, place, self.width, adapter.second, bias, inputs_from=adapter.first)
+            )
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
@@ -174,18 +210,18 @@ class Layer(LayerBuilder):
         """
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
-    def _recurrence(self) -> KernelStage:
-        scratch, starts = self._scratch, self.vectors.starts
-        constants = {
-            "IS_FIRST_LAYER": self.layer == 0,
-            "K_K": starts["att.k_k"],
-            "K_A": starts["att.k_a"],
-            "R_K": starts["att.r_k"],
-        }
+    def _recurrence(self, traced: Buffer | None) -> KernelStage:
+        scratch = self._scratch
+        constants = {"IS_FIRST_LAYER": self.layer == 0, **self.key_constants()}
         buffers = {
             "projected": scratch.projected,
             "gates": scratch.gates,
             "v_first": scratch.v_first,
             "mixed": scratch.mixed,
         }
-        return head_stage(self, self._shape, "wkv7", constants, buffers)
+        return head_stage(self, self._shape, "wkv7", constants, buffers, traced)
+
+    def key_constants(self) -> dict[str, Constant]:
+        """Return the places, in the layer's vectors, of those with which a head turns k into keys and the bonus."""
+        starts = self.vectors.starts
+        return {"K_K": starts["att.k_k"], "K_A": starts["att.k_a"], "R_K": starts["att.r_k"]}

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.context import BuildContext, NormShift
 from rnn_engine.forward.forward_pass import table_stages
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -85,12 +85,15 @@ class _Layer(Layer):
         super().__init__(context, scratch, shape, layer, added)
         self._deep = scratch
 
-    def channel_mix_stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Stage, ...]:
+        return (*self.time_mix_stages(), *self._embedded_channel_mix_stages())
+
+    def _embedded_channel_mix_stages(self) -> tuple[Stage, ...]:
         deep, hidden, x = self._deep, self._deep.ffn_hidden, self.context.buffers.x
         mixes = ("mix of the key", "mix of nothing")
         value = Matrix(self.weights("ffn.value.weight"), 0, deep.key_stride, 0, self.width, Activation.RESIDUAL)
         return (
-            self.norm_shift("ffn norm", "ln2", mixes, "ffn_shift", deep.mixes),
+            self.norm_shift("ffn norm", NormShift("ln2", mixes, "ffn_shift"), deep.mixes),
             self.matmul("key", self._key(), deep.mixes, hidden),
             *table_stages(
                 self.context,

@@ -20,14 +20,21 @@ from states.files.reading import LoadedState
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention
 
-_ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
-_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "prefab": 3}
+_ENDINGS: Mapping[ExportForm, str] = {
+    "full": ".state",
+    "tuned": ".safetensors",
+    "pth": ".pth",
+    "metal": ".state.safetensors",
+    "prefab": ".cbor",
+}
+_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "pth": 3, "metal": 1, "prefab": 3}
 """How many times the values are in memory while a file is made, besides the state's own arrays."""
 
 _FORM_QUERY = {
     **MODEL_QUERY,
     "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
-    "the token shifts are lost) or `prefab` (ai00's CBOR).",
+    "the token shifts are lost), `pth` (the same as torch's file), `metal` (rwkv-metal's and SwiftRWKV's safetensors, "
+    "for RWKV-7) or `prefab` (ai00's CBOR).",
 }
 _RETENTION_QUERY = {
     **MODEL_QUERY,
@@ -35,6 +42,10 @@ _RETENTION_QUERY = {
     "ttl": "Seconds without use after which the lease ends.",
     "persistent": "`true`: keep the state until it is removed.",
     "shared": "`true`: let every API key start from the state; needs the scope `admin`.",
+}
+_UPLOAD_QUERY = {
+    **_RETENTION_QUERY,
+    "any_model": "`true`: take the state although its file says that it was made for another model.",
 }
 
 
@@ -58,10 +69,11 @@ async def export(request: web.Request) -> web.StreamResponse:
 
 async def upload(request: web.Request) -> web.Response:
     engine = engine_of(request)
-    name, retention = request.match_info["name"], _retention(request)
+    name, query = request.match_info["name"], _query(request, _UPLOAD_QUERY)
+    retention, any_model = _retention(query), _flag(query, "any_model")
     await engine.states.check_place(name, retention, 0)
     async with received_file(request) as path:
-        loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path)
+        loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
     return json_response(state_entry(named))
 
@@ -70,8 +82,8 @@ def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[byte
     return list(files.export(form, named.name, named.id, named.frozen))
 
 
-def _read(files: StateFiles, path: Path) -> tuple[LoadedState, FrozenState]:
-    loaded = files.read(path)
+def _read(files: StateFiles, path: Path, any_model: bool) -> tuple[LoadedState, FrozenState]:
+    loaded = files.read(path, any_model=any_model)
     return loaded, files.freeze(loaded, "upload")
 
 
@@ -83,8 +95,7 @@ def _form(request: web.Request) -> ExportForm:
     return cast(ExportForm, form)
 
 
-def _retention(request: web.Request) -> Retention:
-    query = _query(request, _RETENTION_QUERY)
+def _retention(query: Mapping[str, str]) -> Retention:
     flags = [_flag(query, name) for name in ("persistent", "shared")]
     return Retention(query.get("owner"), _seconds(query.get("ttl")), *flags)
 
@@ -133,7 +144,7 @@ ROUTES = (
         "Upload a state and give it a name. The body is the file itself: of any form that can be exported, or "
         "a `.pth` with a tuned state.",
         StateEntry,
-        query=_RETENTION_QUERY,
+        query=_UPLOAD_QUERY,
         scope=Scope.MANAGE,
         ai00_paths=False,
     ),

@@ -14,6 +14,8 @@ import { statePath } from "./state_calls.js";
 const FORMS = /** @type {const} */ ([
   ["full", ".state"],
   ["tuned", ".safetensors"],
+  ["pth", ".pth"],
+  ["metal", ".state.safetensors"],
   ["prefab", ".cbor"],
 ]);
 

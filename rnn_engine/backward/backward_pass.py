@@ -1,0 +1,309 @@
+"""A model loaded onto a device for training: its weights, its initial state, and the dispatches of each step.
+
+The loss is computed in pieces of rows, so that no [T, V] of logits is held. Of a layer's activations, the device keeps
+the residual stream before it and those of its channel mix. The time mix is run again before its backward stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rnn_engine.backward.context import BackwardContext, BackwardLayer, LoadBackward
+from rnn_engine.backward.contract import trained_fields
+from rnn_engine.backward.matmul import TransposedMatMul
+from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.forward_pass import Head, Progress, check_width, make_embedding
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.slot_states import StateLayout
+from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
+from rnn_engine.forward.weight_choice import FormatOf
+from rnn_engine.forward.weight_formats import round_up
+from rnn_engine.gpu import Buffer, Memory, Plan
+from rnn_engine.types import F32, Model, ModelShape
+from shaders import Constant
+
+SETTINGS: Final = 8  # numbers in struct TrainSettings of train_settings.wgsl
+_THREADS: Final = 64  # of a workgroup that handles one number of a state with each thread
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """The device buffers of what is trained in one layer, [stride] f32 each, in the layout of a slot's state."""
+
+    initial: Buffer  # the state from which documents start
+    gradient: Buffer
+    first: Buffer  # Adam's running mean of the gradients
+    second: Buffer  # the same of their squares
+
+    @classmethod
+    def create(cls, layer: int, initial: F32, memory: Memory) -> TrainedLayer:
+        names = ("initial state", "gradient", "first moments", "second moments")
+        buffers = [memory.create_buffer(f"{name} of layer {layer}", initial.nbytes, use="states") for name in names]
+        memory.upload(buffers[0], 0, initial)
+        return cls(*buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBuffers:
+    """The device buffers of a step of training that models of every version have."""
+
+    settings: Buffer  # struct TrainSettings of train_settings.wgsl
+    row_weights: Buffer  # [R] f32 how much each row counts in the loss
+    losses: Buffer  # [T] f32 the loss of each token that is a row
+    logits: Buffer  # [R, V rounded up to 8] f32, then their gradients
+    d_normed: Buffer  # [R, D] f32 the gradients of the rows after the last norm
+    squared_norm: Buffer  # [1] f32 of the gradients of all layers
+
+    @classmethod
+    def create(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> TrainBuffers:
+        return cls(
+            settings=memory.create_buffer("settings of training", 4 * SETTINGS),
+            row_weights=memory.create_buffer("weights of rows", 4 * limits.max_rows),
+            losses=memory.create_buffer("losses", 4 * limits.max_tokens),
+            logits=memory.create_buffer("logits", 4 * limits.max_rows * _logits_stride(shape)),
+            d_normed=memory.create_buffer("gradients of normed rows", 4 * limits.max_rows * shape.width),
+            squared_norm=memory.create_buffer("squared norm", 4),
+        )
+
+
+class BackwardPass:
+    """A model loaded onto a device for training. Its methods return plans: lists of the kernel dispatches of a step."""
+
+    def __init__(
+        self,
+        model: Model,
+        memory: Memory,
+        matmuls: MatMulKernels,
+        limits: StepLimits,
+        load_backward: LoadBackward,
+        format_of: FormatOf,
+        progress: Progress,
+        *,
+        trains_shifts: bool,
+    ) -> None:
+        """Upload `model` to the device; its file may be closed afterwards. A step has `limits.num_slots` documents.
+
+        Raises DeviceError if the kernels can't run a model of its sizes.
+        """
+        shape = model.shape
+        check_width(shape)
+        num_parts = shape.num_layers + 1
+        self.state_layout = layout = StateLayout(shape)
+        self.layers = [
+            TrainedLayer.create(layer, initial, memory)
+            for layer, initial in enumerate(layout.pack(shape.initial_state()))
+        ]
+        self.inputs = StepBuffers.create(shape, limits, memory)
+        self.buffers = TrainBuffers.create(shape, limits, memory)
+        state_bytes = 4 * limits.num_slots * layout.stride
+        states = memory.create_buffer("states of documents", state_bytes, use="states")
+        self._context = BackwardContext(
+            forward=BuildContext(
+                model=model,
+                format_of=format_of,
+                memory=memory,
+                kernels=matmuls.kernels,
+                matmuls=matmuls,
+                tuning=matmuls.tuning,
+                limits=limits,
+                buffers=self.inputs,
+                state_layout=layout,
+                states=[states] * shape.num_layers,
+            ),
+            dx=memory.create_buffer("gradient of x", 4 * limits.max_tokens * shape.width),
+            state_gradients=memory.create_buffer("state gradients of documents", state_bytes),
+            trains_shifts=trains_shifts,
+        )
+        self._is_trained = memory.create_buffer("which numbers are trained", 4 * layout.stride)
+        memory.upload(self._is_trained, 0, _mask(shape, layout, trains_shifts=trains_shifts))
+        self._embedding, _ = make_embedding(self._context.forward)
+        self._clear = self._on_tokens("clear the gradient", "clear", {"dx": self._context.dx})
+        self._layers: list[_LayerStages] = []
+        progress("loading layers", 0, num_parts)
+        for layer in load_backward(self._context):
+            self._layers.append(self._surround(len(self._layers), layer))
+            done = len(self._layers)
+            progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
+        self._loss, self._row_gradients = self._load_head()
+        progress("loaded", num_parts, num_parts)
+
+    def forward_plan(self, step: StepSize, *, keeps: bool) -> Plan:
+        """Return the dispatches that run the layers on the documents of a step.
+
+        If `keeps`, they keep what `backward_plan` needs, and clear the gradient of the residual stream.
+        """
+        stages: list[Stage] = [*self._embedding, *((self._clear,) if keeps else ())]
+        for layer in self._layers:
+            stages += [layer.start, *((layer.keep,) if keeps else ()), *layer.stages.forward]
+        return _plan(stages, step)
+
+    def loss_plan(self, step: StepSize, *, has_gradient: bool) -> Plan:
+        """Return the dispatches that compute the losses of a step's rows after `forward_plan`.
+
+        If `has_gradient`, they also write the gradient of the residual stream at the rows' tokens.
+        """
+        return _plan(self._row_gradients if has_gradient else self._loss, step)
+
+    def backward_plan(self, step: StepSize) -> Plan:
+        """Return the dispatches that add the gradient of the initial state, after those for the losses of all rows."""
+        stages: list[Stage] = []
+        for layer in reversed(self._layers):
+            stages += [layer.restore, layer.start, *layer.stages.recompute, *layer.stages.backward, layer.add]
+        return _plan(stages, step)
+
+    def update_plan(self) -> Plan:
+        """Return the dispatches that change the initial state by its gradient, and clear that.
+
+        Before them, the squared norm must be 0.
+        """
+        stages = [layer.measure for layer in self._layers] + [layer.update for layer in self._layers]
+        return _plan(stages, StepSize(0, 0, 0))
+
+    def _load_head(self) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
+        """Upload the head; return the stages that compute the losses of rows, and those with their gradients, too."""
+        context, buffers = self._context.forward, self.buffers
+        head = Head(context, logits_stride=_logits_stride(context.model.shape))
+        norm, matmul = head.bind_logits(buffers.logits)
+        transposed = TransposedMatMul.of(
+            matmul, context.memory, output_gradients=buffers.logits, input_gradients=buffers.d_normed
+        )
+        norm_backward = context.kernel_stage(
+            "norm rows, backward",
+            "norm_rows_backward",
+            {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width},
+            {
+                "x": self.inputs.x,
+                "vectors": head.norm.buffer,
+                "d_normed": buffers.d_normed,
+                "dx": self._context.dx,
+            },
+            lambda step: (step.num_rows, 1),
+        )
+        loss, gradient = (self._cross_entropy(needs_gradient=needs_gradient) for needs_gradient in (False, True))
+        return (norm, matmul, loss), (norm, matmul, gradient, transposed, norm_backward)
+
+    def _cross_entropy(self, *, needs_gradient: bool) -> KernelStage:
+        context, buffers = self._context.forward, self.buffers
+        shape = context.model.shape
+        return context.kernel_stage(
+            "cross-entropy",
+            "cross_entropy",
+            {
+                "THREADS": context.tuning.candidate_threads,
+                "VOCAB": shape.vocab_size,
+                "STRIDE": _logits_stride(shape),
+                "NEEDS_GRADIENT": needs_gradient,
+            },
+            {"weights": buffers.row_weights, "logits": buffers.logits, "losses": buffers.losses},
+            lambda step: (step.num_rows, 1),
+        )
+
+    def _surround(self, number: int, stages: BackwardLayer) -> _LayerStages:
+        """Return the stages of a layer with those that every version's layers need before and after them."""
+        context, trained, buffers = self._context.forward, self.layers[number], self.buffers
+        limits, stride = context.limits, self.state_layout.stride
+        residual_bytes = 4 * limits.max_tokens * context.model.shape.width
+        residual = context.memory.create_buffer(f"input of layer {number}", residual_bytes)
+        x, label = self.inputs.x, f"layer {number}"
+        groups, constants = -(-stride // _THREADS), {"THREADS": _THREADS, "STATE_STRIDE": stride}
+        states = context.states[number]
+        return _LayerStages(
+            stages,
+            start=self._stage(
+                f"{label} initial state",
+                "set_states",
+                constants,
+                {"initial": trained.initial, "state": states},
+                lambda step: (groups, step.num_runs),
+            ),
+            keep=self._on_tokens(f"{label} keep the input", "keep_embedding", {"x": x, "kept": residual}, START=0),
+            restore=self._on_tokens(
+                f"{label} restore the input", "keep_embedding", {"x": residual, "kept": x}, START=0
+            ),
+            add=context.kernel_stage(
+                f"{label} gradient",
+                "sum_state_gradients",
+                constants,
+                {
+                    "settings": buffers.settings,
+                    "is_trained": self._is_trained,
+                    "state_gradients": self._context.state_gradients,
+                    "gradient": trained.gradient,
+                },
+                lambda _: (groups, 1),
+            ),
+            measure=self._stage(
+                f"{label} squared norm",
+                "squared_norm",
+                {"THREADS": context.tuning.candidate_threads, "STATE_STRIDE": stride},
+                {"gradient": trained.gradient, "squared_norm": buffers.squared_norm},
+                lambda _: (1, 1),
+            ),
+            update=self._stage(
+                f"{label} update",
+                "adam",
+                constants,
+                {
+                    "settings": buffers.settings,
+                    "squared_norm": buffers.squared_norm,
+                    "initial": trained.initial,
+                    "gradient": trained.gradient,
+                    "first": trained.first,
+                    "second": trained.second,
+                },
+                lambda _: (groups, 1),
+            ),
+        )
+
+    def _on_tokens(self, label: str, name: str, buffers: Mapping[str, Buffer], **constants: Constant) -> KernelStage:
+        """Return a stage that runs the shader `name` with a workgroup for each token."""
+        context = self._context.forward
+        common: dict[str, Constant] = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
+        return self._stage(label, name, {**common, **constants}, buffers, lambda step: (step.num_tokens, 1))
+
+    def _stage(
+        self,
+        label: str,
+        name: str,
+        constants: Mapping[str, Constant],
+        buffers: Mapping[str, Buffer],
+        workgroups: Callable[[StepSize], tuple[int, int]],
+    ) -> KernelStage:
+        """Return a stage that runs the shader `name`, which does not read the batch."""
+        kernels = self._context.forward.kernels
+        kernel = kernels.get(name, constants)
+        return KernelStage(label, kernel, kernels.bind(kernel.source, buffers), workgroups)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerStages:
+    """The stages of one layer: its version's, and those that every version's layers need."""
+
+    stages: BackwardLayer
+    start: KernelStage  # sets the states of the documents to the initial state
+    keep: KernelStage  # copies the residual stream to the layer's buffer
+    restore: KernelStage  # copies it back
+    add: KernelStage  # adds the gradients of the documents to that of the initial state
+    measure: KernelStage  # adds to the squared norm
+    update: KernelStage  # the step of Adam
+
+
+def _logits_stride(shape: ModelShape) -> int:
+    return round_up(shape.vocab_size, 8)
+
+
+def _mask(shape: ModelShape, layout: StateLayout, *, trains_shifts: bool) -> F32:
+    """Return [stride] numbers: 1 for those of a layer's initial state that are trained, else 0."""
+    trained = trained_fields(shape, trains_shifts=trains_shifts)
+    state = {name: np.full_like(values, 1 if name in trained else 0) for name, values in shape.initial_state().items()}
+    mask: F32 = layout.pack(state)[0]
+    return mask
+
+
+def _plan(stages: Iterable[Stage], step: StepSize) -> Plan:
+    return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))

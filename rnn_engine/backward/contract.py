@@ -1,0 +1,125 @@
+"""What all trainers share: checks of the arguments of their methods, and documents packed for one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
+from rnn_engine.errors import InvalidRequestError, check_finite
+from rnn_engine.types import F32, I32, FieldKind, ModelShape, State
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedDocuments:
+    """The documents of one call, one after another on one axis [T], as the token runs of a step."""
+
+    inputs: I32  # [T] all tokens of each document except the last
+    targets: I32  # [T] the token that follows each
+    weights: F32  # [T] how much the prediction of each target counts
+    lengths: tuple[int, ...]  # the number of inputs of each document
+
+    @classmethod
+    def of(cls, documents: Sequence[Document]) -> PackedDocuments:
+        """Pack `documents`, which `check_documents` has accepted."""
+        return cls(
+            np.concatenate([document.tokens[:-1] for document in documents]),
+            np.concatenate([document.tokens[1:] for document in documents]),
+            np.concatenate([document.weights[1:] for document in documents]),
+            tuple(document.num_inputs for document in documents),
+        )
+
+
+def trained_fields(shape: ModelShape, *, trains_shifts: bool) -> tuple[str, ...]:
+    """Return the names of the state fields that are trained: the matrices, and the token shifts if wanted."""
+    kinds = {FieldKind.MATRIX, FieldKind.SHIFT} if trains_shifts else {FieldKind.MATRIX}
+    return tuple(field.name for field in shape.state_fields if field.kind in kinds)
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise InvalidRequestError if a setting of `optimizer` is out of range."""
+    for name in ("beta1", "beta2"):
+        value = getattr(optimizer, name)
+        if not 0 <= value < 1:
+            raise InvalidRequestError(f"optimizer {name}", value, "a number of at least 0 and less than 1")
+    for name in ("epsilon", "max_norm"):
+        value = getattr(optimizer, name)
+        if not 0 < value < math.inf:
+            raise InvalidRequestError(f"optimizer {name}", value, "a finite number greater than 0")
+
+
+def check_documents(documents: Sequence[Document], shape: ModelShape, max_documents: int, max_tokens: int) -> None:
+    """Raise InvalidRequestError if a document is invalid, or if there are none, too many or too long ones."""
+    if len(documents) == 0:
+        raise InvalidRequestError("documents", list(documents), "at least one document")
+    if len(documents) > max_documents:
+        raise InvalidRequestError("documents", len(documents), f"at most {max_documents} documents in one call")
+    for position, document in enumerate(documents):
+        _check_document(f"document {position}", document, shape.vocab_size)
+    num_inputs = sum(document.num_inputs for document in documents)
+    if num_inputs > max_tokens:
+        raise InvalidRequestError("tokens", num_inputs, f"at most {max_tokens} inputs over all documents of one call")
+
+
+def check_scale(scale: float) -> None:
+    """Raise InvalidRequestError unless `scale`, the factor of a gradient, is finite."""
+    if not math.isfinite(scale):
+        raise InvalidRequestError("scale", scale, "a finite number")
+
+
+def check_rate(rate: float) -> None:
+    """Raise InvalidRequestError unless `rate`, a learning rate, is finite and not negative."""
+    check_finite("rate", rate)
+
+
+def check_training_state(state: TrainingState, shape: ModelShape, trained: Sequence[str]) -> None:
+    """Raise InvalidRequestError unless `state` fits the model and has moments of exactly the `trained` fields."""
+    all_fields = tuple(field.name for field in shape.state_fields)
+    _check_arrays("state", state.state, shape, all_fields)
+    _check_arrays("first moments", state.first, shape, trained)
+    _check_arrays("second moments", state.second, shape, trained)
+    for name, values in state.second.items():
+        if values.min() < 0:
+            raise InvalidRequestError(f"second moments {name}", float(values.min()), "no negative number")
+    if state.num_updates < 0:
+        raise InvalidRequestError("num_updates", state.num_updates, "at least 0")
+
+
+def _check_document(name: str, document: Document, vocab_size: int) -> None:
+    tokens, weights = document.tokens, document.weights
+    if tokens.ndim != 1 or len(tokens) < 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise InvalidRequestError(f"{name}: tokens", _describe(tokens), "at least two integers, on one axis")
+    unknown = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+    if len(unknown):
+        first = int(unknown[0])
+        raise InvalidRequestError(
+            f"{name}: token {first}", int(tokens[first]), f"a token id from 0 to {vocab_size - 1}"
+        )
+    if weights.shape != tokens.shape:
+        raise InvalidRequestError(f"{name}: weights", _describe(weights), f"{len(tokens)} numbers, one for each token")
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        first = int(wrong[0])
+        raise InvalidRequestError(f"{name}: weight {first}", float(weights[first]), "a finite number of at least 0")
+    if weights[0] != 0:
+        raise InvalidRequestError(f"{name}: weight 0", float(weights[0]), "0, since nothing predicts the first token")
+
+
+def _check_arrays(name: str, arrays: State, shape: ModelShape, fields: Sequence[str]) -> None:
+    if set(arrays) != set(fields):
+        raise InvalidRequestError(name, sorted(arrays), f"the fields {sorted(fields)}")
+    sizes = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
+    for field, values in arrays.items():
+        if values.shape != sizes[field] or values.dtype != np.float32:
+            raise InvalidRequestError(f"{name} {field}", _describe(values), f"float32 {sizes[field]}")
+        if not np.isfinite(values).all():
+            bad = float(values[~np.isfinite(values)][0])
+            raise InvalidRequestError(f"{name} {field}", bad, "finite numbers")
+
+
+def _describe(array: NDArray[np.generic]) -> str:
+    return f"{array.dtype} {array.shape}"

@@ -1,0 +1,178 @@
+"""A trainer that computes with numpy, for machines without a GPU and as the reference for the GPU's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from rnn_engine.backward.contract import (
+    PackedDocuments,
+    check_documents,
+    check_optimizer,
+    check_rate,
+    check_scale,
+    check_training_state,
+    trained_fields,
+)
+from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
+from rnn_engine.errors import StepError
+from rnn_engine.reference import Array, RunBackward, RunLayers, Weights, embed, project_to_logits
+from rnn_engine.reference.backward import project_to_logits_backward
+from rnn_engine.types import Model, ModelShape, State
+
+_ROWS_AT_ONCE = 64  # logit rows of which the loss is computed together, so that no [T, V] is held
+
+
+class CpuTrainer:
+    """A `Trainer`, which tunes the initial state of a model, that computes with numpy.
+
+    It starts from the model's empty state. The model may be closed after the constructor returns. Each weight is cast
+    to `dtype` when first used.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        run_layers: RunLayers,
+        run_backward: RunBackward,
+        *,
+        optimizer: Optimizer,
+        trains_shifts: bool = False,
+        max_documents: int = 8,
+        max_tokens: int = 256,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        """Prepare to train: keep references to the tensors of `model`, and allocate the state, moments and gradient.
+
+        Raises InvalidRequestError for settings of the optimizer that are out of range.
+        """
+        check_optimizer(optimizer)
+        self._shape = model.shape
+        self._run_layers = run_layers
+        self._run_backward = run_backward
+        self._optimizer = optimizer
+        self._max_documents = max_documents
+        self._max_tokens = max_tokens
+        self._weights: Weights | None = Weights(
+            model.shape, {name: model.tensor(name) for name in model.names}.__getitem__, dtype
+        )
+        self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
+        self._state = model.shape.initial_state()
+        self._first = {name: np.zeros_like(self._state[name]) for name in self._trained}
+        self._second = {name: np.zeros_like(self._state[name]) for name in self._trained}
+        self._num_updates = 0
+        self._gradient = {name: np.zeros(self._state[name].shape, dtype) for name in self._trained}
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    @property
+    def max_tokens(self) -> int:
+        return self._max_tokens
+
+    @property
+    def max_documents(self) -> int:
+        return self._max_documents
+
+    @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite says so
+    def loss(self, documents: Sequence[Document]) -> float:
+        weights, packed = self._start(documents)
+        x, _ = self._run_layers(weights, packed.inputs, packed.lengths, self._initial_states(packed))
+        loss, _ = _loss(weights, x, packed, needs_gradient=False)
+        return loss
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def accumulate(self, documents: Sequence[Document], scale: float) -> float:
+        check_scale(scale)
+        weights, packed = self._start(documents)
+        states = self._initial_states(packed)
+        residuals = [embed(weights, packed.inputs)]  # the input of each layer, and at last the output [T, D]
+        watched = weights.watched(lambda _layer, x: residuals.append(x))
+        self._run_layers(watched, packed.inputs, packed.lengths, states)
+        loss, dx = _loss(weights, residuals[-1], packed, needs_gradient=True)
+        gradients = self._run_backward(weights, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
+        for name, total in self._gradient.items():
+            total += scale * gradients[name].sum(axis=0)
+        return loss
+
+    def gradient(self) -> State:
+        return {name: values.astype(np.float32) for name, values in self._gradient.items()}
+
+    def update(self, rate: float) -> float:
+        check_rate(rate)
+        gradient = {name: values.astype(np.float64) for name, values in self._gradient.items()}
+        self._clear_gradient()
+        norm = float(np.sqrt(sum(np.square(values).sum() for values in gradient.values())))
+        if np.isfinite(norm):
+            self._step(gradient, 1.0 if norm <= self._optimizer.max_norm else self._optimizer.max_norm / norm, rate)
+        return norm
+
+    def _step(self, gradient: Mapping[str, Array], scale: float, rate: float) -> None:
+        """Change the initial state by one step of Adam with `scale` times `gradient`."""
+        beta1, beta2 = self._optimizer.beta1, self._optimizer.beta2
+        self._num_updates += 1
+        first_bias, second_bias = (1 - beta**self._num_updates for beta in (beta1, beta2))
+        for name, values in gradient.items():
+            first, second = self._first[name], self._second[name]
+            first += (1 - beta1) * (scale * values - first)
+            second += (1 - beta2) * (np.square(scale * values) - second)
+            root = np.sqrt(second / second_bias) + self._optimizer.epsilon
+            self._state[name] -= rate * (first / first_bias) / root
+
+    def read(self) -> TrainingState:
+        return TrainingState(
+            {name: values.copy() for name, values in self._state.items()},
+            {name: values.copy() for name, values in self._first.items()},
+            {name: values.copy() for name, values in self._second.items()},
+            self._num_updates,
+        )
+
+    def write(self, state: TrainingState) -> None:
+        check_training_state(state, self._shape, self._trained)
+        self._state = {name: values.copy() for name, values in state.state.items()}
+        self._first = {name: values.copy() for name, values in state.first.items()}
+        self._second = {name: values.copy() for name, values in state.second.items()}
+        self._num_updates = state.num_updates
+        self._clear_gradient()
+
+    def close(self) -> None:
+        self._weights = None
+
+    def _start(self, documents: Sequence[Document]) -> tuple[Weights, PackedDocuments]:
+        """Check the documents of a call; return the weights and the documents on one axis."""
+        check_documents(documents, self._shape, self._max_documents, self._max_tokens)
+        if self._weights is None:
+            raise StepError("the trainer is closed")
+        return self._weights, PackedDocuments.of(documents)
+
+    def _initial_states(self, packed: PackedDocuments) -> dict[str, Array]:
+        """Return the initial state once for each document: {field: [documents, L, ...]}."""
+        return {
+            name: np.broadcast_to(values, (len(packed.lengths), *values.shape)) for name, values in self._state.items()
+        }
+
+    def _clear_gradient(self) -> None:
+        for values in self._gradient.values():
+            values.fill(0)
+
+
+def _loss(weights: Weights, x: Array, packed: PackedDocuments, *, needs_gradient: bool) -> tuple[float, Array]:
+    """Return the loss, and its gradient with respect to the last layer's output x [T, D] if that is needed."""
+    loss = 0.0
+    dx = np.zeros_like(x)
+    counting = np.flatnonzero(packed.weights)
+    for rows in np.split(counting, range(_ROWS_AT_ONCE, len(counting), _ROWS_AT_ONCE)):
+        logits = project_to_logits(weights, x[rows])  # [R, V]
+        own = np.arange(len(rows)), packed.targets[rows]
+        log_probabilities = logits - logits.max(axis=-1, keepdims=True)
+        log_probabilities -= np.log(np.exp(log_probabilities).sum(axis=-1, keepdims=True))
+        loss -= float(log_probabilities[own].astype(np.float64) @ packed.weights[rows])
+        if needs_gradient:
+            d_logits = np.exp(log_probabilities)
+            d_logits[own] -= 1
+            d_logits *= packed.weights[rows, np.newaxis]
+            dx[rows] = project_to_logits_backward(d_logits, weights, x[rows])
+    return loss, dx

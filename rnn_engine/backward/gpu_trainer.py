@@ -1,0 +1,272 @@
+"""A trainer on a GPU: it uploads documents, submits the plans of a `BackwardPass`, and reads the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.backward.backward_pass import BackwardPass
+from rnn_engine.backward.context import LoadBackward
+from rnn_engine.backward.contract import (
+    PackedDocuments,
+    check_documents,
+    check_optimizer,
+    check_rate,
+    check_scale,
+    check_training_state,
+    trained_fields,
+)
+from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
+from rnn_engine.errors import DeviceError, StepError
+from rnn_engine.forward.forward_pass import Progress
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.step import HEADER_WORDS, ROW_WORDS, RUN_WORDS, TOKEN_WORDS, StepLimits, StepSize
+from rnn_engine.forward.weight_choice import FormatOf
+from rnn_engine.gpu import Buffer, Device, Dispatch, Memory, Plan, Recorder
+from rnn_engine.types import F32, DeviceMemory, Model, ModelShape, State
+
+_PLANS: Final = 32  # of each kind that are kept; each combination of token, document and row counts has its own
+
+
+class GpuTrainer:
+    """A `Trainer` on a GPU. It starts from the model's empty state, and frees its device memory at `close`."""
+
+    def __init__(
+        self,
+        model: Model,
+        load_backward: LoadBackward,
+        device: Device,
+        memory: Memory,
+        matmuls: MatMulKernels,
+        *,
+        format_of: FormatOf,
+        limits: StepLimits,
+        optimizer: Optimizer,
+        trains_shifts: bool,
+        progress: Progress,
+    ) -> None:
+        """Upload `model`, which may be closed afterwards, and allocate the device buffers for steps.
+
+        `matmuls` are kernels of `device` for steps of `limits`, with products in f32. A step has at most
+        `limits.num_slots` documents, and computes at most `limits.max_rows` logits at a time. `memory` is an empty
+        group of buffers of `device`. The caller closes it if this fails, else the trainer does.
+        Raises InvalidRequestError for settings of the optimizer that are out of range, DeviceMemoryError if the device
+        has no room, DeviceError if it can't run the model.
+        """
+        check_optimizer(optimizer)
+        self._shape = model.shape
+        self._limits = limits
+        self._optimizer = optimizer
+        self._memory = memory
+        self._recorder = Recorder(device)
+        self._max_operations = matmuls.tuning.max_step_operations
+        self._trained = trained_fields(model.shape, trains_shifts=trains_shifts)
+        self._pass = BackwardPass(
+            model, memory, matmuls, limits, load_backward, format_of, progress, trains_shifts=trains_shifts
+        )
+        self._num_updates = 0
+        self._closed = False
+        self._forward_plans = self._in_parts(self._pass.forward_plan)
+        self._loss_plans = self._in_parts(self._pass.loss_plan)
+        self._backward_plans = self._in_parts(self._pass.backward_plan)
+        self._update_plans = self._in_parts(self._pass.update_plan)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    @property
+    def max_tokens(self) -> int:
+        return self._limits.max_tokens
+
+    @property
+    def max_documents(self) -> int:
+        return self._limits.num_slots
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of logits that are computed at a time."""
+        return self._limits.max_rows
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """The bytes of device memory that the trainer has allocated, by what they are for."""
+        return self._memory.used
+
+    def plan(self, num_tokens: int, num_documents: int, num_rows: int) -> Plan:
+        """Return the kernel dispatches of `accumulate` for these numbers of inputs, documents and logit rows.
+
+        `num_rows` is at most `max_rows`.
+        """
+        step = StepSize(num_tokens, num_documents, num_rows)
+        plans = self._pass.forward_plan(step, keeps=True), self._pass.loss_plan(step, has_gradient=True)
+        return Plan(tuple(chain(*(plan.dispatches for plan in (*plans, self._pass.backward_plan(step))))))
+
+    def loss(self, documents: Sequence[Document]) -> float:
+        packed = self._start(documents)
+        with _step_errors():
+            step = self._run_forward(packed, keeps=False)
+            return self._run_rows(packed, step, has_gradient=False)
+
+    def accumulate(self, documents: Sequence[Document], scale: float) -> float:
+        check_scale(scale)
+        packed = self._start(documents)
+        with _step_errors():
+            step = self._run_forward(packed, keeps=True)
+            loss = self._run_rows(packed, step, has_gradient=True)
+            self._upload(self._pass.buffers.settings, np.array([scale], np.float32))
+            self._submit(self._backward_plans(step))
+        return loss
+
+    def gradient(self) -> State:
+        return self._read([layer.gradient for layer in self._pass.layers], self._trained)
+
+    def update(self, rate: float) -> float:
+        check_rate(rate)
+        self._check_open()
+        optimizer, count = self._optimizer, self._num_updates + 1
+        biases = (1 - optimizer.beta1**count, 1 - optimizer.beta2**count)
+        factors = (1 - optimizer.beta1, 1 - optimizer.beta2, optimizer.epsilon, optimizer.max_norm)
+        buffers = self._pass.buffers
+        with np.errstate(over="ignore"), _step_errors():
+            self._upload(buffers.settings, np.array([0, rate, *biases, *factors], np.float32))
+            self._upload(buffers.squared_norm, np.zeros(1, np.float32))
+            self._submit(self._update_plans())
+            squared = np.frombuffer(self._memory.read(buffers.squared_norm, 0, 4), np.float32)
+        norm = float(np.sqrt(squared[0]))
+        if np.isfinite(norm):
+            self._num_updates = count
+        return norm
+
+    def read(self) -> TrainingState:
+        layers = self._pass.layers
+        return TrainingState(
+            self._read([layer.initial for layer in layers], [field.name for field in self._shape.state_fields]),
+            self._read([layer.first for layer in layers], self._trained),
+            self._read([layer.second for layer in layers], self._trained),
+            self._num_updates,
+        )
+
+    def write(self, state: TrainingState) -> None:
+        check_training_state(state, self._shape, self._trained)
+        self._check_open()
+        layers = self._pass.layers
+        with _step_errors():
+            self._write([layer.initial for layer in layers], state.state)
+            self._write([layer.first for layer in layers], state.first)
+            self._write([layer.second for layer in layers], state.second)
+            self._write([layer.gradient for layer in layers], {})
+        self._num_updates = state.num_updates
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._memory.close()
+
+    def _start(self, documents: Sequence[Document]) -> PackedDocuments:
+        check_documents(documents, self._shape, self.max_documents, self.max_tokens)
+        self._check_open()
+        return PackedDocuments.of(documents)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StepError("the trainer is closed")
+
+    def _run_forward(self, packed: PackedDocuments, *, keeps: bool) -> StepSize:
+        """Upload the documents and submit the layers' forward pass; return the size of the step, without rows."""
+        self._upload(self._pass.inputs.batch, encode_documents(packed, self._limits))
+        step = StepSize(len(packed.inputs), len(packed.lengths), 0)
+        self._submit(self._forward_plans(step, keeps=keeps))
+        return step
+
+    def _run_rows(self, packed: PackedDocuments, step: StepSize, *, has_gradient: bool) -> float:
+        """Compute the losses of all tokens that count, a piece of them at a time; wait, and return their sum."""
+        counting, most = np.flatnonzero(packed.weights), self._limits.max_rows
+        batch, rows_start = self._pass.inputs.batch, 4 * (HEADER_WORDS + RUN_WORDS * self._limits.num_slots)
+        for first in range(0, len(counting), most):
+            tokens = counting[first : first + most]
+            rows = np.zeros((len(tokens), ROW_WORDS), np.uint32)
+            rows[:, 0], rows[:, 1] = tokens, packed.targets[tokens]
+            self._upload(batch, np.array([len(packed.inputs), len(packed.lengths), len(tokens)], np.uint32))
+            self._upload(batch, rows, offset=rows_start)
+            self._upload(self._pass.buffers.row_weights, packed.weights[tokens])
+            size = StepSize(step.num_tokens, step.num_runs, len(tokens))
+            self._submit(self._loss_plans(size, has_gradient=has_gradient))
+        losses = np.frombuffer(self._memory.read(self._pass.buffers.losses, 0, 4 * step.num_tokens), np.float32)
+        return float(losses[counting].astype(np.float64).sum())
+
+    def _in_parts(self, make_plan: Callable[..., Plan]) -> Callable[..., tuple[Plan, ...]]:
+        """Return a function that returns a plan in parts, each short enough for the time that a driver allows.
+
+        It caches its results.
+        """
+        return lru_cache(_PLANS)(lambda *size, **what: tuple(parts_of(make_plan(*size, **what), self._max_operations)))
+
+    def _submit(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            self._recorder.submit(plan)
+
+    def _upload(self, buffer: Buffer, data: NDArray[np.generic], offset: int = 0) -> None:
+        self._memory.upload(buffer, offset, data)
+
+    def _read(self, buffers: Sequence[Buffer], fields: Sequence[str]) -> dict[str, F32]:
+        """Return `fields` of what the buffers of all layers hold: {field: [L, ...]}."""
+        self._check_open()
+        layout = self._pass.state_layout
+        with _step_errors():
+            layers = [np.frombuffer(self._memory.read(each, 0, 4 * layout.stride), np.float32) for each in buffers]
+        state = layout.unpack(np.stack(layers), 0)
+        return {name: state[name] for name in fields}
+
+    def _write(self, buffers: Sequence[Buffer], fields: Mapping[str, F32]) -> None:
+        """Write `fields`, {field: [L, ...]}, to the buffers of all layers, and zeros to their other fields."""
+        zeros = {name: np.zeros_like(values) for name, values in self._shape.initial_state().items()}
+        packed = self._pass.state_layout.pack({**zeros, **fields})
+        for buffer, layer in zip(buffers, packed, strict=True):
+            self._upload(buffer, layer)
+
+
+def encode_documents(packed: PackedDocuments, limits: StepLimits) -> NDArray[np.uint32]:
+    """Encode documents as the 4-byte words of `struct Batch` of batch.wgsl, with a run in the slot of its number.
+
+    The batch has no rows.
+    """
+    lengths = np.array(packed.lengths)
+    count, num_tokens = len(lengths), len(packed.inputs)
+    tokens_start = HEADER_WORDS + RUN_WORDS * limits.num_slots + ROW_WORDS * limits.max_rows
+    words = np.zeros(tokens_start + TOKEN_WORDS * num_tokens, np.uint32)
+    words[:2] = num_tokens, count
+    runs = words[HEADER_WORDS : HEADER_WORDS + RUN_WORDS * count].reshape(-1, RUN_WORDS)
+    runs[:, 0], runs[:, 1], runs[:, 2] = np.arange(count), lengths.cumsum() - lengths, lengths
+    tokens = words[tokens_start:].reshape(-1, TOKEN_WORDS)
+    tokens[:, 0], tokens[:, 1] = np.arange(count).repeat(lengths), packed.inputs
+    return words
+
+
+def parts_of(plan: Plan, max_operations: float) -> Iterator[Plan]:
+    """Yield the dispatches of `plan` in parts of at most `max_operations`, or of one dispatch that has more."""
+    part: list[Dispatch] = []
+    operations = 0
+    for dispatch in plan.dispatches:
+        if part and operations + dispatch.operations > max_operations:
+            yield Plan(tuple(part))
+            part, operations = [], 0
+        part.append(dispatch)
+        operations += dispatch.operations
+    if part:
+        yield Plan(tuple(part))
+
+
+@contextmanager
+def _step_errors() -> Iterator[None]:
+    """Return a context manager that turns a device's errors into StepError."""
+    try:
+        yield
+    except DeviceError as error:
+        raise StepError(f"the device failed in a step of training: {error}") from error

@@ -1,0 +1,288 @@
+"""Tune a model's initial state for `rnn-engine tune-state`: show the progress, and compare the state with its start."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rnn_engine.backward import Document
+from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.cli.reports import write_page
+from rnn_engine.cli.tune_state import DataOptions, DeviceOptions, RunOptions
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import delete_file
+from rnn_engine.llm.llm import LLM
+from rnn_engine.llm.progress import TuningBar, progress_bar, tuning_bar
+from rnn_engine.llm.results import SamplingParams
+from rnn_engine.llm.state import State
+from rnn_engine.llm.tuner import Tuner
+from rnn_engine.training.data import DataReport, Oddities, TextMaker
+from rnn_engine.training.tuner import Judged, Progress, RateTried, TunerSettings, Updated
+
+_NUM_SAMPLES: Final = 3
+_SAMPLE_TOKENS: Final = 64
+_TEXT_PROMPT: Final = 16  # tokens of a plain text that a sample continues
+_MOST_CHARACTERS: Final = 1 << 16
+_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question of the held-out examples, and the model's answers with the state at the start and the tuned one."""
+
+    question: str
+    wanted: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    """What a run of `rnn-engine tune-state` has done, for its table and its page."""
+
+    model: str
+    data: str
+    output: str
+    device: str
+    rate: float
+    seconds: float  # of this process
+    report: DataReport
+    progress: Progress
+    samples: Sequence[Sample]
+
+    @property
+    def before(self) -> float:
+        return self.progress.judged[0].held_out_loss
+
+    @property
+    def after(self) -> float:
+        return min(judged.held_out_loss for judged in self.progress.judged)
+
+
+def tune_state(
+    model: Path,
+    data: Path,
+    output: Path,
+    device: DeviceOptions,
+    run: RunOptions,
+    examples: DataOptions,
+    *,
+    resume: bool,
+    report: Path | None,
+) -> None:
+    """Tune the state, write it to `output`, and print how it compares with its start."""
+    checkpoint = output.with_name(f"{output.name}.checkpoint")
+    if checkpoint.exists() and not resume:
+        raise click.UsageError(f"{checkpoint} is that of a run that has not ended; go on with --resume, or delete it")
+    if resume and not checkpoint.exists():
+        raise click.UsageError(f"--resume goes on from {checkpoint}, which does not exist")
+    with progress_bar("opening the model") as progress:
+        tuner = Tuner(
+            data,
+            model,
+            _settings(run),
+            held_out=examples.held_out,
+            bad_lines=examples.bad_lines,
+            long_texts=examples.long_texts,
+            init=run.init,
+            init_prompt=run.init_prompt,
+            train_shifts=run.train_shifts,
+            max_tokens=examples.max_tokens,
+            max_documents=run.max_documents,
+            checkpoint=checkpoint,
+            resume=resume,
+            any_model=run.any_model_states,
+            device=device.device,
+            weights=device.weights,
+            device_memory=device.device_memory,
+            tokenizer=device.tokenizer,
+            chat_template=device.chat_template,
+            loras=device.loras,
+            progress=progress,
+        )
+    begun = time.monotonic()
+    with closing(tuner):
+        form = tuner.form_of(output)
+        _echo_report(tuner)
+        try:
+            with tuning_bar() as bar:
+                _run(tuner, bar)
+        except KeyboardInterrupt:
+            click.echo(f"\nstopped; go on with: {_command_to_resume()}", err=True)
+            sys.exit(_INTERRUPTED)
+        tuner.best.save(output, form)
+        assert tuner.rate is not None
+        made = TuningReport(
+            model=model.name,
+            data=data.name,
+            output=output.name,
+            device=device.device,
+            rate=tuner.rate,
+            seconds=time.monotonic() - begun,
+            report=tuner.data.report,
+            progress=tuner.progress,
+            samples=(),
+        )
+    samples = _make_samples(model, device, tuner.maker, tuner.data.held_out, tuner.start, tuner.best)
+    made = replace(made, samples=samples)
+    _print(made)
+    if report is not None:
+        write_page(report, "tuning_report.html", report=made, curve=_Curve.of(made.progress))
+    delete_file(checkpoint)
+    click.echo(f"the state is in {output}")
+
+
+def _settings(run: RunOptions) -> TunerSettings:
+    return TunerSettings(
+        epochs=run.epochs,
+        steps=run.steps,
+        batch_size=run.batch_size,
+        rate=run.rate,
+        warm_up=run.warm_up,
+        patience=run.patience or None,
+        seed=run.seed,
+    )
+
+
+def _command_to_resume() -> str:
+    """Return the command line that goes on with this run."""
+    words = ["rnn-engine", *sys.argv[1:]]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def _echo_report(tuner: Tuner) -> None:
+    """Print what is in the data, and what is odd in it."""
+    for name, report in (("examples", tuner.data.report), ("held-out examples", tuner.data.held_out_report)):
+        if report is not None:
+            tokens = f"{report.num_tokens:,} tokens, of which {report.num_learnt:,} are learnt"
+            click.echo(f"{report.num_records:,} {name}: {tokens}", err=True)
+            for what, odd in oddities(report):
+                click.echo(f"  {what}: {odd}", err=True)
+    click.echo(f"learnt from {len(tuner.data.training):,}, judged by {len(tuner.data.held_out):,} documents", err=True)
+
+
+def oddities(report: DataReport) -> list[tuple[str, Oddities]]:
+    """Return what is odd in a data file, in words."""
+    kinds = [
+        ("can't be used", report.bad),
+        ("too long", report.long),
+        ("answers without a text, which are not learnt", report.empty),
+        ("without anything to learn", report.idle),
+        ("come twice", report.duplicates),
+    ]
+    return [(words, odd) for words, odd in kinds if odd.count]
+
+
+def _run(tuner: Tuner, bar: TuningBar) -> None:
+    held_out = ""
+    for event in tuner.events():
+        match event:
+            case Updated():
+                what = "training" if event.trial is None else f"trial of the rate {event.rate:.2g}"
+                bar.update(what, event.step, event.num_steps, f"loss {event.loss:.4f}{held_out}", event.num_tokens)
+            case RateTried():
+                bar.print(f"rate {event.rate:.2g}: held-out loss {event.held_out_loss:.4f}")
+            case Judged():
+                held_out = f", held-out {event.held_out_loss:.4f}"
+                bar.print(f"update {event.step}: held-out loss {event.held_out_loss:.4f}{' *' * event.is_best}")
+
+
+# Samples: the model answers a few held-out questions.
+
+
+def _make_samples(
+    model: Path, device: DeviceOptions, maker: TextMaker, documents: Sequence[Document], start: State, best: State
+) -> list[Sample]:
+    """Return the model's answers to the first questions of `documents` from both states, without chance."""
+    chosen = [_divide_document(document) for document in documents[:_NUM_SAMPLES]]
+    prompts = [prompt for prompt, _ in chosen]
+    stop, stop_tokens = _ends(maker)
+    params = SamplingParams(temperature=0.0, max_tokens=_SAMPLE_TOKENS, stop=stop, stop_token_ids=(0, *stop_tokens))
+    with LLM(
+        model,
+        device=device.device,
+        weights=device.weights,
+        num_slots=_NUM_SAMPLES,
+        tokenizer=device.tokenizer,
+        chat_template=device.chat_template,
+        loras=device.loras,
+        cache=None,
+    ) as llm:
+        before, after = (llm.generate(prompts, params, state=state, progress=False) for state in (start, best))
+    return [
+        Sample(_text(maker, prompt), _text(maker, answer), one.text.strip(), two.text.strip())
+        for (prompt, answer), one, two in zip(chosen, before, after, strict=True)
+    ]
+
+
+def _divide_document(document: Document) -> tuple[list[int], list[int]]:
+    """Return the tokens before the first answer of a document, and the answer's."""
+    learnt = document.weights > 0
+    start = int(np.argmax(learnt))
+    rest = np.flatnonzero(~learnt[start:])
+    end = start + int(rest[0]) if len(rest) else len(learnt)
+    if start == 1:  # a text without a prompt
+        start = min(_TEXT_PROMPT, max(1, end // 2))
+    return document.tokens[:start].tolist(), document.tokens[start:end].tolist()
+
+
+def _ends(maker: TextMaker) -> tuple[tuple[str, ...], list[int]]:
+    """Return the texts and the tokens that end an answer by the chat template."""
+    try:
+        rendered = maker.template.render(Conversation([ChatMessage(Role.USER, "a")]), _MOST_CHARACTERS)
+    except InvalidRequestError:  # the template wants more than a message of the user
+        return (), []
+    special = maker.tokenizer.special_tokens
+    return rendered.stop, [special[text] for text in rendered.stop_tokens if text in special]
+
+
+def _text(maker: TextMaker, tokens: Sequence[int]) -> str:
+    return maker.detokenize(tokens).decode(errors="replace").strip()
+
+
+# What is shown at the end: tables, and a page with the curve of the losses.
+
+
+def _print(report: TuningReport) -> None:
+    console = Console()
+    table = Table("", "before", "after", box=None)
+    table.add_row("held-out loss", f"{report.before:.4f}", f"{report.after:.4f}")
+    console.print(table)
+    for sample in report.samples:
+        answers = Table("", sample.question, box=None)
+        for name, text in (("before", sample.before), ("after", sample.after), ("wanted", sample.wanted)):
+            answers.add_row(name, text)
+        console.print(answers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """The points of the losses, as SVG has them, in a picture of 100 by 50, and the numbers at the axes."""
+
+    training: str
+    held_out: str
+    most: float
+    num_steps: int
+
+    @classmethod
+    def of(cls, progress: Progress) -> _Curve:
+        losses = [(step, loss) for step, (loss, _, _) in enumerate(progress.updates) if np.isfinite(loss)]
+        judged = [(each.step, each.held_out_loss) for each in progress.judged if np.isfinite(each.held_out_loss)]
+        most = max(loss for _, loss in (*losses, *judged))
+        num_steps = max(1, *(step for step, _ in (*losses, *judged)))
+
+        def points(values: Sequence[tuple[int, float]]) -> str:
+            return " ".join(f"{100 * step / num_steps:.2f},{50 * (1 - loss / most):.2f}" for step, loss in values)
+
+        return cls(points(losses), points(judged), most, num_steps)

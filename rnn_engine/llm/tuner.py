@@ -1,0 +1,288 @@
+"""`Tuner`, which tunes the initial state of a model with examples from a file, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from rnn_engine.backward import Optimizer
+from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.hub import DEMO, locate_model
+from rnn_engine.llm.progress import Report
+from rnn_engine.llm.state import State
+from rnn_engine.loading.chat_template import load_chat_template
+from rnn_engine.loading.memory import plan_memory
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
+from rnn_engine.loading.trainer import DEFAULT_OPTIMIZER, load_trainer
+from rnn_engine.model import LoraChoice
+from rnn_engine.model.fingerprint import metal_fingerprint
+from rnn_engine.operations.chat_prompt import text_before_chat
+from rnn_engine.tokenizer import load_tokenizer
+from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
+from rnn_engine.training.data import BadLines, DataSettings, LongTexts, TextMaker, read_data
+from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tuning
+from rnn_engine.types import Runner, TokenRun, run_step
+from rnn_engine.types import State as Arrays
+from states.files.exchange import ExportForm, StateFiles
+from states.frozen import FrozenState, freeze_state
+
+DEFAULT_SETTINGS: Final = TunerSettings()
+_SECONDS_TO_LOSE: Final = 60.0  # of a run whose process is killed
+
+OnEvent: TypeAlias = Callable[[Event], None]
+
+
+def _ignore(_what: str, _done: int, _total: int) -> None:
+    """Default progress callback; ignores its arguments."""
+
+
+def _ignore_event(_event: Event) -> None:
+    """Default of `on_event`; ignores its argument."""
+
+
+class Tuner:
+    """Tunes the initial state of a model with examples from a file. The weights do not change.
+
+        from rnn_engine import Tuner
+
+        with Tuner("persona.jsonl") as tuner:
+            tuner.run(print)
+            tuner.save("persona.safetensors")
+
+    A run first searches for a learning rate, unless the settings have one. From time to time it judges the state by
+    the held-out examples, and `best` is the best one so far. `state` and `best` can be read at any moment between two
+    events. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        data: str | Path,
+        model: str | Path = DEMO,
+        settings: TunerSettings = DEFAULT_SETTINGS,
+        *,
+        held_out: str | Path | float = 0.05,
+        bad_lines: BadLines = "error",
+        long_texts: LongTexts = "error",
+        init: State | str | Path | None = None,
+        init_prompt: str | None = None,
+        train_shifts: bool = False,
+        optimizer: Optimizer = DEFAULT_OPTIMIZER,
+        max_tokens: int = 1024,
+        max_documents: int = 16,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+        any_model: bool = False,
+        device: str = "auto",
+        weights: str | None = None,
+        device_memory: int | None = None,
+        tokenizer: str = "auto",
+        chat_template: str = "auto",
+        loras: Sequence[LoraChoice] = (),
+        progress: Report = _ignore,
+    ) -> None:
+        """Read the data, and load a model onto a device; see `AsyncLLM.load` for the arguments that it has, too.
+
+        `data` has examples in any form that docs/state-tuning.md describes. `held_out` is a file with other examples,
+        or the share of `data` that is held out. `bad_lines` says what becomes of lines that can't be used, `long_texts`
+        of examples with more than `max_tokens` tokens: they are an error, or skip, or cut, which keeps their beginning.
+
+        The state starts from `init`, a state or a file, or from the model's empty state; from there, the model first
+        reads `init_prompt`. `any_model` takes a file that was made for another model. `train_shifts` also trains the
+        token shifts. A call of the trainer has at most `max_tokens` tokens and `max_documents` documents.
+        `device_memory` is that of the device in bytes, if it can't be found out.
+
+        `checkpoint` is a file in which the run is kept, at least each minute; with `resume`, the run goes on from it,
+        and ends with the state with which it would have ended.
+
+        Raises InvalidRequestError for data or settings that can't be used, ModelError, TokenizerError, DeviceError, and
+        StateError if `init` or the checkpoint can't be used.
+        """
+        path = locate_model(model)
+        with open_merged(path, loras) as opened:
+            self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
+            maker = TextMaker(
+                load_tokenizer(tokenizer, path, opened.shape.vocab_size), load_chat_template(chat_template, path)
+            )
+            if isinstance(init, str | Path):
+                init = State.read(init, self.state_files, any_model=any_model)
+            start = freeze_state(opened.shape.initial_state(), opened.shape, "init") if init is None else init.frozen
+            if init_prompt is not None:
+                plan = plan_memory(
+                    opened, device, RunnerSize(num_slots=1), weights=weights, device_memory=device_memory
+                )
+                with closing(load_runner(opened, device, weights=plan.weights, num_slots=1)) as runner:
+                    start = _read_prompt(runner, maker, start, init_prompt)
+            self._start, self._train_shifts = start, train_shifts
+            self.maker = replace(maker, before=self._text_before_chat(maker))
+            part = held_out if isinstance(held_out, int | float) else Path(held_out)
+            self.data = read_data(
+                Path(data), self.maker, DataSettings(max_tokens, part, settings.seed, bad_lines, long_texts)
+            )
+            trainer = load_trainer(
+                opened,
+                device,
+                weights=weights,
+                max_tokens=max_tokens,
+                max_documents=max_documents,
+                train_shifts=train_shifts,
+                optimizer=optimizer,
+                device_memory=device_memory,
+                progress=progress,
+            )
+        self._trainer = trainer
+        self._run: dict[str, object] = {
+            "model": self.state_files.model,
+            "weights": weights,
+            "data": self.data.digest,
+            "initial state": start.digest,
+            "trained shifts": train_shifts,
+            "optimizer": asdict(optimizer),
+            "most tokens and documents of a call": [max_tokens, max_documents],
+            "settings": asdict(settings),
+        }
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._saved_at = time.monotonic()
+        try:
+            self._tuning = Tuning(trainer, self.data, settings, start.state)
+            if resume:
+                if self._checkpoint is None:
+                    raise InvalidRequestError("resume", resume, "false, since there is no checkpoint")
+                self._tuning.resume(load_checkpoint(self._checkpoint, self._run))
+        except BaseException:
+            trainer.close()
+            raise
+
+    @property
+    def state(self) -> State:
+        """The present initial state, which the next update changes."""
+        return self._as_state(self._tuning.state)
+
+    @property
+    def best(self) -> State:
+        """The state with the least loss on the held-out examples so far, at first that of the start."""
+        return self._as_state(self._tuning.best)
+
+    @property
+    def start(self) -> State:
+        """The state from which the run has started."""
+        return State.of(self._start, self.state_files)
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the run; None while it is being searched for."""
+        return self._tuning.rate
+
+    @property
+    def judged(self) -> Sequence[Judged]:
+        """The losses on the held-out examples so far; the first is that of the start."""
+        return tuple(self._tuning.judged)
+
+    @property
+    def progress(self) -> Progress:
+        """All that the run has reached, such as the loss of each update."""
+        return self._tuning.progress
+
+    @property
+    def is_finished(self) -> bool:
+        """True after the last update, or if the held-out loss has not become better for too long."""
+        return self._tuning.is_finished
+
+    def events(self) -> Iterator[Event]:
+        """Let the run go on, and yield each event after it has happened: an update, a judgement, or a rate tried.
+
+        The iteration may be left at any event; a later one goes on from there. Raises StepError if no learning rate is
+        of use or the device fails, and OSError if the checkpoint can't be written.
+        """
+        try:
+            for event in self._tuning.run():
+                if self._checkpoint is not None and time.monotonic() - self._saved_at > _SECONDS_TO_LOSE:
+                    self._save_checkpoint()
+                yield event
+        finally:
+            self._save_checkpoint()
+
+    def run(self, on_event: OnEvent = _ignore_event) -> State:
+        """Run to the end, call `on_event` with each event, and return the best state. Raises as `events` does."""
+        for event in self.events():
+            on_event(event)
+        return self.best
+
+    def save(self, path: str | Path) -> None:
+        """Write the best state to a file, atomically, in the form that its name stands for.
+
+        `.st` and other `.safetensors` hold the matrices as ai00 has them, `.pth` as BlinkDL, `.state.safetensors` is
+        rwkv-metal's file, and `.state` this project's own; only the last two have token shifts. Raises StateError if
+        the form can't have the state, and OSError if the file can't be written.
+        """
+        self.best.save(path, self.form_of(Path(path)))
+
+    def form_of(self, path: Path) -> ExportForm:
+        """Return the form of a file with this name.
+
+        Raises InvalidRequestError for an unknown ending, and StateError if the form can't have the run's states.
+        """
+        form = next((form for ending, form in _FORMS.items() if path.name.endswith(ending)), None)
+        if form is None:
+            raise InvalidRequestError("output", str(path), f"a name that ends in {', '.join(_FORMS)}")
+        if form in ("tuned", "pth") and (self._train_shifts or self._start.has_shifts):
+            raise StateError(
+                f"{path.name}: a file of tuned matrices has no token shifts, and this state has some; expected a name "
+                "that ends in .state or .state.safetensors"
+            )
+        if form == "metal" and self.state_files.base is None:
+            raise StateError(f"{path.name}: rwkv-metal does not have this model; expected a name that ends in .state")
+        return form
+
+    def close(self) -> None:
+        """Free what the run holds on a device. Idempotent."""
+        self._trainer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _save_checkpoint(self) -> None:
+        if self._checkpoint is not None:
+            save_checkpoint(self._checkpoint, self._tuning.progress, self._run)
+            self._saved_at = time.monotonic()
+
+    def _as_state(self, arrays: Arrays) -> State:
+        start = self._start
+        return State(arrays, self.state_files, num_tokens=start.num_tokens, last_tokens=start.last_tokens)
+
+    def _text_before_chat(self, maker: TextMaker) -> str:
+        """Return what the server will write before a chat that starts from the tuned state."""
+        if self._train_shifts and self._start.num_tokens == 0:
+            return maker.template.follow("")  # as after a text of unknown length, since shifts come from a text
+        return text_before_chat(maker, self._start, maker.template)
+
+
+_FORMS: Final[Mapping[str, ExportForm]] = {
+    ".state.safetensors": "metal",
+    ".safetensors": "tuned",
+    ".st": "tuned",
+    ".pth": "pth",
+    ".state": "full",
+}
+
+
+def _read_prompt(runner: Runner, maker: TextMaker, start: FrozenState, text: str) -> FrozenState:
+    """Return the state after a model has read `text` from `start`, and what separates the text from a chat."""
+    tokens = maker.tokenize(text + maker.template.follow(text))
+    if not tokens:
+        raise InvalidRequestError("init_prompt", text, "a text")
+    runner.write_state(0, start.state)
+    for place in range(0, len(tokens), runner.max_tokens):
+        run_step(runner, [TokenRun(0, tokens[place : place + runner.max_tokens])])
+    state = runner.read_state(0)
+    count = len(tokens) + (start.num_tokens or 0)
+    return freeze_state(state, runner.shape, "init_prompt", num_tokens=count, last_tokens=tokens)

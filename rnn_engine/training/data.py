@@ -1,0 +1,290 @@
+"""Make documents of a data file's examples, divide them into a training and a held-out part, and report what is odd.
+
+An answer is learnt after exactly the tokens that the server would make of the conversation before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from rnn_engine.backward import Document
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.operations.chat_prompt import make_answer, make_chat_prompt
+from rnn_engine.training.examples import Chat, Text, parse_example
+from rnn_engine.training.records import BadRecord, read_records
+from rnn_engine.types import Tokenizer
+
+BadLines: TypeAlias = Literal["error", "skip"]
+LongTexts: TypeAlias = Literal["error", "skip", "cut"]
+
+_MOST_LISTED: Final = 10  # places of each kind in a report
+_MOST_HELD_OUT: Final = 256  # records that a share holds out, since each judgement runs them all
+_MOST_ADDED: Final = 1 << 16  # characters that a chat template writes around the messages
+END_OF_TEXT: Final = 0  # the token that ends a text in all vocabularies
+
+
+@dataclass(frozen=True, slots=True)
+class TextMaker:
+    """Makes the tokens of training data as the server does: a tokenizer and a chat template, without an engine."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    before: str = ""  # what the server writes before a chat, after a state that has taken in a text
+
+    @property
+    def info(self) -> Tokenizer:
+        """What knows the special tokens."""
+        return self.tokenizer
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(map(self.tokenizer.decode_bytes, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """How data is read: the longest document, the held-out part, and what becomes of odd records."""
+
+    max_tokens: int  # the most inputs of a document
+    held_out: Path | float = 0.05  # a file, or the share of the records; at least one is held out
+    seed: int = 0  # chooses the records that are held out
+    bad_lines: BadLines = "error"
+    long_texts: LongTexts = "error"  # cut: learn only from the beginning
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a share that holds out everything or nothing."""
+        if not isinstance(self.held_out, Path) and not 0 < self.held_out < 1:
+            raise InvalidRequestError("held_out", self.held_out, "a share between 0 and 1, or the path of a file")
+
+
+@dataclass(slots=True)
+class Oddities:
+    """The number of records of one kind, and the places of the first of them."""
+
+    count: int = 0
+    listed: list[str] = field(default_factory=list)
+
+    def add(self, place: str) -> None:
+        self.count += 1
+        if len(self.listed) < _MOST_LISTED:
+            self.listed.append(place)
+
+    def __str__(self) -> str:
+        more = "; ..." if self.count > len(self.listed) else ""
+        return f"{self.count}: {'; '.join(self.listed)}{more}" if self.count else "0"
+
+
+@dataclass(slots=True)
+class DataReport:
+    """What is in a data file: how many records, documents and tokens, and what is odd."""
+
+    num_records: int = 0  # that can be used
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_learnt: int = 0  # tokens that count in the loss
+    bad: Oddities = field(default_factory=Oddities)  # can't be read
+    long: Oddities = field(default_factory=Oddities)  # longer than a document may be
+    empty: Oddities = field(default_factory=Oddities)  # answers without a text, which are not learnt
+    idle: Oddities = field(default_factory=Oddities)  # have nothing to learn
+    duplicates: Oddities = field(default_factory=Oddities)  # of an earlier record
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """Documents to learn from and documents to judge by, no record of which is in the other part."""
+
+    training: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+    report: DataReport
+    held_out_report: DataReport | None  # None if the held-out part is a share of the file
+    digest: str  # of all documents in their order
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The documents of one record. Equal records have equal digests."""
+
+    documents: tuple[Document, ...]
+    digest: bytes
+
+
+def read_data(path: Path, maker: TextMaker, settings: DataSettings) -> TrainingData:
+    """Read a file with training data, and hold a part of it out.
+
+    Raises InvalidRequestError if a file can't be read, and for records that can't be used or are too long unless the
+    settings say what to do with them. The message lists their lines.
+    """
+    groups, report = _read_groups(path, maker, settings)
+    if isinstance(settings.held_out, Path):
+        held_out, held_out_report = _read_groups(settings.held_out, maker, settings)
+        chosen = {group.digest for group in held_out}
+    else:
+        held_out_report = None
+        chosen = _choose(path, groups, settings.held_out, settings.seed)
+        held_out = list({group.digest: group for group in groups if group.digest in chosen}.values())
+    training = [group for group in groups if group.digest not in chosen]
+    if not training:
+        raise InvalidRequestError("data", str(path), f"records that {settings.held_out} does not have, too")
+    digest = hashlib.blake2b(digest_size=16)
+    for group in (*training, *held_out):
+        digest.update(group.digest)
+    return TrainingData(
+        tuple(document for group in training for document in group.documents),
+        tuple(document for group in held_out for document in group.documents),
+        report,
+        held_out_report,
+        digest.hexdigest(),
+    )
+
+
+def _choose(path: Path, groups: Sequence[_Group], share: float, seed: int) -> set[bytes]:
+    """Return the digests of the records to hold out: the same for the same records, whatever their order."""
+    digests = {group.digest for group in groups}
+    if len(digests) < 2:
+        message = (
+            f"{path} has {len(digests)} different record{'s' if len(digests) != 1 else ''} to learn from; expected at "
+            "least two, one of which is held out"
+        )
+        raise InvalidRequestError("data", str(path), "at least two different records", message)
+    count = min(max(1, round(share * len(digests))), _MOST_HELD_OUT)
+    return set(sorted(digests, key=lambda digest: hashlib.blake2b(digest + str(seed).encode()).digest())[:count])
+
+
+def _read_groups(path: Path, maker: TextMaker, settings: DataSettings) -> tuple[list[_Group], DataReport]:
+    report, groups, seen = DataReport(), list[_Group](), set[bytes]()
+    for record in read_records(path):
+        if isinstance(record, BadRecord):
+            report.bad.add(f"{record.place} {record.reason}")
+            continue
+        try:
+            documents, is_long = _make_documents(record.value, record.place, maker, settings, report)
+        except InvalidRequestError as error:
+            report.bad.add(f"{record.place}: {error}")
+            continue
+        except RecursionError:
+            report.bad.add(f"{record.place} is nested too deeply")
+            continue
+        if is_long:
+            report.long.add(record.place)
+        if not documents:
+            if not is_long:
+                report.idle.add(record.place)
+            continue
+        group = _Group(documents, _digest(documents))
+        if group.digest in seen:
+            report.duplicates.add(record.place)
+        seen.add(group.digest)
+        groups.append(group)
+        report.num_records += 1
+        report.num_documents += len(documents)
+        report.num_tokens += sum(len(document.tokens) for document in documents)
+        report.num_learnt += sum(int(np.count_nonzero(document.weights)) for document in documents)
+    _check(path, report, settings)
+    return groups, report
+
+
+def _check(path: Path, report: DataReport, settings: DataSettings) -> None:
+    if report.bad.count and settings.bad_lines == "error":
+        message = f"{path}: records that can't be used: {report.bad}; mend them, or leave them out with bad_lines=skip"
+        raise InvalidRequestError("data", str(path), "records of a known form", message)
+    if report.long.count and settings.long_texts == "error":
+        message = (
+            f"{path}: records with more than {settings.max_tokens} tokens: {report.long}; expected shorter ones, a "
+            "greater max_tokens, or long_texts=skip or cut"
+        )
+        raise InvalidRequestError("data", str(path), f"at most {settings.max_tokens} tokens a record", message)
+    if report.num_records == 0:
+        message = f"{path} has nothing to learn; expected at least one answer or text"
+        raise InvalidRequestError("data", str(path), "at least one answer or text", message)
+
+
+def _make_documents(
+    value: object, place: str, maker: TextMaker, settings: DataSettings, report: DataReport
+) -> tuple[tuple[Document, ...], bool]:
+    """Return the documents of one record, and True if it is too long: then it has fewer of them, cut ones, or none."""
+    match parse_example(value):
+        case Text() as text:
+            found = iter([_text_document(text, maker)] if text.completion.strip() else [])
+            if text.prompt and not text.completion.strip():
+                report.empty.add(place)
+        case Chat() as chat:
+            found = _chat_documents(chat, place, maker, settings.max_tokens, report)
+    documents, is_long = [], False
+    for document in found:
+        if document.num_inputs > settings.max_tokens:
+            is_long = True
+            end = settings.max_tokens + 1
+            document = Document(document.tokens[:end], document.weights[:end])
+        if document.num_inputs > 0 and document.weights.any():
+            documents.append(document)
+    return () if is_long and settings.long_texts != "cut" else tuple(documents), is_long
+
+
+def _text_document(text: Text, maker: TextMaker) -> Document:
+    """Return the document of a text: its prompt, and what is learnt, which token 0 ends."""
+    prompt = maker.tokenize(text.prompt)
+    return _document(prompt, [*maker.tokenize(text.completion), END_OF_TEXT])
+
+
+def _chat_documents(
+    chat: Chat, place: str, maker: TextMaker, max_tokens: int, report: DataReport
+) -> Iterator[Document]:
+    """Yield the documents of a conversation, which together teach all its answers.
+
+    One is enough as long as the prompt of each answer begins with what the model has read and written before.
+    Otherwise another one begins, such as after thoughts: templates leave them out of later prompts.
+    """
+    document: Document | None = None
+    for number in chat.learnt:
+        answer = chat.messages[number]
+        if not answer.content.strip() and not answer.tool_calls:
+            report.empty.add(f"{place}, message {number}")
+            continue
+        prompt, written = _make_turn(chat, number, answer, maker)
+        if document is not None and not _begins_with(prompt, document.tokens):
+            yield document
+            document = None
+        document = _document(prompt, written, document)
+        if document.num_inputs > max_tokens:
+            break
+    if document is not None:
+        yield document
+
+
+def _make_turn(chat: Chat, number: int, answer: ChatMessage, maker: TextMaker) -> tuple[list[int], list[int]]:
+    """Return the tokens of the prompt of message `number`, and those with which the model answers."""
+    conversation = Conversation(chat.messages[:number], chat.tools)
+    most = 2 * (conversation.characters + len(answer.content)) + _MOST_ADDED
+    prompt = make_chat_prompt(maker, maker.template, conversation, most, before=maker.before)
+    return prompt.tokens, make_answer(maker, maker.template, conversation, answer, most)
+
+
+def _begins_with(prompt: Sequence[int], tokens: Any) -> bool:  # noqa: ANN401
+    return len(prompt) >= len(tokens) and np.array_equal(prompt[: len(tokens)], tokens)
+
+
+def _document(prompt: Sequence[int], learnt: Sequence[int], begins: Document | None = None) -> Document:
+    """Return the document of a prompt and of tokens to learn after it; the prompt begins with the document `begins`."""
+    weights = np.zeros(len(prompt) + len(learnt), np.float32)
+    weights[len(prompt) :] = 1.0
+    weights[0] = 0.0
+    if begins is not None:
+        weights[: len(begins.weights)] = begins.weights
+    return Document(np.array([*prompt, *learnt], np.int32), weights)
+
+
+def _digest(documents: Sequence[Document]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for document in documents:
+        digest.update(document.tokens.tobytes())
+        digest.update(document.weights.tobytes())
+    return digest.digest()

@@ -1,0 +1,262 @@
+"""Functions and classes with which the versions build the backward stages of a layer on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rnn_engine.backward.context import BackwardContext, BackwardLayer
+from rnn_engine.backward.matmul import TransposedMatMul
+from rnn_engine.forward.context import NormShift
+from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.segments import Activation
+from rnn_engine.forward.stages import KernelStage
+from rnn_engine.forward.weight_formats import round_up
+from rnn_engine.gpu import Buffer
+from rnn_engine.versions.shared.layout import HeadsShape
+from rnn_engine.versions.shared.plan import (
+    Decay,
+    GatedChannelMix,
+    LayerBuilder,
+    group_norm_constants,
+    head_kernel,
+    head_sizes,
+    state_constants,
+)
+from shaders import Constant
+
+_TRACED_PLANES: Final = 7  # of traced_planes.wgsl
+_KEPT_EVERY: Final = 16  # as in kept_gradients.wgsl
+
+
+def norm_shift_backward(
+    context: BackwardContext, builder: LayerBuilder, what: str, norm_shift: NormShift, x: Buffer, d_mixes: Buffer
+) -> KernelStage:
+    """Return the stage that adds the gradient through one of the layer's norms and its token shift to `context.dx`.
+
+    `x` is the input of the norm; `d_mixes` has the gradients of its mixes, in the layout of the mixes.
+    """
+    constants = {**norm_shift.constants(context.forward, builder.vectors), "TRAINS_SHIFT": context.trains_shifts}
+    buffers = {
+        "x": x,
+        "vectors": builder.vectors.buffer,
+        "d_mixes": d_mixes,
+        "dx": context.dx,
+        "state_gradients": context.state_gradients,
+    }
+    return context.forward.kernel_stage(
+        builder.label(f"{what}, backward"), "norm_shift_backward", constants, buffers, lambda step: (step.num_tokens, 1)
+    )
+
+
+def matmul_backward(
+    context: BackwardContext,
+    forward: BoundMatMul,
+    output_gradients: Buffer,
+    input_gradients: Buffer,
+    inputs: Buffer | None = None,
+) -> TransposedMatMul:
+    """Return the stage that computes the gradients of the inputs of the stage `forward`.
+
+    `inputs`, which `forward` reads, are needed if an activation has made them; the gradients are those of its argument.
+    """
+    return TransposedMatMul.of(
+        forward,
+        context.forward.memory,
+        output_gradients=output_gradients,
+        input_gradients=input_gradients,
+        inputs=inputs,
+    )
+
+
+def keep_x(context: BackwardContext, kept: Buffer) -> KernelStage:
+    """Return the stage that copies the residual stream to `kept` [T, D]."""
+    forward = context.forward
+    constants = {"THREADS": forward.tuning.norm_threads, "WIDTH": forward.model.shape.width, "START": 0}
+    kernel = forward.kernels.get("keep_embedding", constants)
+    bind_group = forward.kernels.bind(kernel.source, {"x": forward.buffers.x, "kept": kept})
+    return KernelStage("keep x", kernel, bind_group, lambda step: (step.num_tokens, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBuffers:
+    """The device buffers of a recurrence, and those of the gradients of its inputs."""
+
+    projected: Buffer  # r, k, v and perhaps more: [P, T, D]
+    decay: Decay
+    d_projected: Buffer
+    d_decay: Buffer  # [T, D], from its first float on
+
+
+class RecurrenceBackward:
+    """Builds the backward stages of the recurrences of all layers, and owns the buffers that they share.
+
+    `traced` [7, T, D] is for `rnn_engine.versions.shared.plan.head_stage`. Before the first backward stage of a layer,
+    its first plane must hold the gradient of the recurrence's output `mixed`.
+    """
+
+    def __init__(self, context: BackwardContext, shape: HeadsShape, *, removes_keys: bool) -> None:
+        """Allocate the buffers. RWKV-7 `removes_keys` from the state, see wkv_rows_backward.wgsl."""
+        tokens, runs = context.forward.limits.max_tokens, context.forward.limits.num_slots
+        create = context.forward.memory.create_buffer
+        self.traced = create("traced", 4 * tokens * (_TRACED_PLANES * shape.width + shape.num_heads))
+        kept_floats = shape.num_heads * round_up(shape.head_size, 8) ** 2
+        self._kept = create("kept state gradients", 4 * (tokens // _KEPT_EVERY + runs) * kept_floats)
+        self._context = context
+        self._shape = shape
+        self._removes_keys = removes_keys
+
+    def on_tokens(
+        self,
+        builder: LayerBuilder,
+        kernel: str,
+        constants: Mapping[str, Constant],
+        heads: HeadBuffers,
+        buffers: Mapping[str, Buffer],
+    ) -> KernelStage:
+        """Return the stage of a kernel that runs a workgroup for each head and token."""
+        shape, num_heads = self._shape, self._shape.num_heads
+        threads = min(builder.context.tuning.norm_threads, 1 << (shape.head_size - 1).bit_length())
+        common = {
+            "vectors": builder.vectors.buffer,
+            "projected": heads.projected,
+            "traced": self.traced,
+            "d_projected": heads.d_projected,
+        }
+        return builder.context.kernel_stage(
+            builder.label(_describe(kernel.partition("_")[2])),
+            kernel,
+            {"THREADS": threads, **head_sizes(shape), **constants},
+            {**common, **buffers},
+            lambda step: (num_heads, step.num_tokens),
+        )
+
+    def to_state(self, builder: LayerBuilder, heads: HeadBuffers) -> Iterator[KernelStage]:
+        """Yield the stages that compute the gradients of the initial state, of v and of k."""
+        yield self._on_runs(builder, "rows", {}, heads, {})
+        buffers = {
+            "d_gates": heads.d_decay,
+            "kept": self._kept,
+            "state_gradients": self._context.state_gradients,
+        }
+        yield self._on_runs(builder, "columns", state_constants(builder.context), heads, buffers)
+
+    def to_decay(self, builder: LayerBuilder, heads: HeadBuffers) -> KernelStage:
+        """Return the stage that computes the gradients of r and of the decay, after those of `to_state`."""
+        buffers = {"d_gates": heads.d_decay, "kept": self._kept, "state": builder.context.states[builder.layer]}
+        return self._on_runs(builder, "decay", state_constants(builder.context), heads, buffers)
+
+    def _on_runs(
+        self,
+        builder: LayerBuilder,
+        part: str,
+        constants: Mapping[str, Constant],
+        heads: HeadBuffers,
+        buffers: Mapping[str, Buffer],
+    ) -> KernelStage:
+        shape, num_heads = self._shape, self._shape.num_heads
+        name, includes = head_kernel(builder.context, shape, f"wkv_{part}_backward")
+        common = {
+            "projected": heads.projected,
+            "gates": heads.decay.buffer,
+            "traced": self.traced,
+            "d_projected": heads.d_projected,
+        }
+        return builder.context.kernel_stage(
+            builder.label(f"recurrence {part}, backward"),
+            name,
+            {**head_sizes(shape), "REMOVES_KEYS": self._removes_keys, **heads.decay.constants(), **constants},
+            {**common, **buffers},
+            lambda step: (num_heads, step.num_runs),
+            includes,
+        )
+
+
+class BonusRecurrenceBackward(RecurrenceBackward):
+    """Builds the backward stages of the recurrences of RWKV-5 and RWKV-6, with the group norm and the gate."""
+
+    def __init__(self, context: BackwardContext, shape: HeadsShape, *, bonus: str, has_gate: bool) -> None:
+        """Allocate the buffers. `bonus` is the name of u [D] in the layer's vectors."""
+        super().__init__(context, shape, removes_keys=False)
+        self._bonus = bonus
+        self._has_gate = has_gate
+
+    def to_state(self, builder: LayerBuilder, heads: HeadBuffers) -> Iterator[KernelStage]:
+        """Yield the stages that compute the gradients of the initial state, of v and of the gate."""
+        constants = {
+            "U": builder.vectors.starts[self._bonus],
+            "HAS_GATE": self._has_gate,
+            **group_norm_constants(builder, self._shape),
+        }
+        yield self.on_tokens(builder, "wkv5_outputs_backward", constants, heads, {})
+        yield from super().to_state(builder, heads)
+
+    def to_inputs(self, builder: LayerBuilder, heads: HeadBuffers) -> Iterator[KernelStage]:
+        """Yield the stages that compute the gradients of r, of k and of w in decay = exp(-exp(w))."""
+        yield self.to_decay(builder, heads)
+        constants = {"U": builder.vectors.starts[self._bonus], **heads.decay.constants()}
+        buffers = {"gates": heads.decay.buffer, "d_gates": heads.d_decay}
+        yield self.on_tokens(builder, "wkv5_inputs_backward", constants, heads, buffers)
+
+
+class GatedChannelMixBackward(GatedChannelMix):
+    """Builds the stages of the channel mix of RWKV-5 and RWKV-6, with those of its backward pass.
+
+    The value is not added to the residual by its matmul, since the gradient of the receptance needs it by itself.
+    """
+
+    def __init__(self, context: BackwardContext, mixes: Buffer, d_mixes: Buffer) -> None:
+        """Allocate the buffers. The stages overwrite two planes of `mixes`, and their gradients in `d_mixes`."""
+        super().__init__(context.forward, mixes)
+        self._d_mixes = d_mixes
+        self._d_hidden = context.forward.memory.create_buffer("gradients of ffn hidden", self.hidden.size)
+        self._context = context
+
+    def layer(self, builder: LayerBuilder, norm: NormShift) -> BackwardLayer:
+        """Return the stages of one layer's channel mix. Its activations are kept from the way forward."""
+        context, x, create = self._context, builder.context.buffers.x, builder.context.memory.create_buffer
+        if builder.layer > 0:
+            self.hidden = create("ffn hidden", self.hidden.size)
+        kept = create("value", x.size)  # [T, D], then its gradient
+        middle = create("x after the time mix", x.size)  # [T, D]
+        key = self.key(builder)
+        value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, kept)
+        receptance = {"hidden": self.hidden, "value": kept}
+        gradients = {"dx": context.dx, "d_hidden": self._d_hidden}
+        return BackwardLayer(
+            forward=(
+                keep_x(context, middle),
+                builder.norm_shift("ffn norm", norm, self.mixes),
+                key,
+                value,
+                self._on_tokens(builder, "gated_residual", {**receptance, "x": x}),
+            ),
+            recompute=(),
+            backward=(
+                self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
+                matmul_backward(context, value, kept, self._d_hidden, self.hidden),
+                matmul_backward(context, key, self._d_hidden, self._d_mixes),
+                norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
+            ),
+        )
+
+    def _on_tokens(self, builder: LayerBuilder, kernel: str, buffers: Mapping[str, Buffer]) -> KernelStage:
+        constants = {"RECEPTANCE": self.receptance_start}
+        return on_tokens(builder, kernel, constants, buffers)
+
+
+def on_tokens(
+    builder: LayerBuilder, kernel: str, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]
+) -> KernelStage:
+    """Return the stage of a kernel that runs a workgroup for each token."""
+    common = {"THREADS": builder.context.tuning.norm_threads, "WIDTH": builder.width}
+    return builder.context.kernel_stage(
+        builder.label(_describe(kernel)), kernel, {**common, **constants}, buffers, lambda step: (step.num_tokens, 1)
+    )
+
+
+def _describe(kernel: str) -> str:
+    """Return the words of a kernel's name, such as "gated residual, backward"."""
+    words = kernel.replace("_", " ")
+    return f"{words.removesuffix(' backward')}, backward" if words.endswith(" backward") else words

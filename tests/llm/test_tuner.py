@@ -1,0 +1,133 @@
+"""`Tuner`: a run over a file with a real model, its state at any moment, files, prompts and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rnn_engine import LLM, State, Tuner, TunerSettings
+from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.operations.chat_prompt import prompt_after
+from rnn_engine.training.tuner import Event, Judged, Updated
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+SETTINGS = TunerSettings(steps=4, batch_size=3, rate=1.0, warm_up=1)
+ANSWERS = ["Arr! Four.", "Arr! Hello.", "Arr! Blue.", "Arr! Yes."]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "data.jsonl", ANSWERS)
+
+
+def write(path: Path, answers: Sequence[str]) -> Path:
+    records = [{"instruction": f"Question {number}", "output": answer} for number, answer in enumerate(answers)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def tuner(data: Path, settings: TunerSettings = SETTINGS, **options: object) -> Tuner:
+    options = {"device": "cpu", "held_out": 0.25, "max_tokens": 100, **options}
+    return Tuner(data, settings=settings, **options)  # type: ignore[arg-type]
+
+
+def test_a_run_makes_the_answers_likelier_and_its_state_starts_chats(data: Path, tmp_path: Path, llm: LLM) -> None:
+    events: list[Event] = []
+    with tuner(data) as running:
+        assert not any(values.any() for values in running.best.values())
+        best = running.run(events.append)
+        assert [type(event) for event in events].count(Updated) == 4
+        judged = [event for event in events if isinstance(event, Judged)]
+        assert judged[-1].held_out_loss < 0.8 * judged[0].held_out_loss
+        assert best == running.best
+        assert (running.is_finished, running.rate, running.judged) == (True, 1.0, tuple(judged))
+        running.save(tmp_path / "pirate.safetensors")
+    state = llm.load_state(tmp_path / "pirate.safetensors")
+    assert np.array_equal(state["wkv"], best["wkv"])
+    assert state.num_tokens == 0
+    [document] = running.data.held_out
+    prompt, answer = np.split(document.tokens, [int(np.argmax(document.weights > 0))])
+    [score] = llm.score([(prompt.tolist(), answer.tolist())], state=state)
+    best_loss = min(judgement.held_out_loss for judgement in judged)
+    assert -score.total / len(answer) == pytest.approx(best_loss, rel=1e-4)  # by the engine's own forward pass
+
+
+def test_the_state_is_at_hand_between_events(data: Path) -> None:
+    with tuner(data) as running:
+        norms = [(running.state.norm(), running.best.norm()) for _ in running.events()]
+    assert norms[0] == (0.0, 0.0)
+    assert len({state for state, _ in norms}) == 5
+
+
+def test_the_file_of_a_run_says_its_model(data: Path, tmp_path: Path) -> None:
+    other = save_safetensors(random_model(tiny_shape(layers=6, width=128, head_size=32), seed=1), tmp_path / "o.st")
+    path = tmp_path / "a.state.safetensors"
+    with tuner(data, TunerSettings(steps=1, rate=0.1)) as running:
+        for name in ("a.state.safetensors", "a.st", "a.pth", "a.state", "a.safetensors"):
+            running.save(tmp_path / name)
+            assert State.read(tmp_path / name, running.state_files) == running.best
+        with pytest.raises(InvalidRequestError, match=r"output: .* expected a name that ends in .state.safetensors"):
+            running.save(tmp_path / "a.bin")
+    with pytest.raises(StateError, match=r"a.state.safetensors: the state belongs to model"):
+        Tuner(data, other, device="cpu", tokenizer="none", init=path)
+
+
+def test_shifts_are_trained_and_need_a_file_that_has_them(data: Path, tmp_path: Path) -> None:
+    with tuner(data, train_shifts=True) as running:
+        running.run()
+        assert running.best["att_shift"].any()
+        for name in ("a.st", "a.pth", "a.safetensors"):
+            with pytest.raises(StateError, match=f"{name}: a file of tuned matrices has no token shifts"):
+                running.save(tmp_path / name)
+        for name in ("a.state", "a.state.safetensors"):
+            running.save(tmp_path / name)
+            assert State.read(tmp_path / name, running.state_files) == running.best
+
+
+@pytest.mark.parametrize("options", [{"init_prompt": "Talk like a pirate."}, {"train_shifts": True}, {}])
+def test_examples_are_learnt_as_chats_run_that_start_from_the_state(
+    data: Path, tmp_path: Path, llm: LLM, options: dict[str, object]
+) -> None:
+    """Whatever the server writes between a state and a chat is in the documents, too."""
+    with tuner(data, TunerSettings(steps=1, rate=0.1), **options) as running:
+        running.run()
+        running.save(tmp_path / "a.state")
+        prompts = {bytes(document.tokens[: np.argmax(document.weights > 0)]) for document in running.data.training}
+        question = json.loads(data.read_text().splitlines()[0])["instruction"]
+        state = llm.load_state(tmp_path / "a.state")
+        tokens = prompt_after(llm.engine, state.frozen, Conversation([ChatMessage(Role.USER, question)])).tokens
+        held_out = {bytes(document.tokens[: np.argmax(document.weights > 0)]) for document in running.data.held_out}
+        assert bytes(np.array(tokens, np.int32)) in prompts | held_out
+
+
+def test_a_prompt_is_read_before_the_examples(data: Path, llm: LLM) -> None:
+    with tuner(data, init_prompt="Talk like a pirate.") as running:
+        expected = llm.state("Talk like a pirate.\n\n")
+        for name, values in expected.items():
+            assert np.allclose(running.start[name], values, atol=1e-5)
+        assert running.start.num_tokens == expected.num_tokens
+
+
+def test_a_run_goes_on_from_its_checkpoint(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.checkpoint"
+    with tuner(data) as whole:
+        best = whole.run()
+    with tuner(data, checkpoint=path) as running:
+        list(islice(running.events(), 4))
+    with tuner(data, checkpoint=path, resume=True) as running:
+        assert running.judged
+        assert running.run() == best
+    write(data, [*ANSWERS, "More."])
+    with pytest.raises(StateError, match=r"run.checkpoint: belongs to a run with data '.*'; this one has"):
+        tuner(data, checkpoint=path, resume=True)
+
+
+def test_a_run_without_a_checkpoint_does_not_go_on(data: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="resume: True is not allowed; expected false"):
+        tuner(data, resume=True)
