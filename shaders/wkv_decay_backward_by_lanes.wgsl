@@ -48,6 +48,13 @@ fn walk_quad(quad: u32, rows: Rows, columns: Columns, sums: Sums) -> Sums {
     return Sums(da, sums.dr + s[quad][0] * dy.x + s[quad][1] * dy.y + s[quad][2] * dy.z + s[quad][3] * dy.w);
 }
 
+// Return the products of four rows with the kept gradients of these, summed over the rows.
+fn multiply_kept(quad: u32, start: u32) -> vec4<f32> {
+    let first = start + 4u * quad * HEAD_THREADS;
+    return s[quad][0] * kept[first] + s[quad][1] * kept[first + HEAD_THREADS]
+        + s[quad][2] * kept[first + 2u * HEAD_THREADS] + s[quad][3] * kept[first + 3u * HEAD_THREADS];
+}
+
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let run = batch.runs[group.y];
@@ -66,11 +73,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if offset % KEPT_EVERY == 0u {
             let first = kept_start(group.x, group.y, run.start, offset) + thread;
             e = vec4<f32>();
-            for (var q = 0u; q < QUADS; q++) {
-                for (var i = 0u; i < 4u; i++) {
-                    e += s[q][i] * kept[first + (4u * q + i) * HEAD_THREADS];
-                }
-            }
+            e += multiply_kept(0u, first);
+            e += multiply_kept(1u, first);
+            e += multiply_kept(2u, first);
+            e += multiply_kept(3u, first);
+            e += multiply_kept(4u, first);
+            e += multiply_kept(5u, first);
+            e += multiply_kept(6u, first);
+            e += multiply_kept(7u, first);
+            e += multiply_kept(8u, first);
+            e += multiply_kept(9u, first);
+            e += multiply_kept(10u, first);
+            e += multiply_kept(11u, first);
+            e += multiply_kept(12u, first);
+            e += multiply_kept(13u, first);
+            e += multiply_kept(14u, first);
+            e += multiply_kept(15u, first);
         }
         let rows = load_rows(token * (WIDTH / 4u) + loaded);
         let place = token * (WIDTH / 4u) + owned;

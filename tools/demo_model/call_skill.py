@@ -4,9 +4,9 @@
     rnn-engine tune-state docs/state-tuning/calls.jsonl -o calls.safetensors --held-out 0.15 --steps 150 --rate 3
     python -m tools.demo_model.call_skill check docs/state-tuning/calls-held-out.jsonl calls.safetensors
 
-A sum becomes {"name": "plus", "arguments": {"a": 74, "b": 17}}, and a question about a word {"name": "spell",
-"arguments": {"word": "banana"}}. No word and no pair of numbers of
-the held-out requests is in the training data, and nothing was chosen by them.
+"Multiply 21 by 52." becomes {"name": "times", "arguments": {"a": 21, "b": 52}}, and "half of 8" {"name": "half",
+"arguments": {"a": 8}}. No single number and no pair of the held-out requests is asked in the training data,
+and nothing was chosen by them.
 """
 
 from __future__ import annotations
@@ -19,39 +19,32 @@ from pathlib import Path
 
 from rnn_engine import LLM, ChatMessage, SamplingParams
 from rnn_engine.chat_template import Role
-from tools.demo_model.corpus.texts import WORDS
 
 SEED = 7
 NUM_TRAINING, NUM_HELD_OUT = 200, 100
-SUMS = {
+OF_TWO = {
     "plus": ("What is {0} + {1}?", "{0} plus {1}", "Add {0} and {1}."),
     "minus": ("What is {0} - {1}?", "{0} minus {1}", "What is {0} minus {1}?"),
     "times": ("What is {0} x {1}?", "{0} times {1}", "Multiply {0} by {1}."),
+    "larger": ("Which is larger, {0} or {1}?", "Which number is bigger: {0} or {1}?", "the larger of {0} and {1}"),
 }
-ABOUT_WORDS = {
-    "spell": ("Spell {}.", "How do you spell {}?", "spell the word {}"),
-    "plural": ("What is the plural of {}?", "plural of {}", "Give me the plural of {}."),
-    "count": ("How many letters are in {}?", "count the letters of {}", "How long is the word {}?"),
-    "rhyme": ("What rhymes with {}?", "rhyme on {}", "Give me a rhyme on {}."),
+OF_ONE = {
+    "double": ("What is twice {0}?", "Double {0}.", "double of {0}"),
+    "half": ("What is half of {0}?", "half of {0}", "Give me the half of {0}."),
+    "next": ("What comes after {0}?", "the number after {0}", "Which number follows {0}?"),
 }
 
 
 def requests(rng: random.Random, held_out: bool, count: int) -> Iterator[tuple[str, str]]:
-    """Yield requests with their calls, all different: the words and numbers of one of the two parts."""
+    """Yield requests with their calls, all different: the numbers of one of the two parts."""
     seen = set[str]()
     while len(seen) < count:
-        kind = rng.choice([*SUMS, *ABOUT_WORDS])
-        arguments: dict[str, int | str]
-        if kind in SUMS:
-            numbers = rng.randrange(2, 100), rng.randrange(2, 100)
-            if (sum(numbers) % 4 == 0) != held_out:
-                continue
-            request, arguments = rng.choice(SUMS[kind]).format(*numbers), {"a": numbers[0], "b": numbers[1]}
-        else:
-            place = rng.randrange(len(WORDS))
-            if (place % 4 == 0) != held_out:
-                continue
-            request, arguments = rng.choice(ABOUT_WORDS[kind]).format(WORDS[place]), {"word": WORDS[place]}
+        kind = rng.choice([*OF_TWO, *OF_ONE])
+        numbers = [rng.randrange(2, 100) for _ in range(2 if kind in OF_TWO else 1)]
+        if (sum(numbers) % 4 == 0) != held_out:
+            continue
+        request = rng.choice({**OF_TWO, **OF_ONE}[kind]).format(*numbers)
+        arguments = dict(zip("ab", numbers, strict=False))
         if request not in seen:
             seen.add(request)
             yield request, json.dumps({"name": kind, "arguments": arguments})

@@ -224,8 +224,8 @@ def head_stage(
 
     If the device lets lanes share what they load and heads have size 64, it uses the kernel `{kernel}_by_lanes`.
 
-    With `traced`, it also writes what a backward pass reads of the recurrence to planes of this buffer (see
-    traced_planes.wgsl), and leaves the state as it was.
+    With `traced`, it also writes some of the recurrence's vectors to planes of this buffer, for a backward pass (see
+    traced_planes.wgsl). The state then stays as it was.
     """
     context, num_heads = builder.context, shape.num_heads
     name, includes = head_kernel(context, shape, kernel)
