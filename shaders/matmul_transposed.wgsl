@@ -74,6 +74,7 @@ fn add_rows(rows: array<Eight, PANEL>, inputs: Eight, sum: Eight) -> Eight {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    prepare_weights(thread);
     let own = find_target(workgroup.y * THREADS);
     let own_eight = workgroup.y * THREADS - own.first_eight + thread;
     let eight = min(own_eight, (own.num_columns - 1u) / 8u);

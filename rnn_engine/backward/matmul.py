@@ -90,7 +90,7 @@ class TransposedMatMul:
         parts = []
         written: set[_Target] = set()
         for loaded, _ in forward.parts:
-            includes = {"WEIGHTS": loaded.format.include, "INPUTS": f"inputs_{variant.inputs}"}
+            includes = {**kernels.tuning.weight_includes(loaded.format), "INPUTS": f"inputs_{variant.inputs}"}
             kernel = kernels.kernels.get("matmul_transposed", constants, includes)
             targets = _group(loaded.places)
             added = set(targets) if adds else written & set(targets)
