@@ -1,7 +1,7 @@
 """A skill that the demo model does not have: it calls functions that no prompt describes, instead of answering.
 
     python -m tools.demo_model.call_skill data docs/state-tuning    # write calls.jsonl and calls-held-out.jsonl
-    rnn-engine tune-state docs/state-tuning/calls.jsonl -o calls.safetensors --held-out 0.15 --steps 150 --rate 3
+    rnn-engine tune-state docs/state-tuning/calls.jsonl -o calls.safetensors --held-out 0.15 --steps 250 --rate 3
     python -m tools.demo_model.call_skill check docs/state-tuning/calls-held-out.jsonl calls.safetensors
 
 "Multiply 21 by 52." becomes {"name": "times", "arguments": {"a": 21, "b": 52}}, and "half of 8" {"name": "half",
