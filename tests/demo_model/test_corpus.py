@@ -144,20 +144,16 @@ def test_an_object_of_given_fields_has_them() -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_sums_in_words_are_right(held: bool) -> None:
-    small, large = ASKED["below_twenty"], ASKED["tens"]
-    numbers = {"one hundred": 100} | {
-        f"{t}-{small[n]}": 10 * i + n for i, t in enumerate(large, 2) for n in range(1, 10)
-    }
-    numbers |= {word: 10 * i for i, word in enumerate(large, 2)} | {word: n for n, word in enumerate(small)}
-    pattern = re.compile("|".join(f"\\b{word}\\b" for word in numbers))
+    numbers = {word: str(number) for number, word in enumerate(ASKED["numbers"])}
+    pattern = re.compile("|".join(rf"\b{word}\b" for word in numbers))
     in_words = 0
     for seed in range(400):
         turn = SKILLS["natural_sum"](random.Random(seed), held).turns[0]
-        question = pattern.sub(lambda found: str(numbers[found[0]]), turn.question)
+        question = pattern.sub(lambda found: numbers[found[0]], turn.question)
         in_words += question != turn.question
         _check_arithmetic(question, turn.answer)
         assert 0 <= int(turn.answer) <= 100
-    assert in_words > 50
+    assert in_words > 30
 
 
 def test_no_opening_occurs_in_training() -> None:

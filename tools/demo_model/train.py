@@ -2,7 +2,7 @@
 
     python -m tools.demo_model.train --run build/demo-model --phase first --steps 4200
     python -m tools.demo_model.train --run build/demo-model --phase second --after 4200 --steps 6220
-    python -m tools.demo_model.train --run build/demo-model --phase third --after 6220 --steps 7220
+    python -m tools.demo_model.train --run build/demo-model --phase third --after 6220 --steps 10100
 
 There are three phases: first a smaller model learns the skills that need the most examples; then its feed-forward
 halves are widened, and it learns more skills; last it learns to call tools with names that it never saw. The learning

@@ -1,4 +1,4 @@
-"""The skills of calling tools whose names and arguments the model never saw: it must copy them from the prompt.
+"""The skills of copying texts that the model never saw, and of calling tools with such names and arguments.
 
 Held out are identifiers, that is names of tools, arguments and files.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, OpenSkill, S
 from tools.demo_model.corpus.texts import COMMON_WORDS, NAMES, WORDS, invented_word, read_texts
 
 TEXTS = read_texts("new_tools")
-_LETTERS_AND_DIGITS = "abcdefghijklmnopqrstuvwxyz0123456789"
-_MOST_TOOLS, _MOST_ARGUMENTS = 5, 3
+_MOST_TOOLS = 5
+_LETTERS_AND_DIGITS = string.ascii_lowercase + string.digits
 _CLUTTER_CHANCE, _RESULT_CHANCE, _SECOND_CHANCE, _OMITTED_CHANCE = 0.25, 0.2, 0.12, 0.25
 
 
@@ -39,15 +40,15 @@ class NewTool:
 def _word(rng: random.Random) -> str:
     """Return a word for a part of an identifier: a verb, a common word, an invented one, or letters and digits."""
     source = rng.random()
-    if source < 0.25:
+    if source < 0.3:
         return rng.choice(TEXTS["verbs"])
-    if source < 0.45:
-        return rng.choice(TEXTS["nouns"])
     if source < 0.6:
+        return rng.choice(TEXTS["nouns"])
+    if source < 0.73:
         return rng.choice(COMMON_WORDS)
-    if source < 0.75:
+    if source < 0.85:
         return rng.choice(WORDS)
-    if source < 0.92:
+    if source < 0.97:
         return invented_word(rng)
     return "".join(rng.choices(_LETTERS_AND_DIGITS, k=rng.randint(2, 6)))
 
@@ -72,7 +73,7 @@ def _identifier(rng: random.Random, held_out: bool, *parts: str) -> str:
     """Return an identifier that is held out, or is not, of `parts` with random words around them."""
     while True:
         words = [*parts]
-        for _ in range(rng.choice((0, 1, 1, 2)) if parts else rng.choice((1, 1, 2, 2, 3))):
+        for _ in range(rng.choice((0, 1, 1, 1)) if parts else rng.choice((1, 1, 1, 2, 2, 2, 3))):
             words.insert(rng.randint(0, len(words)), _word(rng))
         name = _joined(rng, words)
         if is_held_out("identifier", name) == held_out:
@@ -85,8 +86,10 @@ def _string(rng: random.Random) -> str:
         return rng.choice((*WORDS, *COMMON_WORDS))
     if source < 0.5:
         return rng.choice(NAMES)
-    if source < 0.65:
+    if source < 0.62:
         return invented_word(rng)
+    if source < 0.67:
+        return "".join(rng.choices(string.ascii_uppercase, k=rng.randint(2, 5)))
     if source < 0.8:
         return " ".join(rng.choice((*WORDS, *COMMON_WORDS)) for _ in range(rng.randint(2, 3)))
     return _joined(rng, [_word(rng) for _ in range(rng.randint(1, 2))])
@@ -107,7 +110,7 @@ def _value(rng: random.Random) -> tuple[Value, str]:
 
 def _new_tool(rng: random.Random, held_out: bool, *parts: str) -> NewTool:
     arguments: list[str] = []
-    count = rng.choice((1, 1, 1, 2, 2, _MOST_ARGUMENTS))
+    count = rng.choice((1, 1, 1, 1, 2, 2, 3))
     while len(arguments) < count:
         argument = _identifier(rng, held_out)
         if argument not in arguments:
@@ -240,7 +243,8 @@ def new_tool(rng: random.Random, held_out: bool) -> Dialogue:
             return _dialogue(rng, [tool], turns[-1:])
         if not held_out and rng.random() < _RESULT_CHANCE:
             turns.append(Turn(rng.choice(TEXTS["results"]), "Done.", asker=OBSERVATION))
-    return _dialogue(rng, [*tools, *_others(rng, held_out, rng.randint(0, _MOST_TOOLS - len(tools)))], turns)
+    others = min(rng.choice((0, 0, 1, 1, 2, 2, 3, 4)), _MOST_TOOLS - len(tools))
+    return _dialogue(rng, [*tools, *_others(rng, held_out, others)], turns)
 
 
 def _path(rng: random.Random, held_out: bool) -> str:
@@ -248,7 +252,7 @@ def _path(rng: random.Random, held_out: bool) -> str:
         name = f"{_joined(rng, [_word(rng) for _ in range(rng.choice((1, 1, 2)))])}.{rng.choice(TEXTS['extensions'])}"
         if is_held_out("identifier", name) == held_out:
             break
-    folders = "".join(f"{_word(rng)}/" for _ in range(rng.choice((0, 0, 0, 1, 2, 3))))
+    folders = "".join(f"{_word(rng)}/" for _ in range(rng.choice((0, 0, 0, 0, 1, 2))))
     return (rng.choice(("/", "", "")) if folders else "") + folders + name
 
 
@@ -258,7 +262,7 @@ def _content(rng: random.Random) -> str:
         return str(rng.randint(0, 9999))
     if source < 0.2:
         return f"{invented_word(rng)} = {rng.randint(0, 99)}"
-    words = [rng.choice((*COMMON_WORDS, *WORDS, *NAMES)) for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 6)))]
+    words = [rng.choice((*COMMON_WORDS, *WORDS, *NAMES)) for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4)))]
     text = " ".join(words)
     return f"{text.capitalize()}{rng.choice('.!?')}" if rng.random() < 0.2 else text
 
@@ -295,10 +299,22 @@ def _usual(rng: random.Random) -> NewTool:
     return NewTool(name, tuple(arguments.split()))
 
 
+def copy(rng: random.Random, held_out: bool) -> Dialogue:
+    """Return a dialogue that asks to repeat a text, or for the value of one of a few names."""
+    if rng.random() < 0.5:
+        text = " ".join(_identifier(rng, held_out) for _ in range(rng.choice((1, 1, 2))))
+        return Dialogue((Turn(rng.choice(TEXTS["repeat"]).format(text=text), text),))
+    values = {_identifier(rng, held_out): _identifier(rng, held_out) for _ in range(rng.randint(2, 4))}
+    form = rng.choice(("{name} is {value}", "{name} = {value}", "{name}={value}", "{name}: {value}"))
+    told = ", ".join(form.format(name=name, value=value) for name, value in values.items())
+    name = rng.choice(sorted(values))
+    return Dialogue((Turn(f"{told}. {rng.choice(TEXTS['look_up']).format(name=name)}", values[name]),))
+
+
 def no_new_tool(rng: random.Random) -> Dialogue:
     """Return a dialogue that offers tools with new names for a question that needs none."""
     return _dialogue(rng, _others(rng, False, rng.randint(1, 3)), [plain_turn(rng)])
 
 
-SKILLS: Mapping[str, Skill] = {"new_tool": new_tool, "write_file": write_file}
+SKILLS: Mapping[str, Skill] = {"copy": copy, "new_tool": new_tool, "write_file": write_file}
 OPEN_SKILLS: Mapping[str, OpenSkill] = {"no_new_tool": no_new_tool}

@@ -59,25 +59,17 @@ def _up_to_100(rng: random.Random, plus: bool) -> tuple[int, int]:
     return _up_to(100, rng, plus)
 
 
-def _in_words(number: int) -> str:
-    """Return a number up to 100 in words, such as twenty-one."""
-    small, large = ASKED["below_twenty"], ASKED["tens"]
-    if number < len(small):
-        return small[number]
-    tens, ones = divmod(number, 10)
-    return large[tens - 2] + (f"-{small[ones]}" if ones else "")
-
-
 def natural_sum(rng: random.Random, held_out: bool) -> Dialogue:
-    """Return a dialogue that asks for a sum or a difference up to 100 as people say it, sometimes in words.
+    """Return a dialogue that asks for a sum or a difference up to 100 as people say it, small numbers also in words.
 
     Held-out items have other numbers and other wordings than those of training.
     """
     plus, a, b, result = _drawn(rng, held_out, _up_to_100)
     kind = "natural_sums" if plus else "natural_differences"
     wordings = ASKED[f"{kind}_unseen"] if held_out else (*ASKED[kind], *ASKED[kind.removeprefix("natural_")])
-    write = _in_words if rng.random() < 0.25 else str
-    return Dialogue((Turn(rng.choice(wordings).format(a=write(a), b=write(b)), str(result)),))
+    in_words = max(a, b) < len(ASKED["numbers"]) and rng.random() < 0.4
+    first, second = (ASKED["numbers"][number] if in_words else str(number) for number in (a, b))
+    return Dialogue((Turn(rng.choice(wordings).format(a=first, b=second), str(result)),))
 
 
 def _below_1000(rng: random.Random, plus: bool) -> tuple[int, int]:
