@@ -17,7 +17,7 @@ import json
 import random
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,11 +75,15 @@ class Server:
     def call(self, dialogue: Dialogue) -> str | None:
         """Return the call that answers `dialogue` as JSON, or None if there is no whole call.
 
-        The tools of the system text are sent as JSON schemas.
+        The tools of the system text are sent as JSON schemas, with the arguments of the expected call as required.
         """
         assert dialogue.system is not None
         text, _, offered = dialogue.system.rpartition("Tools: ")
-        tools = [_function(name, arguments) for name, arguments in re.findall(r"([^\s,(]+)\(([^)]*)\)", offered)]
+        expected = json.loads(dialogue.answer)["arguments"]
+        tools = [
+            _function(name, arguments.split(", "), expected)
+            for name, arguments in re.findall(r"([^\s,(]+)\(([^)]*)\)", offered)
+        ]
         messages = [{"role": "system", "content": text.strip()}] if text else []
         messages += dialogue.messages()[1:]
         body = {"messages": messages, "tools": tools, "max_tokens": MAX_TOKENS, **GREEDY}
@@ -103,10 +107,15 @@ class Server:
         return dict(reply.json())
 
 
-def _function(name: str, arguments: str) -> dict[str, Any]:
-    """Return a function tool for a request, whose arguments may have any value."""
-    properties: dict[str, Any] = {argument: {} for argument in arguments.split(", ")}
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+def _function(name: str, arguments: Sequence[str], required: Collection[str]) -> dict[str, Any]:
+    """Return a function tool for a request. Its arguments may have any value; those in `required` must be given."""
+    schema = {
+        "type": "object",
+        "properties": {argument: {} for argument in arguments},
+        "required": [argument for argument in arguments if argument in required],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 def _mean_from(start: int, logprobs: dict[str, Any]) -> float:
