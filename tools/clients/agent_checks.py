@@ -4,7 +4,7 @@ An agent is asked a question, and then another one in the same conversation. The
 of the first one, so that the server need not run it again: its metrics say how much of it came from the cache. No other
 client may ask the server in the meantime.
 
-Agents whose instructions can be shortened are then asked to write a file, which they do by a tool that the model calls.
+Agents whose instructions can be shortened are then asked to write a file. The model has to call a tool for it.
 """
 
 from __future__ import annotations
