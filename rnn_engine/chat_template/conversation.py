@@ -107,6 +107,11 @@ class ChatTemplate(Protocol):
         ...
 
     @property
+    def as_jinja(self) -> str:
+        """The template as the text of a Jinja template, for clients that render conversations themselves."""
+        ...
+
+    @property
     def tool_format(self) -> ToolFormat: ...
 
     def most_characters(self, conversation: Conversation) -> int:

@@ -330,7 +330,7 @@ class JinjaTemplate:
         """
         if len(source) > _MAX_SOURCE:
             raise ModelError(f"the chat template has {len(source)} characters; expected at most {_MAX_SOURCE}")
-        self.source = source
+        self.source = self.as_jinja = source
         self.tool_format: ToolFormat = guess_format(source)
         self._tells_tools = "tools" in source
         self._special_tokens = dict(special_tokens)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 
 import pytest
 
 from tools.demo_model.corpus import mixture
 from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, hurried, is_held_out
 from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, SHARES, SKILLS, as_pirate, dialogues, held_out
+from tools.demo_model.corpus.questions import ASKED
 from tools.demo_model.corpus.texts import RELATIONS, Relation
 from tools.demo_model.openings.rubric import SHORT, load_openings, words
 
@@ -102,6 +104,56 @@ def test_calls_are_of_tools_that_the_system_text_offers(skill: str) -> None:
             assert all(str(value) in turn.question for value in call["arguments"].values())
     roles = [message["role"] for message in held_out("tool_again", 1)[0].messages()]
     assert roles == ["system", "user", "assistant", "observation", "assistant", "user"]
+
+
+@pytest.mark.parametrize("skill", ["new_tool", "write_file"])
+@pytest.mark.parametrize("held", [False, True])
+def test_calls_of_new_tools_copy_the_prompt(skill: str, held: bool) -> None:
+    for seed in range(200):
+        dialogue = SKILLS[skill](random.Random(seed), held)
+        assert dialogue.system is not None
+        offered = re.findall(r"(\S+?)\((.*?)\)", dialogue.system.rpartition("Tools: ")[2])
+        assert len(dict(offered)) == len(offered) <= 5
+        for turn in dialogue.turns:
+            if turn.asker == OBSERVATION:
+                continue
+            call = json.loads(turn.answer)
+            arguments = dict(offered)[call["name"]].split(", ")
+            assert list(call["arguments"]) == [each for each in arguments if each in call["arguments"]]
+            for value in call["arguments"].values():
+                assert (value if isinstance(value, str) else json.dumps(value)) in turn.question
+
+
+def test_held_out_names_of_tools_are_never_offered_in_training() -> None:
+    kept = {json.loads(dialogue.answer)["name"] for dialogue in held_out("new_tool", 200)}
+    names = set()
+    for seed in range(3000):
+        system = SKILLS["new_tool"](random.Random(seed), False).system or ""
+        names |= {name for name, _ in re.findall(r"(\S+?)\((.*?)\)", system)}
+    assert len(kept) > 150
+    assert len(names) > 3000
+    assert not kept & names
+
+
+def test_an_object_of_given_fields_has_them() -> None:
+    for dialogue in held_out("json_given", 50):
+        for field, value in json.loads(dialogue.answer).items():
+            assert field in dialogue.turns[0].question
+            assert str(value) in dialogue.turns[0].question
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_sums_in_words_are_right(held: bool) -> None:
+    numbers = {word: str(number) for number, word in enumerate(ASKED["numbers"])}
+    pattern = re.compile("|".join(rf"\b{word}\b" for word in numbers))
+    in_words = 0
+    for seed in range(400):
+        turn = SKILLS["natural_sum"](random.Random(seed), held).turns[0]
+        question = pattern.sub(lambda found: numbers[found[0]], turn.question)
+        in_words += question != turn.question
+        _check_arithmetic(question, turn.answer)
+        assert 0 <= int(turn.answer) <= 100
+    assert in_words > 30
 
 
 def test_no_opening_occurs_in_training() -> None:

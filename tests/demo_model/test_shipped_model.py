@@ -56,6 +56,7 @@ def test_the_tokenizer_cuts_a_prompt_where_the_answer_begins(tokenizer: Tokenize
         "fact",
         "memory",
         "json_fields",
+        "json_given",
         "json_schema",
         "tool_call",
         "tool_named",
@@ -66,6 +67,10 @@ def test_the_tokenizer_cuts_a_prompt_where_the_answer_begins(tokenizer: Tokenize
 )
 def test_it_has_its_skills_on_held_out_items(model: ModelFile, tokenizer: Tokenizer, skill: str) -> None:
     assert right_answers(model, tokenizer, held_out(skill, 20)) >= 15
+
+
+def test_it_calls_tools_with_names_that_it_never_saw(model: ModelFile, tokenizer: Tokenizer) -> None:
+    assert right_answers(model, tokenizer, held_out("new_tool", 20)) >= 9
 
 
 @pytest.mark.parametrize("skill", ["arithmetic", "spell", "fact"])

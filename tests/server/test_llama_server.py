@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.model import LoraChoice
 from rnn_engine.telemetry import SlotUse
 from server.apis.engine.status import Props
@@ -59,6 +60,7 @@ async def test_props(serve: Serve) -> None:
     answer = await (await (await serve(FakeEngine())).get("/props")).json()
     check_shape(Props, answer)
     assert (answer["model_alias"], answer["total_slots"]) == ("fake", 2)
+    assert answer["chat_template"] == WorldTemplate().as_jinja
     assert answer["default_generation_settings"]["n_ctx"] == answer["limits"]["max_prompt_tokens"]
 
 

@@ -9,8 +9,9 @@ run=build/demo-model
 demo=rnn_engine/demo
 mkdir -p $run
 [ -e $run/tokenizer.json ] || "$PYTHON" -m tools.demo_model.vocabulary $run/tokenizer.json
-"$PYTHON" -m tools.demo_model.train --run $run --first --steps 4200 --cooldown 800
-"$PYTHON" -m tools.demo_model.train --run $run --after 4200 --steps 6220 --cooldown 800
+"$PYTHON" -m tools.demo_model.train --run $run --phase first --steps 4200 --cooldown 800
+"$PYTHON" -m tools.demo_model.train --run $run --phase second --after 4200 --steps 6220 --cooldown 800
+"$PYTHON" -m tools.demo_model.train --run $run --phase third --after 6220 --steps 10100 --cooldown 1500
 "$PYTHON" -m tools.demo_model.tune_state $run/checkpoint.pt $demo/pirate.safetensors
 "$PYTHON" -m tools.demo_model.export $run $demo/demo.safetensors docs/demo-model/loss.svg
 cp $run/tokenizer.json $demo/tokenizer.json

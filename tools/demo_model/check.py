@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.model import Model, Sizes, shipped_tensors
-from tools.demo_model.train import Trainer, widened
+from tools.demo_model.train import PHASES, Trainer, widened
 from tools.demo_model.vocabulary import build
 from tools.demo_model.wkv7 import plain_wkv7, wkv7
 
@@ -65,7 +65,8 @@ def check_recurrence() -> None:
 def check_training() -> Model:
     """Check that a short training run, without compilation, reduces the loss. Return its model."""
     tokenizer = build()
-    trainer = Trainer(Model(Sizes(vocab=tokenizer.get_vocab_size(), width=128, layers=2, ffn=256)), tokenizer, 2)
+    sizes = Sizes(vocab=tokenizer.get_vocab_size(), width=128, layers=2, ffn=256)
+    trainer = Trainer(Model(sizes), tokenizer, 2, PHASES["first"])
     losses = [trainer.step(min(1.0, (step + 1) / 10)) for step in range(STEPS)]
     expect(f"loss after {STEPS} steps, relative to the first", losses[-1] / losses[0], 0.6)
     return trainer.model

@@ -5,7 +5,9 @@
 
 Answers are decoded greedily over /v1/chat/completions; an answer is right if it equals the expected one exactly. Skills
 without held-out items are measured on any items. A choice between answers is made by perplexity, from the
-log-probabilities of /v1/completions. With --state NAME the pirate's figures are measured from that initial state.
+log-probabilities of /v1/completions. Some calls of tools are measured as clients make them too: the tools are sent as
+JSON schemas, and the answer has `tool_calls`. With --state NAME the pirate's figures are measured from that initial
+state.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,12 +32,15 @@ from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, PIRATE_PREFIX, PIR
 from tools.live_server.process import ServerProcess
 
 EVALUATED = [skill for skill in SKILLS if skill not in ("story", "fun")]  # these have many right answers
-JSON_SKILLS = frozenset({"json_fields", "json_schema", "tool_call", "tool_named", "tool_again"})
+JSON_SKILLS = frozenset(
+    {"json_fields", "json_given", "json_schema", "tool_call", "tool_named", "tool_again", "new_tool", "write_file"}
+)
+CALL_SKILLS = ("tool_named", "new_tool", "write_file")
 CHOICE_SKILLS = ("arithmetic", "fact", "memory")
 PIRATE_SKILLS = ("arithmetic", "spell", "fact", "memory", "unknown")
 CLIENTS = 8
 GREEDY: Mapping[str, Any] = {"model": "demo", "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
-MAX_TOKENS = 160
+MAX_TOKENS = 240
 HEAD = "| measured | exact | items |\n|---|---|---|"
 
 
@@ -66,6 +72,27 @@ class Server:
         reply = self._post("/v1/chat/completions", {"messages": messages, "max_tokens": MAX_TOKENS, **GREEDY})
         return str(reply["choices"][0]["message"]["content"]).strip()
 
+    def call(self, dialogue: Dialogue) -> str | None:
+        """Return the call that answers `dialogue` as JSON, or None if there is no whole call.
+
+        The tools of the system text are sent as JSON schemas, with the arguments of the expected call as required.
+        """
+        assert dialogue.system is not None
+        text, _, offered = dialogue.system.rpartition("Tools: ")
+        expected = json.loads(dialogue.answer)["arguments"]
+        tools = [
+            _function(name, arguments.split(", "), expected)
+            for name, arguments in re.findall(r"([^\s,(]+)\(([^)]*)\)", offered)
+        ]
+        messages = [{"role": "system", "content": text.strip()}] if text else []
+        messages += dialogue.messages()[1:]
+        body = {"messages": messages, "tools": tools, "max_tokens": MAX_TOKENS, **GREEDY}
+        [choice] = self._post("/v1/chat/completions", body)["choices"]
+        if choice["finish_reason"] != "tool_calls":
+            return None
+        function = choice["message"]["tool_calls"][0]["function"]
+        return json.dumps({"name": function["name"], "arguments": json.loads(function["arguments"])})
+
     def best_choice(self, prompt: str, choices: Sequence[str]) -> int:
         """Return the index of the choice with the least perplexity after `prompt`."""
         body = {"model": "demo", "prompt": [prompt + choice for choice in choices], "echo": True}
@@ -78,6 +105,17 @@ class Server:
         if reply.is_error:
             raise SystemExit(f"{path}: {reply.status_code} {reply.text}")
         return dict(reply.json())
+
+
+def _function(name: str, arguments: Sequence[str], required: Collection[str]) -> dict[str, Any]:
+    """Return a function tool for a request. Its arguments may have any value; those in `required` must be given."""
+    schema = {
+        "type": "object",
+        "properties": {argument: {} for argument in arguments},
+        "required": [argument for argument in arguments if argument in required],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 def _mean_from(start: int, logprobs: dict[str, Any]) -> float:
@@ -129,6 +167,15 @@ def skill_figures(server: Server, skill: str, count: int) -> list[Figure]:
     return figures
 
 
+def call_figure(server: Server, skill: str, count: int) -> Figure:
+    """Measure a skill of one tool call, over the parameters of the API: count the exactly right calls."""
+    dialogues = items(skill, count)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        calls = list(pool.map(server.call, dialogues))
+    right = sum(call == dialogue.answer for call, dialogue in zip(calls, dialogues, strict=True))
+    return Figure(f"{skill}, as tool calls", right, count)
+
+
 def choice_figure(server: Server, skill: str, count: int) -> Figure:
     """Measure a skill by multiple choice: count how often the right one of four answers has the least perplexity."""
     dialogues = [dialogue for dialogue in held_out(skill, 2 * count) if len(dialogue.wrong_answers) == 3][:count]
@@ -176,6 +223,8 @@ def main() -> None:
             return
         for skill in EVALUATED:
             print(*skill_figures(server, skill, options.count), sep="\n", flush=True)
+        for skill in CALL_SKILLS:
+            print(call_figure(server, skill, options.count), flush=True)
         for skill in CHOICE_SKILLS:
             print(choice_figure(server, skill, options.count), flush=True)
 

@@ -1,13 +1,15 @@
 """Train the demo model on the generated corpus. A run can be resumed.
 
-    python -m tools.demo_model.train --run build/demo-model --first --steps 4200
-    python -m tools.demo_model.train --run build/demo-model --after 4200 --steps 6220
+    python -m tools.demo_model.train --run build/demo-model --phase first --steps 4200
+    python -m tools.demo_model.train --run build/demo-model --phase second --after 4200 --steps 6220
+    python -m tools.demo_model.train --run build/demo-model --phase third --after 6220 --steps 10100
 
-There are two phases: first a smaller model learns the skills that need the most examples; then its feed-forward halves
-are widened, and it learns all skills. The learning rate is constant after a warm-up, and falls to zero in the last
-steps of a phase.
-The run's folder gets checkpoint.pt and loss.csv. Two threads share the micro-batches of a step, so that a step is not
-held up if something else keeps one core busy.
+There are three phases: first a smaller model learns the skills that need the most examples; then its feed-forward
+halves are widened, and it learns more skills; last it learns to call tools with names that it never saw. The learning
+rate is constant after a warm-up, and falls to zero in the last steps of a phase. Each phase starts the optimisers anew.
+
+The run's folder gets checkpoint.pt and loss.csv. If it has no checkpoint, --weights names a model file to start from.
+Two threads share the micro-batches of a step, so that a step is not held up if something else keeps one core busy.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.batches import Rows, document, pack, plain_encoder
-from tools.demo_model.corpus.mixture import FIRST_SHARES, SHARES, dialogues
+from tools.demo_model.corpus.mixture import FIRST_SHARES, SECOND_SHARES, SHARES, dialogues
 from tools.demo_model.model import Model, Sizes
 from tools.demo_model.optimizer import optimizers, set_progress
 
@@ -47,9 +50,14 @@ class Phase:
     shares: Mapping[str, float]
     ffn: int
     rows: int
+    rate: float = 1.0  # times the learning rates of optimizer.py
 
 
-FIRST, SECOND = Phase(FIRST_SHARES, ffn=512, rows=2), Phase(SHARES, ffn=1024, rows=4)
+PHASES: Mapping[str, Phase] = {
+    "first": Phase(FIRST_SHARES, ffn=512, rows=2),
+    "second": Phase(SECOND_SHARES, ffn=1024, rows=4),
+    "third": Phase(SHARES, ffn=1024, rows=4, rate=0.5),
+}
 
 
 def rate_factor(step: int, steps: int, cooldown: int) -> float:
@@ -67,7 +75,7 @@ def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:
 class Trainer:
     """The state of a training run: the model, its optimisers, and the number of steps done."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase = FIRST) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase) -> None:
         self.model, self.tokenizer, self.phase = model, tokenizer, phase
         self.optimizers = optimizers(model)
         self.parameters = list(model.parameters())
@@ -83,7 +91,7 @@ class Trainer:
         for index, parameter in enumerate(self.parameters):
             parameter.grad = sum(gradients[index] for _, gradients in results)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        set_progress(self.optimizers, factor)
+        set_progress(self.optimizers, factor * self.phase.rate)
         for optimizer in self.optimizers:
             optimizer.step()
         self.steps_done += 1
@@ -110,13 +118,14 @@ class Trainer:
         torch.save(state, part)
         part.replace(path)
 
+    def start(self, weights: Mapping[str, Tensor], steps_done: int) -> None:
+        """Start a phase after `steps_done` steps with these weights, which may be those of a narrower model."""
+        self.steps_done = steps_done
+        self.model.load_state_dict(widened(weights, self.model))
+
     def resume(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint. If its model is narrower, widen the weights and start the optimisers anew."""
-        self.steps_done = state["steps_done"]
-        if state["sizes"] != asdict(self.model.sizes):
-            self.model.load_state_dict(widened(state["model"], self.model))
-            return
-        self.model.load_state_dict(state["model"])
+        """Load a checkpoint from within the phase."""
+        self.start(state["model"], state["steps_done"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
@@ -160,22 +169,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run, which must hold tokenizer.json")
     parser.add_argument("--steps", type=int, required=True, help="steps in all, including those before a resume")
-    parser.add_argument("--first", action="store_true", help="train the first phase, not the second")
-    parser.add_argument("--after", type=int, default=0, help="steps of the phase before this one")
+    parser.add_argument("--phase", choices=PHASES, required=True)
+    parser.add_argument("--after", type=int, default=0, help="steps of the phases before this one")
+    parser.add_argument("--weights", type=Path, help="a model file to start from, if the run has no checkpoint")
     parser.add_argument(
         "--cooldown", type=int, default=800, help="how many of the last steps lower the learning rate to zero"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
     options = parser.parse_args()
+    checkpoint = options.run / "checkpoint.pt"
+    saved = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else None
+    if saved is not None and saved["steps_done"] >= options.steps:
+        print(f"the {options.phase} phase is done")
+        return
     tokenizer = Tokenizer.from_file(str(options.run / "tokenizer.json"))
     torch.manual_seed(0)
-    phase = FIRST if options.first else SECOND
+    phase = PHASES[options.phase]
     sizes = Sizes(vocab=tokenizer.get_vocab_size(), ffn=phase.ffn)
     trainer = Trainer(Model(sizes), tokenizer, options.threads, phase)
-    checkpoint = options.run / "checkpoint.pt"
-    if checkpoint.exists():
-        trainer.resume(torch.load(checkpoint, weights_only=True))
+    if saved is not None and saved["steps_done"] > options.after:
+        trainer.resume(saved)
+    elif saved is not None:
+        trainer.start(saved["model"], options.after)
+    elif options.weights is not None:
+        trainer.start(load_file(options.weights), options.after)
     if not options.eager:
         trainer.compile()
     train(trainer, options.run, options.after, options.steps, options.cooldown)

@@ -2,6 +2,7 @@
 
     python -m tools.demo_model.tune_state build/demo-model/checkpoint.pt pirate.safetensors --steps 600
 
+With --start, the training goes on from an earlier state, such as one for the model before its last steps.
 The file holds `blocks.N.att.time_state` [H, key, value] f32, the order that engines expect in .st files.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # before torch is imported
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from tools.demo_model.model import Model, load_model
 ROWS, LENGTH = 8, 192
 SEED = 2_000_003
 RATE = 0.1
+_NAME = "blocks.{}.att.time_state"
 
 
 def plain_dialogues(seed: int) -> Iterator[Dialogue]:
@@ -58,11 +60,14 @@ def last_learnt(dialogue: Dialogue, encode: Encode) -> Document:
     return Document(tokens, [position >= known for position in range(len(tokens))])
 
 
-def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
-    """Return a trained initial state [L, H, value, key], from which `model` answers like a pirate."""
+def tune(model: Model, tokenizer: Tokenizer, start: Tensor, steps: int) -> Tensor:
+    """Return a trained initial state [L, H, value, key], from which `model` answers like a pirate.
+
+    The training begins with `start`, of the same shape.
+    """
     model.requires_grad_(False)
     encode = plain_encoder(tokenizer)
-    initial = model.initial_state().requires_grad_()
+    initial = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([initial], lr=RATE, betas=(0.9, 0.98))
     for step, rows in enumerate(itertools.islice(pack(pirate_documents(SEED, encode), ROWS, LENGTH), steps)):
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (steps - step) / steps)
@@ -75,17 +80,24 @@ def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
     return initial.detach()
 
 
+def read_tuned(path: Path) -> Tensor:
+    """Return the state of a file that this tool wrote. [L, H, value, key]"""
+    tensors = load_file(path)
+    return torch.stack([tensors[_NAME.format(layer)].transpose(1, 2) for layer in range(len(tensors))])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, with tokenizer.json in the same folder")
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--start", type=Path, help="a tuned state to start from, in place of zeros")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(options.checkpoint.with_name("tokenizer.json")))
-    state = tune(load_model(options.checkpoint), tokenizer, options.steps)
-    tensors = {
-        f"blocks.{layer}.att.time_state": value.transpose(1, 2).contiguous() for layer, value in enumerate(state)
-    }
+    model = load_model(options.checkpoint)
+    start = model.initial_state() if options.start is None else read_tuned(options.start)
+    state = tune(model, tokenizer, start, options.steps)
+    tensors = {_NAME.format(layer): value.transpose(1, 2).contiguous() for layer, value in enumerate(state)}
     save_file(tensors, options.output, metadata={"time_state_layout": "key_value"})
     print(f"{options.output.stat().st_size} bytes -> {options.output}")
 

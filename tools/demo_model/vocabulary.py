@@ -1,7 +1,8 @@
 """Make tokenizer.json: a byte-level BPE with a vocabulary of the 256 bytes and the frequent words of the corpus.
 
 There are no merges. A word of the vocabulary is one token; any other word is one token per letter. So a model can see
-the letters of the words that it is asked to spell, and copy names that it has never seen. Token 0 ends a text.
+the letters of the words that it is asked to spell, and copy names that it has never seen. Words are counted in the
+dialogues of the second phase, because the third one adds tools with random names. Token 0 ends a text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tools.demo_model.corpus.mixture import dialogues
+from tools.demo_model.corpus.mixture import SECOND_SHARES, dialogues
 from tools.demo_model.corpus.texts import FACT_WORDS, WORDS
 
 END = "<|end|>"
@@ -44,7 +45,7 @@ def _spelled(token: str) -> bool:
 
 
 def _texts() -> Iterator[str]:
-    for dialogue in itertools.islice(dialogues(SEED), SAMPLE):
+    for dialogue in itertools.islice(dialogues(SEED, SECOND_SHARES), SAMPLE):
         for turn in dialogue.turns:
             yield f"{turn.record}\n\nAssistant:"
             if " " in turn.answer:  # an answer of one word may be a reversed or spelled word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Literal, TypeAlias
@@ -150,9 +150,9 @@ class ServerStatus(TypedDict):
 class Props(TypedDict):
     """The properties of the server: its default model, the defaults of requests, and its limits.
 
-    `chat_template` is the text of a Jinja template, or the texts around the messages (`record`, `prefix`, `sep`).
-    `default_generation_settings` has the defaults of requests' fields. Its `n_ctx` is the most tokens of a prompt,
-    since a state has no context of a fixed length. `limits` and `connections` are options of `rnn-engine serve`.
+    `chat_template` is a Jinja template. `default_generation_settings` has the defaults of requests' fields. Its `n_ctx`
+    is the most tokens of a prompt, since a state has no context of a fixed length. `limits` and `connections` are
+    options of `rnn-engine serve`.
     """
 
     model_path: str
@@ -163,7 +163,7 @@ class Props(TypedDict):
     eos_token: str
     is_sleeping: Literal[False]
     total_slots: int
-    chat_template: Mapping[str, str] | str
+    chat_template: str
     default_generation_settings: dict[str, int | float | str | list[str] | dict[str, float] | None]
     limits: dict[str, int]
     connections: dict[str, float]
@@ -367,7 +367,7 @@ async def props(request: web.Request) -> web.Response:
         "eos_token": engine.detokenize([0]).decode(errors="replace"),
         "is_sleeping": False,
         "total_slots": info.num_slots,
-        "chat_template": info.chat_template.source,
+        "chat_template": info.chat_template.as_jinja,
         "default_generation_settings": {
             "n_ctx": settings.limits.max_prompt_tokens,
             **defaults,

@@ -9,7 +9,6 @@ from aiohttp import web
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
-from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import check_token_ids
 from rnn_engine.interface import EngineLike
 from server.apis.common.generation import check_prompts
@@ -127,11 +126,10 @@ async def detokenize(request: web.Request) -> web.Response:
 async def tokenizer_info(request: web.Request) -> web.Response:
     info = engine_of(request).info
     end = next((text for text, token in info.special_tokens.items() if token == _END_OF_TEXT), None)
-    template = info.chat_template
     answer: TokenizerInfo = {
         "tokenizer_class": info.tokenizer,
         "vocab_size": info.shape.vocab_size,
-        "chat_template": template.as_jinja if isinstance(template, WorldTemplate) else str(template.source),
+        "chat_template": info.chat_template.as_jinja,
         "bos_token": None,
         "eos_token": end,
         "pad_token": end,

@@ -32,6 +32,16 @@ _VALUES: Mapping[str, Draw] = {
     "food": lambda rng: rng.choice(TEXTS["foods"]),
     "language": lambda rng: rng.choice(TEXTS["languages"]),
 }
+_GIVEN: Mapping[str, Draw] = {
+    **{field: _VALUES[field] for field in ("name", "city", "room", "food", "language", "word", "number")},
+    "age": lambda rng: rng.randint(1, 99),
+    "job": lambda rng: rng.choice(TEXTS["jobs"]),
+    "friend": some_name,
+    "user": lambda rng: some_name(rng).lower(),
+    "id": lambda rng: rng.randint(1, 9999),
+    "title": lambda rng: " ".join(rng.sample(WORDS, 2)),
+}
+"""Field -> its value in an object that is asked for by fields and values."""
 
 
 def _listed(words: tuple[str, ...]) -> str:
@@ -55,8 +65,23 @@ def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str
 def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
     """Return a dialogue that asks for fields of a sentence as JSON, such as {"name": "Anna", "age": 31}."""
     fields, values, sentence = _told(rng, held_out)
-    question = rng.choice(TEXTS["extract"]).format(fields=_listed(fields), sentence=sentence)
+    article = rng.choice(("", "", "", "the ", "its "))
+    asked = _listed(tuple(f"{article}{field}" for field in fields)).removeprefix(article)
+    question = rng.choice(TEXTS["extract"]).format(fields=asked, sentence=sentence)
     return Dialogue((Turn(question, json.dumps({field: values[field] for field in fields})),))
+
+
+def json_given(rng: random.Random, held_out: bool) -> Dialogue:
+    """Return a dialogue that asks for an object of given fields and values, such as "JSON with the name Ann"."""
+    while True:
+        fields = rng.sample(sorted(_GIVEN), rng.choice((1, 1, 2, 2, 3)))
+        values = {field: _GIVEN[field](rng) for field in fields}
+        if is_held_out("given", *values.values()) == held_out:
+            break
+    pair = rng.choice(TEXTS["given_pairs"])
+    pairs = [pair.format(field=field, value=value) for field, value in values.items()]
+    question = rng.choice(TEXTS["given"]).format(pairs=rng.choice((_listed(tuple(pairs)), ", ".join(pairs))))
+    return Dialogue((Turn(question, json.dumps(values)),))
 
 
 def _schema(rng: random.Random, fields: list[str]) -> str:
@@ -230,13 +255,18 @@ def tool_again(rng: random.Random, held_out: bool) -> Dialogue:
 
 
 def no_tool(rng: random.Random) -> Dialogue:
-    """Return a dialogue that offers tools for a question that needs none: it asks for a fact, or is small talk."""
-    turn = fact(rng, False).turns[0] if rng.random() < 0.4 else rng.choice(_PLAIN)
-    return Dialogue((turn,), system=_system(rng, _offers(rng)))
+    """Return a dialogue that offers tools for a question that needs none."""
+    return Dialogue((plain_turn(rng),), system=_system(rng, _offers(rng)))
+
+
+def plain_turn(rng: random.Random) -> Turn:
+    """Return a turn for which no tool is needed: it asks for a fact, or is small talk."""
+    return fact(rng, False).turns[0] if rng.random() < 0.4 else rng.choice(_PLAIN)
 
 
 SKILLS: Mapping[str, Skill] = {
     "json_fields": json_fields,
+    "json_given": json_given,
     "tool_call": tool_call,
     "json_schema": json_schema,
     "tool_named": tool_named,

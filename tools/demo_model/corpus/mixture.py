@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.demo_model.corpus import calls, follow_up, questions, talk
+from tools.demo_model.corpus import calls, follow_up, new_tools, questions, talk
 from tools.demo_model.corpus.dialogue import Dialogue, OpenSkill, Skill, Turn, hurried, is_opening
 from tools.demo_model.corpus.texts import read_data, read_texts
 
@@ -22,7 +22,7 @@ def _checked(name: str, make: OpenSkill) -> Skill:
     return skill
 
 
-_MODULES = (questions, calls, follow_up, talk)
+_MODULES = (questions, calls, new_tools, follow_up, talk)
 _OPEN_SKILLS = {name: make for module in _MODULES for name, make in module.OPEN_SKILLS.items()}
 _ALL_SKILLS: Mapping[str, Skill] = {
     **{name: make for module in _MODULES for name, make in module.SKILLS.items()},
@@ -32,9 +32,10 @@ _TABLE: Mapping[str, Mapping[str, Any]] = read_data("mixture")["skills"]
 _TEXTS = read_texts("mixture")
 
 SKILLS: dict[str, Skill] = {name: _ALL_SKILLS[name] for name in _TABLE}
-SHARES: Mapping[str, float] = {name: row["share"] for name, row in _TABLE.items()}
-FIRST_SHARES: Mapping[str, float] = {name: row["first"] for name, row in _TABLE.items() if "first" in row}
-"""Of the first phase: the skills that need the most examples."""
+FIRST_SHARES, SECOND_SHARES, SHARES = (
+    {name: row[phase] for name, row in _TABLE.items() if phase in row} for phase in ("first", "second", "third")
+)
+"""The shares of the skills in the dialogues of each phase of the training; those of the last one have all skills."""
 
 NOTHING_HELD_OUT = frozenset(_OPEN_SKILLS)
 PIRATE_PREFIX, PIRATE_SUFFIX = "Arr! ", " Aye, matey!"
@@ -60,7 +61,9 @@ def pirate_at_last(dialogue: Dialogue) -> Dialogue:
 def _typed(rng: random.Random, skill: str) -> Dialogue:
     """Return a training dialogue of a skill, typed as people type. It contains no held-out opening."""
     while True:
-        made = hurried(rng, SKILLS[skill](rng, False), keeps_case="keeps_case" in _TABLE[skill])
+        made = SKILLS[skill](rng, False)
+        if "as_written" not in _TABLE[skill]:
+            made = hurried(rng, made, keeps_case="keeps_case" in _TABLE[skill])
         if not is_opening(made):
             return made
 

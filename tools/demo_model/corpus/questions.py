@@ -9,6 +9,7 @@ from tools.demo_model.corpus.dialogue import Dialogue, OpenSkill, Skill, Turn, a
 from tools.demo_model.corpus.texts import (
     COMMON_WORDS,
     FACT_WORDS,
+    LONG_WORDS,
     NAMES,
     RELATIONS,
     UNSEEN_WORDINGS,
@@ -31,7 +32,11 @@ def _drawn(
 
 
 def _below_100(rng: random.Random, plus: bool) -> tuple[int, int]:
-    high = rng.randint(0, 99)
+    return _up_to(99, rng, plus)
+
+
+def _up_to(limit: int, rng: random.Random, plus: bool) -> tuple[int, int]:
+    high = rng.randint(0, limit)
     low = rng.randint(0, high)
     return (high - low, low) if plus else (high, low)
 
@@ -42,6 +47,29 @@ def arithmetic(rng: random.Random, held_out: bool) -> Dialogue:
     question = ask(rng, ASKED["sums" if plus else "differences"], a=a, b=b)
     wrong = rng.sample([n for n in range(100) if n != result], 3)
     return Dialogue((Turn(question, str(result)),), wrong_answers=tuple(map(str, wrong)))
+
+
+def _up_to_100(rng: random.Random, plus: bool) -> tuple[int, int]:
+    source = rng.random()
+    if source < 0.2:
+        return _up_to(20, rng, plus)
+    if source < 0.3:  # 100 and round numbers
+        low = rng.randint(0, 100) if rng.random() < 0.7 else 10 * rng.randint(0, 10)
+        return (100 - low, low) if plus else (100, low)
+    return _up_to(100, rng, plus)
+
+
+def natural_sum(rng: random.Random, held_out: bool) -> Dialogue:
+    """Return a dialogue that asks for a sum or a difference up to 100 as people say it, small numbers also in words.
+
+    Held-out items have other numbers and other wordings than those of training.
+    """
+    plus, a, b, result = _drawn(rng, held_out, _up_to_100)
+    kind = "natural_sums" if plus else "natural_differences"
+    wordings = ASKED[f"{kind}_unseen"] if held_out else (*ASKED[kind], *ASKED[kind.removeprefix("natural_")])
+    in_words = max(a, b) < len(ASKED["numbers"]) and rng.random() < 0.4
+    first, second = (ASKED["numbers"][number] if in_words else str(number) for number in (a, b))
+    return Dialogue((Turn(rng.choice(wordings).format(a=first, b=second), str(result)),))
 
 
 def _below_1000(rng: random.Random, plus: bool) -> tuple[int, int]:
@@ -94,9 +122,11 @@ def _word(rng: random.Random, held_out: bool, longest: int) -> str:
         source = rng.random()
         if source < 0.12 or held_out:
             return rng.choice(WORDS)
-        if source < 0.75:
+        if source < 0.65:
             return rng.choice(COMMON_WORDS)
-        if source < 0.85:
+        if source < 0.8:
+            return rng.choice(LONG_WORDS)
+        if source < 0.88:
             return invented_word(rng)
         word = rng.choice((*sorted(FACT_WORDS), *NAMES))
         return word.lower() if rng.random() < 0.3 else word
@@ -142,8 +172,9 @@ def fact(rng: random.Random, held_out: bool) -> Dialogue:
 
 SKILLS: Mapping[str, Skill] = {
     "arithmetic": arithmetic,
+    "natural_sum": natural_sum,
     "spell": spell,
-    "reverse": _of_a_word("reversing", 7, lambda word: word[::-1].lower()),
+    "reverse": _of_a_word("reversing", 9, lambda word: word[::-1].lower()),
     "upper_case": _of_a_word("capitals", 10, str.upper),
     "count_letters": _of_a_word("counting", 10, len),
     "fact": fact,

@@ -86,7 +86,7 @@ SMALL_TALK, FEELINGS, CANNOT = (
 )
 
 _WORDS = read_data("words")
-WORDS, NAMES = (tuple(_WORDS[kind].split()) for kind in ("words", "names"))
+WORDS, NAMES, LONG_WORDS = (tuple(_WORDS[kind].split()) for kind in ("words", "names", "long"))
 _ONSETS, _VOWELS, _ENDINGS = (listed(_WORDS[kind]) for kind in ("onsets", "vowels", "endings"))
 
 
