@@ -222,16 +222,21 @@ def is_whole(value: object) -> bool:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`. NaN is refused."""
-    if not is_number(value) or not low <= value <= high:
+    """Raise InvalidRequestError for the field `name` unless `low` <= `value` <= `high`. NaN is refused.
+
+    A call has some hundred fields to check, and `isinstance` is slow for the abstract types of numpy's numbers; so
+    Python's own numbers are told apart first. `check_whole` does so, too.
+    """
+    if (value.__class__ not in (int, float) and not is_number(value)) or not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {_plain(low)} to {_plain(high)}")
 
 
 def check_whole(name: str, value: int, low: int, high: int) -> None:
     """Raise InvalidRequestError for the field `name` unless `value` is a whole number from `low` to `high`."""
-    if not is_whole(value):
+    if value.__class__ is not int and not is_whole(value):
         raise InvalidRequestError(name, value, f"a whole number from {low} to {high}")
-    check_range(name, value, low, high)
+    if not low <= value <= high:
+        raise InvalidRequestError(name, value, f"a number from {low} to {high}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

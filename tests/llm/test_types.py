@@ -29,6 +29,8 @@ from rnn_engine import (
     Tool,
     ToolCall,
     Traced,
+    Tuner,
+    TunerSettings,
 )
 from rnn_engine.chat_template import Role
 
@@ -83,6 +85,13 @@ def test_the_model_is_typed() -> None:
         traced = model.trace([1], layers=[0])
         assert_type(traced, Traced)
         assert_type(traced.hidden[0], NDArray[np.float32])
+
+
+def states_are_tuned_with_types(path: str) -> None:
+    with Tuner(path, settings=TunerSettings(steps=1), device="cpu") as tuner:
+        assert_type(tuner.run(), State)
+        assert_type(tuner.state, State)
+        assert_type([event.step for event in tuner.judged], list[int])
 
 
 def test_errors_are_typed(llm: LLM) -> None:

@@ -105,7 +105,7 @@ async def test_states_are_made_copied_renamed_leased_and_deleted(visit: Visit) -
     await row.get_by_role("button", name="Actions for guide").click()
     dialog = page.get_by_role("dialog", name="guide")
     async with page.expect_download() as downloading:
-        await dialog.get_by_role("button", name=".state").click()
+        await dialog.get_by_role("button", name=".state", exact=True).click()
     download = await downloading.value
     assert download.suggested_filename == "guide.state"
     saved = await download.path()
