@@ -12,7 +12,9 @@ mkdir -p $run
 "$PYTHON" -m tools.demo_model.train --run $run --phase first --steps 4200 --cooldown 800
 "$PYTHON" -m tools.demo_model.train --run $run --phase second --after 4200 --steps 6220 --cooldown 800
 "$PYTHON" -m tools.demo_model.train --run $run --phase third --after 6220 --steps 10100 --cooldown 1500
-"$PYTHON" -m tools.demo_model.tune_state $run/checkpoint.pt $demo/pirate.safetensors
 "$PYTHON" -m tools.demo_model.export $run $demo/demo.safetensors docs/demo-model/loss.svg
 cp $run/tokenizer.json $demo/tokenizer.json
+.venv/bin/python -m tools.demo_model.pirate_data $run/pirate.jsonl
+.venv/bin/rnn-engine tune-state $run/pirate.jsonl -o $demo/pirate.safetensors \
+    --device cpu --batch-size 16 --steps 400 --rate 1 --patience 20
 .venv/bin/python -m tools.demo_model.evaluate --count 100
