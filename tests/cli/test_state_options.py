@@ -149,4 +149,5 @@ def test_a_state_of_another_model_is_refused(
     said = rnn_engine(
         words[0], model_file, *words[1:], "--device", "cpu", "--state", pirate_state_path(), code=1, stdin=""
     )
-    assert "pirate.safetensors: has time_state for layers 0 to 5; this model has layers 0 to 1" in said
+    assert "pirate.safetensors: the state belongs to model " in said
+    assert "--any-model-states" in said

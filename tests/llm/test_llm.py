@@ -116,7 +116,7 @@ def test_a_chat_can_call_tools(llm: LLM) -> None:
 
 def test_a_stream_gives_the_text_in_pieces(llm: LLM) -> None:
     pieces = list(llm.stream(FRANCE, GREEDY))
-    assert len(pieces) > 2
+    assert len(pieces) > 1
     assert "".join(pieces) == llm.generate(FRANCE, GREEDY).text
     chat = "".join(llm.stream([{"role": "user", "content": "What is the capital of France?"}], GREEDY))
     assert chat == llm.chat("What is the capital of France?", GREEDY).text

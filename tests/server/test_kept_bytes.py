@@ -66,7 +66,7 @@ async def test_what_is_kept_is_bounded_whatever_is_in_it(serve: Serve, path: str
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    first = await keep(1)
+    first = await keep(4)  # each thread that parses bodies may still hold its last one, and so do all after a few
     assert await keep(10) - first < 1.5 * MEGABYTE
 
 
