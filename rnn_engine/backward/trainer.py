@@ -1,4 +1,4 @@
-"""The protocol of a trainer, which tunes the initial state of a model whose weights stay as they are.
+"""The protocol of a trainer. It tunes the initial state of a model, and never changes the model's weights.
 
 A trainer has no data and no schedule: `rnn_engine.training` gives it documents and learning rates.
 """
