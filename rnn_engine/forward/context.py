@@ -29,13 +29,19 @@ class BuildContext:
     model: Model
     format_of: FormatOf
     memory: Memory
-    kernels: Kernels
     matmuls: MatMulKernels
-    tuning: Tuning
     limits: StepLimits
     buffers: StepBuffers
     state_layout: StateLayout
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.matmuls.kernels
+
+    @property
+    def tuning(self) -> Tuning:
+        return self.matmuls.tuning
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
         """Return the matrix of the tensor `name`, and the format in which the device stores it.
