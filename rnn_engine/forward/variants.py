@@ -29,7 +29,7 @@ class StreamVariant:
     groups: int = 1
     panels: int = 1
     splits: int = 1
-    inputs: str = "direct"  # direct, broadcast or by_token: the WGSL that loads the inputs
+    inputs: str = "direct"  # direct, broadcast, by_token or normed: the WGSL that loads the inputs
     number: str = "f32"  # the type of products: f32 or int8
     unroll: int = 1  # eights of columns, or blocks of inputs in bytes, whose weights a thread loads at once
 

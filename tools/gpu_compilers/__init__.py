@@ -72,7 +72,8 @@ def chosen_kernels() -> dict[str, str]:
     """
     tuning = tuning_for(DeviceInfo(0, "hardware", "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
-    variants = (*tuning.matmuls, *tuning.blocks, *tuning.packed, tuning.tiled, tuning.packed_tiled)
+    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, tuning.normed)
+    variants = (*streams, tuning.tiled, tuning.packed_tiled)
     for variant in [each for each in variants if each is not None]:
         for weights, text in shaders_of_variant(variant):
             kernels[f"{variant}, {weights}"] = text

@@ -1,6 +1,6 @@
 """The forward pass of RWKV-7 on a device: the buffers and the stages of its layers.
 
-A layer has eight dispatches:
+A layer has eight dispatches. On hardware, a step of one token has six: the matmuls compute the norms before them.
 
 1. Norm and token shift into six mixes.
 2. r, k, v and the adapters' first halves.
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
-from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
@@ -117,8 +117,7 @@ class Scratch:
 class TimeMixStages(NamedTuple):
     """The stages of a layer's time mix, in their order."""
 
-    norm: KernelStage
-    projections: BoundMatMul
+    projections: NormedMatMul
     gates: BoundMatMul
     recurrence: KernelStage
     output: BoundMatMul
@@ -127,8 +126,7 @@ class TimeMixStages(NamedTuple):
 class ChannelMixStages(NamedTuple):
     """The stages of a layer's channel mix, in their order."""
 
-    norm: KernelStage
-    key: BoundMatMul
+    key: NormedMatMul
     value: BoundMatMul
 
 
@@ -158,8 +156,9 @@ class Layer(LayerBuilder):
         """Return the stages of the time mix. For `traced` see `rnn_engine.versions.shared.plan.head_stage`."""
         scratch = self._scratch
         return TimeMixStages(
-            self.norm_shift("att norm", ATT_NORM, scratch.mixes),
-            self.matmul("projections", self._projections(), scratch.mixes, scratch.projected),
+            self.normed_matmul(
+                "att norm", ATT_NORM, "projections", self._projections(), scratch.mixes, scratch.projected
+            ),
             self.matmul("gates", self._gates(), scratch.projected, scratch.gates),
             self._recurrence(traced),
             self.output(scratch.mixed),
@@ -167,10 +166,10 @@ class Layer(LayerBuilder):
 
     def channel_mix_stages(self) -> ChannelMixStages:
         mixes, hidden, x = self._scratch.mixes, self._scratch.ffn_hidden, self.context.buffers.x
+        key = self.alone("ffn.key.weight", Activation.SQUARED_RELU)
         value = self.alone("ffn.value.weight", Activation.RESIDUAL, inputs_from=Activation.SQUARED_RELU)
         return ChannelMixStages(
-            self.norm_shift("ffn norm", FFN_NORM, mixes),
-            self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
+            self.normed_matmul("ffn norm", FFN_NORM, "key", [key], mixes, hidden),
             self.matmul("value", [value], hidden, x),
         )
 
