@@ -1,7 +1,6 @@
 // Load the inputs of eight columns, one by each lane. Only for SPLITS == 1.
 
 #include broadcast
-#include stored_inputs
 
 // Return the number of the first eight columns that a thread takes. It does not depend on the thread: all lanes must
 // reach a broadcast together, and compilers check this for the loop that begins at this number.

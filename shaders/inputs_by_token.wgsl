@@ -2,8 +2,6 @@
 // tokens. On a software device a wide load costs about as much as a narrow one, so two wide loads replace one load per
 // token. The conditions of broadcast.wgsl apply.
 
-#include stored_inputs
-
 var<private> shared_inputs: array<Eight, PANEL>;
 
 fn first_eight(split: u32) -> u32 {

@@ -1,7 +1,5 @@
 // Load the inputs of eight columns: every thread loads all of them itself.
 
-#include stored_inputs
-
 fn first_eight(split: u32) -> u32 {
     return split;
 }

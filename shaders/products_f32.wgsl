@@ -4,6 +4,7 @@
 #include eight
 #include WEIGHTS
 #include INPUTS
+#include stored_inputs
 
 alias Panel = array<Eight, PANELS>;
 

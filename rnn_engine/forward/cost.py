@@ -178,7 +178,7 @@ def _tiled_need(work: MatMulWork, variant: TiledVariant) -> _Need:
     )
 
 
-# Of inputs_normed.wgsl, read in RADV's code for RDNA3: for each column, and once before the products. Its sums over the
+# Of norm_inputs.wgsl, read in RADV's code for RDNA3: for each column, and once before the products. Its sums over the
 # workgroup count as one wait.
 _NORM_LOADS: Final = 5
 _NORM_INSTRUCTIONS: Final = 25

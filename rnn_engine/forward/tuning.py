@@ -63,6 +63,7 @@ class Tuning:
     transposed: TransposedVariant  # of backward passes
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     normed: StreamVariant | None = None  # of matmuls after a norm, which it computes itself; for one token
+    gates_in_recurrence: bool = False  # RWKV-7's computes them itself for one token; not together with `broadcast`
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
@@ -144,6 +145,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
         few_rows=StreamVariant(1, splits=32, unroll=4),
+        gates_in_recurrence=True,
         normed=StreamVariant(1, panels=4, splits=32, inputs="normed", unroll=2),
         blocks=_hardware_streams("f32", (8, 4, 4, 4, 2)),
         transposed=TransposedVariant(threads=64, tokens=8, inputs="direct"),

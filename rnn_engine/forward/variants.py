@@ -63,7 +63,11 @@ class StreamVariant:
     @property
     def includes(self) -> dict[str, Include]:
         packed = "packed_" if self.number == "int8" else ""
-        return {"INPUTS": f"{packed}inputs_{self.inputs}", "PRODUCTS": f"products_{self.number}"}
+        includes: dict[str, Include] = {
+            "INPUTS": f"{packed}inputs_{self.inputs}",
+            "PRODUCTS": f"products_{self.number}",
+        }
+        return {**includes, "stored_inputs": "norm_inputs"} if self.inputs == "normed" else includes
 
     def __str__(self) -> str:
         sizes = f"{self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.unroll}u"

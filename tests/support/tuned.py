@@ -22,9 +22,13 @@ def load_with_matmuls(
     weights: str = "f16",
     normed: StreamVariant | None = None,
 ) -> tuple[GpuRunner, MatMulKernels]:
-    """Return a runner of 2 slots, and its matmuls. `normed` replaces the kernel that norms its inputs itself."""
+    """Return a runner of 2 slots, and its matmuls.
+
+    With `normed`, a step of one token has as few dispatches as on hardware, and this kernel norms its inputs itself.
+    """
     device, tuning = open_checked(kind)
-    tuning = replace(tuning, normed=normed or tuning.normed)
+    if normed is not None:
+        tuning = replace(tuning, normed=normed, gates_in_recurrence=True)
     limits = StepLimits(num_slots=2, max_tokens=max_tokens, max_rows=2, num_candidates=8)
     choice = WeightChoice.parse(weights)
     matmuls = MatMulKernels(device.kernels, tuning, limits, activations=choice.activations)

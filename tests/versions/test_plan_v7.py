@@ -55,13 +55,11 @@ layer 1 value: matmul 2 x 5
     ("discrete", (1, 1, 1)): """\
 embedding: embed 1 x 1
 layer 0 projections: matmul 12 x 1
-layer 0 gates: matmul 24 x 1
 layer 0 recurrence: wkv7 4 x 1
 layer 0 output: matmul 8 x 1
 layer 0 key: matmul 8 x 1
 layer 0 value: matmul 8 x 1
 layer 1 projections: matmul 14 x 1
-layer 1 gates: matmul 32 x 1
 layer 1 recurrence: wkv7 4 x 1
 layer 1 output: matmul 8 x 1
 layer 1 key: matmul 8 x 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -241,6 +242,9 @@ def head_stage(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
     traced: Buffer | None = None,
+    more_includes: Mapping[str, Include] = MappingProxyType({}),
+    *,
+    waits: int = 0,
 ) -> KernelStage:
     """Return the stage of a wkv recurrence with its group norm. It runs a workgroup per head and token run.
 
@@ -263,8 +267,9 @@ def head_stage(
             **({} if traced is None else {"traced": traced}),
         },
         lambda step: (num_heads, step.num_runs),
-        {"TRACE": "trace_nothing" if traced is None else "trace_vectors", **includes},
+        {"TRACE": "trace_nothing" if traced is None else "trace_vectors", **includes, **more_includes},
         state_bytes=4 * shape.width * shape.head_size,
+        waits=waits,
     )
 
 

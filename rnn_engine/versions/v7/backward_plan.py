@@ -101,7 +101,7 @@ class _Layer(Layer):
         if self.layer > 0 or context.trains_shifts:
             yield recurrence.to_decay(self, d.heads)
             yield self._inputs_backward()
-            yield matmul_backward(context, forward.gates, d.gates, d.projected, self._scratch.projected)
+            yield matmul_backward(context, forward.recurrence.gates, d.gates, d.projected, self._scratch.projected)
             yield matmul_backward(context, forward.projections.matmul, d.projected, d.mixes)
             yield norm_shift_backward(context, self, "att norm", ATT_NORM, self.context.buffers.x, d.mixes)
 

@@ -1,4 +1,4 @@
-"""Matmuls that norm their inputs themselves, in steps of one token, between steps of several tokens."""
+"""Steps of one token with as few dispatches as on hardware, between steps of several tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.tuned import load_with_matmuls
 
 NORMED = StreamVariant(tokens=1, splits=2, inputs="normed")  # 16 threads
 SHAPES: dict[str, ModelShape] = {
-    "v7, no multiple of the threads": tiny_shape(layers=1, width=40, head_size=20),
+    "v7, no multiple of the threads": tiny_shape(width=40, head_size=20),
     "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1)),
     "v6": tiny_v6(layers=1),
     "v4": tiny_v4(layers=1),
@@ -30,7 +30,8 @@ PARTS = (TOKENS[:3], *([token] for token in TOKENS[3:6]), TOKENS[6:8], *([token]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_steps_of_one_token_continue_those_of_several(shape: ModelShape) -> None:
+def test_steps_of_one_token_continue_those_of_several(shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.versions.v7.plan._AT_ONCE", 2)  # so that some adapters need more than one turn
     model = random_model(shape, seed=2)
     logits, state = forward(model, TOKENS, dtype=np.float64)
     runner, _ = load_with_matmuls(model, weights="f32", normed=NORMED)
@@ -45,6 +46,14 @@ def test_steps_of_one_token_continue_those_of_several(shape: ModelShape) -> None
             np.testing.assert_allclose(values, state[name], atol=1e-4 * np.abs(state[name]).max())
         for name, values in runner.read_state(0).items():
             assert np.array_equal(values, neighbour[name])
+
+
+def test_gates_in_a_format_of_two_buffers_are_a_dispatch_of_their_own() -> None:
+    model = random_model(tiny_shape(layers=1), seed=2)
+    for weights, count in (("f32", 0), ("f32,adapters=int8", 1)):
+        runner, _ = load_with_matmuls(model, weights=weights, normed=NORMED)
+        with closing(runner):
+            assert str(runner.plan(1, 1, 0)).count("gates") == count
 
 
 def test_inputs_that_become_bytes_are_normed_before() -> None:
