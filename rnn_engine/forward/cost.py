@@ -82,6 +82,11 @@ NOT_HIDDEN: Final = 0.1
 """The part of the shorter times of memory, cache and instructions that does not pass during the longest: an assumption.
 """
 
+NORM_WAITS: Final = 3
+"""Waits of a matmul that norms its inputs itself, before the first weights are asked for. The sums over the workgroup
+count as one of them.
+"""
+
 UNPACKING: Final[Mapping[str, float]] = {
     "f16": 0,
     "bf16": 8,
@@ -160,7 +165,7 @@ def _stream_need(work: MatMulWork, variant: StreamVariant) -> _Need:
         instructions=_unpacking(work)
         + variant.tokens * (_PRODUCTS[variant.number] + loading)
         + _NORM_INSTRUCTIONS * norms,
-        waits_before=_NORM_WAITS if norms else 0,
+        waits_before=NORM_WAITS if norms else 0,
     )
 
 
@@ -178,11 +183,9 @@ def _tiled_need(work: MatMulWork, variant: TiledVariant) -> _Need:
     )
 
 
-# Of norm_inputs.wgsl, read in RADV's code for RDNA3: for each column, and once before the products. Its sums over the
-# workgroup count as one wait.
+# Of norm_inputs.wgsl, for each column, read in RADV's code for RDNA3.
 _NORM_LOADS: Final = 5
 _NORM_INSTRUCTIONS: Final = 25
-_NORM_WAITS: Final = 3
 
 _PRODUCTS: Final[Mapping[str, float]] = {"f32": 8, "f16": 8, "int8": 2}
 """Instructions that multiply and add eight numbers, by the type of products."""
@@ -235,7 +238,8 @@ def predict_dispatches(
             part, counts_rows = found
             tokens = size.num_rows if counts_rows else size.num_tokens
             yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind)) / processors
-        elif (part_normed := normed.get(id(dispatch.bind_group))) and matmuls.tuning.normed is not None:
-            yield cost.predict(part_normed.work(size.num_tokens), matmuls.tuning.normed) / processors
+        elif part_normed := normed.get(id(dispatch.bind_group)):
+            variant = matmuls.tuning.normed_matmul(part_normed.kind)
+            yield cost.predict(part_normed.work(size.num_tokens), variant) / processors
         else:
             yield cost.dispatch(dispatch.moved_bytes, dispatch.waits)

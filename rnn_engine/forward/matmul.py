@@ -26,7 +26,7 @@ from rnn_engine.forward.segments import (
 from rnn_engine.forward.stages import KernelStage, QuantisedInputs
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
-from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant
+from rnn_engine.forward.variants import MatMulVariant, MatMulWork
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from shaders import Constant, ShaderSource
@@ -103,9 +103,11 @@ class MatMulKernels:
             {**self.tuning.weight_includes(weights, variant.number), **variant.includes},
         )
 
-    def has_room(self, variant: StreamVariant, width: int) -> bool:
-        """Return True if a workgroup's memory is enough for `variant` to norm inputs of this width itself."""
-        return variant.workgroup_bytes + 4 * (width + variant.threads) <= self.kernels.workgroup_bytes
+    def can_norm(self, width: int) -> bool:
+        """Return True if the tuning has kernels that norm inputs of this width, and a workgroup memory for them."""
+        normed = self.tuning.normed
+        needed = [variant.workgroup_bytes + 4 * (width + variant.threads) for variant in normed]
+        return bool(normed) and max(needed) <= self.kernels.workgroup_bytes
 
     def source(self, part: LoadedPart) -> ShaderSource:
         """Return the WGSL of a kernel that multiplies `part`, from which its bind group is made.
@@ -175,11 +177,10 @@ class MatMul:
         `x` is the residual stream, `state` the layer's states, and `constants` are those of shifted_token.wgsl.
         """
         kernels, bound = self._kernels, self.bind(buffers)
-        variant = kernels.tuning.normed
         parts = []
-        if variant is not None and not self._inputs.sources and kernels.has_room(variant, int(constants["WIDTH"])):
+        if not self._inputs.sources and kernels.can_norm(int(constants["WIDTH"])):
             for loaded in self._parts:
-                source = kernels.get(variant, loaded.format, constants).source
+                source = kernels.get(kernels.tuning.normed_matmul(loaded.kind), loaded.format, constants).source
                 bindings = {**_bindings(loaded, buffers), "x": x, "state": state}
                 parts.append((loaded, kernels.kernels.bind(source, bindings)))
         stage = NormedMatMul(norm, bound, constants, tuple(parts))
@@ -294,9 +295,9 @@ class NormedMatMul:
         return self.matmul.weight_bytes
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        variant = self.matmul.kernels.tuning.normed
-        if self.parts and variant is not None and step.num_tokens <= variant.tokens:
+        if self.parts and step.num_tokens == 1:
             for part, bind_group in self.parts:
+                variant = self.matmul.kernels.tuning.normed_matmul(part.kind)
                 yield self.matmul.dispatch(part, bind_group, variant, step.num_tokens, self.constants)
         else:
             yield from self.norm.dispatches(step)

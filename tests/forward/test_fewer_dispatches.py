@@ -67,7 +67,5 @@ def test_a_width_beyond_a_workgroups_memory_is_normed_before() -> None:
     device = SizingDevice.smallest()
     limits = StepLimits(num_slots=1, max_tokens=1, max_rows=1, num_candidates=1)
     matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), limits)
-    variant = matmuls.tuning.normed
-    assert variant is not None
-    assert matmuls.has_room(variant, 2560)
-    assert not matmuls.has_room(variant, 4096)
+    assert matmuls.can_norm(2560)
+    assert not matmuls.can_norm(4096)

@@ -93,7 +93,7 @@ def shaders_of_variant(variant: MatMulVariant) -> Iterator[tuple[str, str]]:
     matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), _LIMITS)
     formats = [each for each in WEIGHT_FORMATS.values() if variant.number != "int8" or each.packed is not None]
     for weights in formats:
-        matmuls.get(variant, weights, _NORM if variant == matmuls.tuning.normed else {})
+        matmuls.get(variant, weights, _NORM if variant in matmuls.tuning.normed else {})
     for weights, (_, text) in zip(formats, device.shaders, strict=True):
         yield weights.name, text
 

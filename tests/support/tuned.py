@@ -28,7 +28,7 @@ def load_with_matmuls(
     """
     device, tuning = open_checked(kind)
     if normed is not None:
-        tuning = replace(tuning, normed=normed, gates_in_recurrence=True)
+        tuning = replace(tuning, normed=(normed,), gates_in_recurrence=True)
     limits = StepLimits(num_slots=2, max_tokens=max_tokens, max_rows=2, num_candidates=8)
     choice = WeightChoice.parse(weights)
     matmuls = MatMulKernels(device.kernels, tuning, limits, activations=choice.activations)

@@ -73,7 +73,7 @@ def chosen_kernels() -> dict[str, str]:
     """
     tuning = tuning_for(DeviceInfo(0, "hardware", "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
-    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, tuning.normed)
+    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
     variants = (*streams, tuning.tiled, tuning.packed_tiled)
     for variant in [each for each in variants if each is not None]:
         for weights, text in shaders_of_variant(variant):
