@@ -1,4 +1,4 @@
-// Load the inputs of eight columns from workgroup memory, where norm_inputs.wgsl has put them.
+// Load the inputs of eight columns from workgroup memory, which norm_inputs.wgsl has filled.
 
 fn first_eight(split: u32) -> u32 {
     return split;

@@ -1,6 +1,7 @@
 """The forward pass of RWKV-7 on a device: the buffers and the stages of its layers.
 
-A layer has eight dispatches. On hardware, a step of one token has six: the matmuls compute the norms before them.
+A layer has eight dispatches. On hardware, a step of one token has five: the matmuls compute the norms before them, and
+the recurrence computes the adapters' second halves.
 
 1. Norm and token shift into six mixes.
 2. r, k, v and the adapters' first halves.
