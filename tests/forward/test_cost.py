@@ -9,6 +9,7 @@ import pytest
 from rnn_engine.forward.cost import (
     DISPATCH,
     LATENCY,
+    NORM_WAITS,
     NOT_HIDDEN,
     REACHED,
     UNPACKING,
@@ -18,7 +19,7 @@ from rnn_engine.forward.cost import (
     describe_cost,
 )
 from rnn_engine.forward.gpus import GPUS, Gpu, gpu_of
-from rnn_engine.forward.tuning import tuning_for
+from rnn_engine.forward.tuning import MatMulClass, tuning_for
 from rnn_engine.forward.variants import MatMulWork, StreamVariant
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo
@@ -81,6 +82,18 @@ def test_a_small_matrix_waits_for_too_few_bytes_in_flight() -> None:
     assert HardwareCost(gpu("Radeon RX 7900 XTX")).predict(work, STREAM) == pytest.approx(expected, rel=0.05)
     once = HardwareCost(gpu("Radeon RX 7900 XTX")).predict(work, replace(STREAM, unroll=1))
     assert once - DISPATCH == pytest.approx(4 * (expected - DISPATCH), rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [512, 6720])
+@pytest.mark.parametrize("name", ["Radeon RX 7900 XTX", "Radeon 780M"])
+def test_a_norm_within_a_matmul_takes_less_than_a_dispatch_before_it(name: str, rows: int) -> None:
+    work = MatMulWork(rows, 2048, 2 * rows * 2048, 1)
+    tuning, kind = tuning_for(device("any"), can_broadcast=True), MatMulClass.of("f16", rows, 2048)
+    normed = tuning.normed_matmul(kind)
+    stored = replace(normed, inputs="direct")
+    cost = HardwareCost(gpu(name))
+    assert NORM_WAITS * LATENCY < cost.predict(work, normed) - cost.predict(work, stored) < DISPATCH
+    assert cost.predict(work, normed) < cost.predict(work, tuning.matmul(1, kind)) + DISPATCH
 
 
 def test_a_format_of_many_instructions_waits_for_them() -> None:
