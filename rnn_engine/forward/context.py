@@ -147,7 +147,7 @@ class NormShift:
         }
 
     def forward_constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
-        """Return the constants of shifted_token.wgsl and of the mixes after it."""
+        """Return the constants of norm_inputs.wgsl, which are among those of norm_shift.wgsl."""
         return {**self._places(context, vectors), "NORM_BIAS": vectors.starts[f"{self.norm}.bias"]}
 
     def _places(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:

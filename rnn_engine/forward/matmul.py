@@ -95,7 +95,7 @@ class MatMulKernels:
     ) -> Kernel:
         """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it.
 
-        `norm` has the constants of shifted_token.wgsl for a variant that norms its inputs.
+        `norm` has the constants of norm_inputs.wgsl for a variant that norms its inputs.
         """
         return self.kernels.get(
             variant.shader,
@@ -174,7 +174,7 @@ class MatMul:
     ) -> NormedMatMul:
         """Return the stage that runs `norm`, which writes `buffers.inputs`, and then multiplies these by the matrices.
 
-        `x` is the residual stream, `state` the layer's states, and `constants` are those of shifted_token.wgsl.
+        `x` is the residual stream, `state` the layer's states, and `constants` are those of norm_inputs.wgsl.
         """
         kernels, bound = self._kernels, self.bind(buffers)
         parts = []
@@ -287,7 +287,7 @@ class NormedMatMul:
 
     norm: KernelStage
     matmul: BoundMatMul
-    constants: Mapping[str, Constant]  # of shifted_token.wgsl
+    constants: Mapping[str, Constant]  # of norm_inputs.wgsl
     parts: tuple[tuple[LoadedPart, BindGroup], ...]  # of the matmul, if it can norm its inputs
 
     @property
