@@ -220,14 +220,13 @@ class GatedChannelMixBackward(GatedChannelMix):
             self.hidden = create("ffn hidden", self.hidden.size)
         kept = create("value", x.size)  # [T, D], then its gradient
         middle = create("x after the time mix", x.size)  # [T, D]
-        key = self.key(builder)
+        key = self.key(builder, norm)
         value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, kept)
         receptance = {"hidden": self.hidden, "value": kept}
         gradients = {"dx": context.dx, "d_hidden": self._d_hidden}
         return BackwardLayer(
             forward=(
                 keep_x(context, middle),
-                builder.norm_shift("ffn norm", norm, self.mixes),
                 key,
                 value,
                 self._on_tokens(builder, "gated_residual", {**receptance, "x": x}),
@@ -236,7 +235,7 @@ class GatedChannelMixBackward(GatedChannelMix):
             backward=(
                 self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
                 matmul_backward(context, value, kept, self._d_hidden, self.hidden),
-                matmul_backward(context, key, self._d_hidden, self._d_mixes),
+                matmul_backward(context, key.matmul, self._d_hidden, self._d_mixes),
                 norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
             ),
         )

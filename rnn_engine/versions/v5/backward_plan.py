@@ -65,4 +65,4 @@ def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
 
 def _mixes_backward(context: BackwardContext, layers: BonusLayersBackward, forward: TimeMixStages) -> Iterator[Stage]:
     """Yield the stage from the gradients of r, k, v and the gate to those of the mixes. The decay has no input."""
-    yield matmul_backward(context, forward.projections, layers.d_projected, layers.d_mixes)
+    yield matmul_backward(context, forward.projections.matmul, layers.d_projected, layers.d_mixes)
