@@ -7,6 +7,7 @@ from its list is the user's, and is never replaced.
 from __future__ import annotations
 
 import ctypes
+import glob
 import hashlib
 import json
 import os
@@ -161,6 +162,12 @@ def delete_file(path: Path) -> None:
     path.unlink(missing_ok=True)
     with suppress(OSError):  # the file is gone, and only a crash of the system could bring it back
         _sync_folder(path.parent)
+
+
+def delete_unfinished(path: Path) -> None:
+    """Delete the temporary files of `path` that `atomic_file` has left in crashes. Nobody may be writing the file."""
+    for unfinished in path.parent.glob(f"{glob.escape(path.name)}.*{TEMPORARY_SUFFIX}"):
+        unfinished.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -14,6 +14,7 @@ struct Place {
     segment: Segment,
     first_token: u32,
     num_tokens: u32, // of the step
+    workgroup: u32,  // its number among those of the same tokens
 }
 
 // The values of a single thread.
@@ -21,6 +22,7 @@ struct Own {
     start: u32, // number of the first block of its first row
     lane: u32,  // its row in each of its panels
     split: u32,
+    thread: u32, // of the workgroup
 }
 
 // The sums of a thread's rows and tokens.
@@ -34,7 +36,7 @@ fn start_of_inputs(place: Place, t: u32) -> u32 {
 
 #include PRODUCTS
 
-var<workgroup> partial: array<f32, SPLITS * ROWS * TOKENS>;
+var<workgroup> split_sums: array<f32, SPLITS * ROWS * TOKENS>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -52,7 +54,7 @@ fn main(
     let start = segment.weights_start + first_panel * segment.panel_blocks + lane;
     let num_tokens = count_tokens();
     var sums: Sums;
-    sum_products(Place(segment, first_token, num_tokens), Own(start, lane, split), &sums);
+    sum_products(Place(segment, first_token, num_tokens, workgroup.x), Own(start, lane, split, thread), &sums);
 
     if SPLITS == 1u {
         for (var p = 0u; p < PANELS; p++) {
@@ -68,14 +70,14 @@ fn main(
     for (var p = 0u; p < PANELS; p++) {
         for (var t = 0u; t < TOKENS; t++) {
             let row = (group * PANELS + p) * PANEL + lane;
-            partial[(split * TOKENS + t) * ROWS + row] = sums[p][t];
+            split_sums[(split * TOKENS + t) * ROWS + row] = sums[p][t];
         }
     }
     workgroupBarrier();
     for (var place = thread; place < ROWS * TOKENS; place += THREADS) {
         var sum = 0.0;
         for (var s = 0u; s < SPLITS; s++) {
-            sum += partial[s * ROWS * TOKENS + place];
+            sum += split_sums[s * ROWS * TOKENS + place];
         }
         let row = tile_row + place % ROWS;
         let token = first_token + place / ROWS;

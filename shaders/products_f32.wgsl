@@ -4,8 +4,7 @@
 #include eight
 #include WEIGHTS
 #include INPUTS
-
-@group(0) @binding(4) var<storage, read> inputs: array<vec4<f32>>;
+#include stored_inputs
 
 alias Panel = array<Eight, PANELS>;
 
@@ -27,7 +26,8 @@ fn add_products(place: Place, own: Own, panel: Panel, first_input: array<u32, TO
     }
 }
 
-fn sum_products(place: Place, own: Own, sums: ptr<function, Sums>) {
+fn sum_products(step_place: Place, own: Own, sums: ptr<function, Sums>) {
+    let place = prepare_inputs(step_place, own);
     var first_input: array<u32, TOKENS>;
     for (var t = 0u; t < TOKENS; t++) {
         first_input[t] = start_of_inputs(place, t) / 4u;

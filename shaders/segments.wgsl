@@ -26,6 +26,8 @@ struct MatMul {
     segments: array<Segment, MAX_SEGMENTS>,
 }
 
+#include activations
+
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> matmul: MatMul;
 @group(0) @binding(3) var<storage, read> vectors: array<f32>; // operands
@@ -43,10 +45,6 @@ fn count_tokens() -> u32 {
     return select(batch.num_tokens, batch.num_rows, matmul.counts_rows == 1u);
 }
 
-fn sigmoid(value: f32) -> f32 {
-    return 1.0 / (1.0 + exp(-value));
-}
-
 // Apply the activation to a finished sum and store it. The clamp avoids NaN: some drivers return it for tanh of a large
 // argument.
 fn store(segment: Segment, token: u32, row: u32, sum: f32) {
@@ -57,7 +55,7 @@ fn store(segment: Segment, token: u32, row: u32, sum: f32) {
         case ACTIVATION_SIGMOID: { outputs[place] = sigmoid(sum); }
         case ACTIVATION_SQUARED_RELU: { let positive = max(sum, 0.0); outputs[place] = positive * positive; }
         case ACTIVATION_BIASED_SIGMOID: { outputs[place] = sigmoid(sum + vectors[operand]); }
-        case ACTIVATION_DECAY: { outputs[place] = exp(-0.606531 * sigmoid(sum + vectors[operand])); }
+        case ACTIVATION_DECAY: { outputs[place] = decay(sum + vectors[operand]); }
         case ACTIVATION_RESIDUAL: { outputs[place] += sum; }
         case ACTIVATION_DOUBLE_EXP_DECAY: { outputs[place] = exp(-exp(sum + vectors[operand])); }
         case ACTIVATION_SCALED_RESIDUAL: { outputs[place] += sum * vectors[operand]; }

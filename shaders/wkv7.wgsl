@@ -8,8 +8,7 @@
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> vectors: array<f32>;          // the layer's vectors, packed
-@group(0) @binding(2) var<storage, read> projected: array<f32>;        // r, k, v: [3, MAX_TOKENS, WIDTH]
-@group(0) @binding(3) var<storage, read> gates: array<f32>;            // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(3) var<storage, read> projected: array<f32>;        // r, k, v: [3, MAX_TOKENS, WIDTH], adapters' inner vectors
 @group(0) @binding(4) var<storage, read_write> v_first: array<f32>;    // [MAX_TOKENS, WIDTH]
 @group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, HEAD_THREADS / 4, N, 4]
 @group(0) @binding(6) var<storage, read_write> mixed: array<f32>;      // [T, WIDTH]
@@ -26,6 +25,7 @@ const Y = 6u;
 const HEAD_VECTORS = 7u;
 
 #include head
+#include gates
 
 alias Traced = f32;
 #include traced_planes
@@ -34,27 +34,21 @@ alias Traced = f32;
 // What a thread loads of a token: the numbers of its row.
 struct Loaded {
     r: f32,
-    decay: f32,
     k: f32,
     v: f32,
-    a: f32,
-    g: f32,
     v_first: f32,
-    v_gate: f32,
+    gates: Gates,
 }
 
 fn load_token(place: u32) -> Loaded {
     var loaded: Loaded;
     loaded.r = projected[place];
-    loaded.decay = gates[place];
     loaded.k = projected[PLANE + place];
     loaded.v = projected[2u * PLANE + place];
-    loaded.a = gates[PLANE + place];
-    loaded.g = gates[2u * PLANE + place];
     if !IS_FIRST_LAYER {
         loaded.v_first = v_first[place];
-        loaded.v_gate = gates[3u * PLANE + place];
     }
+    loaded.gates = load_gates(place);
     return loaded;
 }
 
@@ -82,21 +76,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var token = run.start; token < run.start + run.length; token++) {
         let place = token * WIDTH + channel;
         let own = next;
-        next = load_token(min(token + 1u, run.start + run.length - 1u) * WIDTH + channel); // while this one is computed
-        let rated_k = own.k * (1.0 + (own.a - 1.0) * k_a);
+        if LOADS_AHEAD { // while this one is computed
+            next = load_token(min(token + 1u, run.start + run.length - 1u) * WIDTH + channel);
+        }
+        let rated_k = own.k * (1.0 + (own.gates.a - 1.0) * k_a);
         var v = own.v;
         if IS_FIRST_LAYER {
             if is_real {
                 v_first[place] = v;
             }
         } else {
-            v += (own.v_first - v) * own.v_gate;
+            v += (own.v_first - v) * own.gates.v;
         }
         set_vector(R, row, own.r);
-        set_vector(DECAY, row, own.decay);
+        set_vector(DECAY, row, own.gates.decay);
         set_vector(RATED_K, row, rated_k);
         set_vector(KK, row, own.k * k_k);
-        set_vector(RATED_KK, row, own.k * k_k * own.a);
+        set_vector(RATED_KK, row, own.k * k_k * own.gates.a);
         set_vector(BONUS, row, own.r * rated_k * r_k);
         workgroupBarrier();
 
@@ -130,7 +126,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if is_real {
             trace(TRACED_Y, place, y);
             trace(TRACED_SA, place, sa);
-            mixed[place] = (normed + bonus * v) * own.g;
+            mixed[place] = (normed + bonus * v) * own.gates.g;
         }
     }
 

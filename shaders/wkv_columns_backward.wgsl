@@ -14,17 +14,7 @@
 @group(0) @binding(6) var<storage, read_write> kept: array<vec4<f32>>;  // see kept_gradients.wgsl
 @group(0) @binding(7) var<storage, read_write> state_gradients: array<f32>; // [slots, STATE_STRIDE]; wkv: [H, HEAD_THREADS / 4, N, 4]
 
-const PLANE = MAX_TOKENS * WIDTH;
-
-const OWN_DY = 0u;
-const OWN_V = 1u;
-const OWN_SA = 2u;
-const OWN_DSA = 3u;
-const HEAD_VECTORS = 4u;
-
-#include traced_planes
-#include head
-#include kept_gradients
+#include columns
 
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) column: u32) {
@@ -36,12 +26,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var left = run.length; left > 0u; left--) {
         let token = run.start + left - 1u;
         let place = token * WIDTH + channel;
-        set_vector(OWN_DY, column, traced[D_Y * PLANE + place]);
-        set_vector(OWN_V, column, traced[V * PLANE + place]);
-        if REMOVES_KEYS {
-            set_vector(OWN_SA, column, traced[TRACED_SA * PLANE + place]);
-            set_vector(OWN_DSA, column, traced[D_SA * PLANE + place]);
-        }
+        share_rows(column, place);
         workgroupBarrier();
 
         let r = projected[place];

@@ -18,17 +18,7 @@
 @group(0) @binding(6) var<storage, read_write> d_gates: array<f32>;     // [2, MAX_TOKENS, WIDTH]; decay * d_decay, and db to read
 @group(0) @binding(7) var<storage, read> kept: array<vec4<f32>>;        // see kept_gradients.wgsl
 
-const PLANE = MAX_TOKENS * WIDTH;
-
-const OWN_DY = 0u;
-const OWN_V = 1u;
-const OWN_SA = 2u;
-const OWN_DSA = 3u;
-const HEAD_VECTORS = 4u;
-
-#include traced_planes
-#include head
-#include kept_gradients
+#include columns
 
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) column: u32) {
@@ -55,12 +45,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 e += dot(s[i].high, kept[start + (2u * i + 1u) * HEAD_THREADS]);
             }
         }
-        set_vector(OWN_DY, column, traced[D_Y * PLANE + place]);
-        set_vector(OWN_V, column, traced[V * PLANE + place]);
-        if REMOVES_KEYS {
-            set_vector(OWN_SA, column, traced[TRACED_SA * PLANE + place]);
-            set_vector(OWN_DSA, column, traced[D_SA * PLANE + place]);
-        }
+        share_rows(column, place);
         workgroupBarrier();
 
         let r = projected[place];

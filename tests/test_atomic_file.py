@@ -9,7 +9,7 @@ import pytest
 
 from rnn_engine import files
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, atomic_folder
+from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, atomic_folder, delete_unfinished
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
 
 
@@ -20,6 +20,14 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         file.writelines([b"new", object()])  # type: ignore[list-item]
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert path.read_text() == "old"
+
+
+def test_what_crashes_have_left_of_a_file_is_deleted(tmp_path: Path) -> None:
+    path, others = tmp_path / "a[1]", ["a[1]", "a[1].old", "a1.2.partial", "a[1]b.3.partial"]
+    for name in (*others, "a[1].4.partial", "a[1].5.partial"):
+        (tmp_path / name).touch()
+    delete_unfinished(path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
 
 
 def test_the_old_file_stays_until_the_block_ends(tmp_path: Path) -> None:

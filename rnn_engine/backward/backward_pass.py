@@ -1,7 +1,8 @@
 """A model loaded onto a device for training: its weights, its initial state, and the dispatches of each step.
 
 The loss is computed in pieces of rows, so that no [T, V] of logits is held. Of a layer's activations, the device keeps
-the residual stream before it and those of its channel mix. The time mix is run again before its backward stages.
+the residual stream before it and those of its channel mix. The time mix is run again before its backward stages,
+except that of the last layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rnn_engine.backward.context import BackwardContext, BackwardLayer, LoadBack
 from rnn_engine.backward.contract import trained_fields
 from rnn_engine.backward.matmul import TransposedMatMul
 from rnn_engine.forward.context import BuildContext
-from rnn_engine.forward.forward_pass import Head, Progress, check_width, make_embedding
+from rnn_engine.forward.forward_pass import Embedding, Head, Progress, check_width
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage, Stage
@@ -107,9 +108,7 @@ class BackwardPass:
                 model=model,
                 format_of=format_of,
                 memory=memory,
-                kernels=matmuls.kernels,
                 matmuls=matmuls,
-                tuning=matmuls.tuning,
                 limits=limits,
                 buffers=self.inputs,
                 state_layout=layout,
@@ -121,7 +120,7 @@ class BackwardPass:
         )
         self._is_trained = memory.create_buffer("which numbers are trained", 4 * layout.stride)
         memory.upload(self._is_trained, 0, _mask(shape, layout, trains_shifts=trains_shifts))
-        self._embedding, _ = make_embedding(self._context.forward)
+        self._embedding = Embedding(self._context.forward)
         self._clear = self._on_tokens("clear the gradient", "clear", {"dx": self._context.dx})
         self._layers: list[_LayerStages] = []
         progress("loading layers", 0, num_parts)
@@ -137,7 +136,7 @@ class BackwardPass:
 
         If `keeps`, they keep what `backward_plan` needs, and clear the gradient of the residual stream.
         """
-        stages: list[Stage] = [*self._embedding, *((self._clear,) if keeps else ())]
+        stages: list[Stage] = [*self._embedding.stages, *((self._clear,) if keeps else ())]
         for layer in self._layers:
             stages += [layer.start, *((layer.keep,) if keeps else ()), *layer.stages.forward]
         return _plan(stages, step)
@@ -150,10 +149,14 @@ class BackwardPass:
         return _plan(self._row_gradients if has_gradient else self._loss, step)
 
     def backward_plan(self, step: StepSize) -> Plan:
-        """Return the dispatches that add the gradient of the initial state, after those for the losses of all rows."""
+        """Return the dispatches that add the gradient of the initial state, after those for the losses of all rows.
+
+        The last layer has just run, so its activations are still there.
+        """
         stages: list[Stage] = []
         for layer in reversed(self._layers):
-            stages += [layer.restore, layer.start, *layer.stages.recompute, *layer.stages.backward, layer.add]
+            recompute = () if layer is self._layers[-1] else layer.stages.recompute
+            stages += [layer.restore, layer.start, *recompute, *layer.stages.backward, layer.add]
         return _plan(stages, step)
 
     def update_plan(self) -> Plan:

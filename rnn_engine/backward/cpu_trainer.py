@@ -20,6 +20,7 @@ from rnn_engine.backward.trainer import Document, Optimizer, TrainingState
 from rnn_engine.errors import StepError
 from rnn_engine.reference import Array, RunBackward, RunLayers, Weights, embed, project_to_logits
 from rnn_engine.reference.backward import project_to_logits_backward
+from rnn_engine.reference.threads import matmul_threads
 from rnn_engine.types import Model, ModelShape, State
 
 _ROWS_AT_ONCE = 64  # logit rows of which the loss is computed together, so that no [T, V] is held
@@ -80,8 +81,9 @@ class CpuTrainer:
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite says so
     def loss(self, documents: Sequence[Document]) -> float:
         weights, packed = self._start(documents)
-        x, _ = self._run_layers(weights, packed.inputs, packed.lengths, self._initial_states(packed))
-        loss, _ = _loss(weights, x, packed, needs_gradient=False)
+        with matmul_threads(self._shape):
+            x, _ = self._run_layers(weights, packed.inputs, packed.lengths, self._initial_states(packed))
+            loss, _ = _loss(weights, x, packed, needs_gradient=False)
         return loss
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -91,9 +93,10 @@ class CpuTrainer:
         states = self._initial_states(packed)
         residuals = [embed(weights, packed.inputs)]  # the input of each layer, and at last the output [T, D]
         watched = weights.watched(lambda _layer, x: residuals.append(x))
-        self._run_layers(watched, packed.inputs, packed.lengths, states)
-        loss, dx = _loss(weights, residuals[-1], packed, needs_gradient=True)
-        gradients = self._run_backward(weights, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
+        with matmul_threads(self._shape):
+            self._run_layers(watched, packed.inputs, packed.lengths, states)
+            loss, dx = _loss(weights, residuals[-1], packed, needs_gradient=True)
+            gradients = self._run_backward(weights, residuals[:-1], dx, packed.lengths, states)  # [documents, L, ...]
         for name, total in self._gradient.items():
             total += scale * gradients[name].sum(axis=0)
         return loss

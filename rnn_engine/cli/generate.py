@@ -22,7 +22,7 @@ from rnn_engine.cli.options import (
     v5_epsilon_option,
     weights_option,
 )
-from rnn_engine.cli.state_options import state_option
+from rnn_engine.cli.state_options import any_model_states_option, state_option
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.sampling.params import SamplingParams
 
@@ -134,6 +134,7 @@ def _read_prompt() -> str:
     help="How many tokens a step takes; the result does not depend on it.",
 )
 @state_option
+@any_model_states_option
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write."
 )
@@ -147,6 +148,7 @@ def logits_command(
     device_memory: int | None,
     chunk: int,
     state: Path | None,
+    any_model_states: bool,
     output: Path,
 ) -> None:
     """Write the logits of tokens, and the state after them, to a file.
@@ -168,4 +170,5 @@ def logits_command(
         device_memory=device_memory,
         chunk=chunk,
         state=state,
+        any_model_states=any_model_states,
     )

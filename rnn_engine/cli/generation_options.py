@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from rnn_engine.cli.options import AddOption, as_bad_parameter, bad_value, option_group
+from rnn_engine.cli.state_options import any_model_states_option
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.settings import StateFile, StateSettings
 from rnn_engine.sampling.params import (
@@ -159,6 +160,7 @@ class Starts:
     files: Sequence[Path | None] = ()  # None is a state of fill values
     weights: Sequence[float] = ()  # of each state in the mix; empty if there is no mix
     kind: MixKind = "log"
+    any_model: bool = False  # take files, too, that say that they were made for another model
 
     @property
     def settings(self) -> StateSettings:
@@ -168,7 +170,8 @@ class Starts:
         from states.frozen import NO_INITIAL_STATE
 
         named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
-        return StateSettings(named, default=NO_INITIAL_STATE if self.files[0] is None else _name(0))
+        default = NO_INITIAL_STATE if self.files[0] is None else _name(0)
+        return StateSettings(named, default=default, any_model=self.any_model)
 
     def mix(self, session: Session) -> StateMix | None:
         """Return the mix of the engine's default state with the other states; None if no mix was requested."""
@@ -191,7 +194,7 @@ def _initial_state(session: Session, place: int) -> InitialState:
     return session.run(session.engine.states.get(_name(place))).frozen.for_request
 
 
-def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
+def _parse_mix(states: tuple[str, ...], mix: MixKind, any_model_states: bool) -> Starts:
     from states.frozen import NO_INITIAL_STATE
 
     parts = [_divide(text) for text in states]
@@ -201,7 +204,7 @@ def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
         raise click.BadParameter(
             f"{' '.join(states)!r}; expected one FILE, or several FILE:WEIGHT", param_hint="'--state'"
         )
-    return Starts(files, weights, mix)
+    return Starts(files, weights, mix, any_model_states)
 
 
 def _divide(text: str) -> tuple[str, float | None]:
@@ -234,4 +237,5 @@ mix_options = option_group(
         show_default=True,
         help="How several states are mixed: by their weighted log-probabilities or probabilities.",
     ),
+    any_model_states_option,
 )

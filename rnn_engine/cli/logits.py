@@ -26,10 +26,12 @@ def write_logits(
     device_memory: int | None,
     chunk: int,
     state: Path | None,
+    any_model_states: bool,
 ) -> None:
     """Run `tokens` on a model, and write their logits and the state after them to the file `output`.
 
-    They run from the state in the file `state`, or from the fill values if it is None. A step runs `chunk` tokens.
+    They run from the state in the file `state`, or from the fill values if it is None. With `any_model_states`, the
+    file may say that its state was made for another model. A step runs `chunk` tokens.
     """
     with (
         atomic_file(output) as file,
@@ -48,7 +50,7 @@ def write_logits(
         ) as opened,
     ):
         _check(tokens, opened.shape.vocab_size)
-        initial = None if state is None else opened.load_state(state)
+        initial = None if state is None else opened.load_state(state, any_model=any_model_states)
         logits, after = opened.forward(tokens, initial, all_logits=True)
         layers = {
             f"state.{layer}.{name}": values for name, array in after.items() for layer, values in enumerate(array)

@@ -230,6 +230,12 @@ def _make_states(
     return StateSettings(files, default_state, state_folder, file_folder, state_bytes, quota, any_model_states)
 
 
+any_model_states_option = click.option(
+    "--any-model-states",
+    is_flag=True,
+    help="Also take states whose files say that they were made for another model, if the sizes fit.",
+)
+
 state_options = option_group(
     "States by name",
     _make_states,
@@ -260,11 +266,7 @@ state_options = option_group(
         metavar="FOLDER",
         help="Let requests read state files from this folder instead of --state-folder.",
     ),
-    click.option(
-        "--any-model-states",
-        is_flag=True,
-        help="Also take states whose files say that they were made for another model, if the sizes fit.",
-    ),
+    any_model_states_option,
     click.option(
         "--state-bytes",
         callback=parse_size,

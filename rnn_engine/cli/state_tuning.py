@@ -21,7 +21,7 @@ from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.reports import write_page
 from rnn_engine.cli.tune_state import DataOptions, DeviceOptions, RunOptions
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import delete_file
+from rnn_engine.files import delete_file, delete_unfinished
 from rnn_engine.llm.llm import LLM
 from rnn_engine.llm.progress import TuningBar, progress_bar, tuning_bar
 from rnn_engine.llm.results import SamplingParams
@@ -101,6 +101,7 @@ def tune_state(
             max_tokens=examples.max_tokens,
             max_documents=run.max_documents,
             checkpoint=checkpoint,
+            checkpoint_seconds=run.checkpoint_seconds,
             resume=resume,
             any_model=run.any_model_states,
             device=device.device,
@@ -140,6 +141,7 @@ def tune_state(
     if report is not None:
         write_page(report, "tuning_report.html", report=made, curve=_Curve.of(made.progress))
     delete_file(checkpoint)
+    delete_unfinished(checkpoint)
     click.echo(f"the state is in {output}")
 
 

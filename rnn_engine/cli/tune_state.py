@@ -52,6 +52,7 @@ class RunOptions:
     warm_up: int
     patience: int
     max_documents: int
+    checkpoint_seconds: float
     seed: int
 
 
@@ -176,6 +177,14 @@ _run_options = option_group(
         show_default=True,
         help="The most examples that run together.",
     ),
+    click.option(
+        "--checkpoint-seconds",
+        type=FiniteRange(min=0),
+        metavar="NUMBER",
+        default=60.0,
+        show_default=True,
+        help="Write FILE.checkpoint at least so often.",
+    ),
     click.option("--seed", type=int, default=0, show_default=True, help="Chooses the held-out part and the order."),
 )
 _device_options = option_group(
@@ -225,7 +234,7 @@ def tune_state_command(
 
     The weights do not change. The state that is trained is a small file, with which the model starts in place of an
     empty state. DATA has chats, pairs of prompt and completion, or texts, as docs/state-tuning.md describes. The run is
-    kept in FILE.checkpoint at least each minute, until it has ended.
+    kept in FILE.checkpoint until it has ended.
     """
     model, path = _divide(words)
     from rnn_engine.cli.state_tuning import tune_state

@@ -29,13 +29,19 @@ class BuildContext:
     model: Model
     format_of: FormatOf
     memory: Memory
-    kernels: Kernels
     matmuls: MatMulKernels
-    tuning: Tuning
     limits: StepLimits
     buffers: StepBuffers
     state_layout: StateLayout
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.matmuls.kernels
+
+    @property
+    def tuning(self) -> Tuning:
+        return self.matmuls.tuning
 
     def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
         """Return the matrix of the tensor `name`, and the format in which the device stores it.
@@ -132,15 +138,24 @@ class NormShift:
     keeps_difference: bool = False  # if the difference between each token and the one before it is a plane, too
 
     def constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
-        """Return the constants that the kernels of the forward and of the backward pass share."""
+        """Return the constants that the kernels norm_shift.wgsl and norm_shift_backward.wgsl share."""
         return {
             "THREADS": context.tuning.norm_threads,
+            "MIXES": len(self.mixes),
+            "KEEPS_DIFFERENCE": self.keeps_difference,
+            **self._places(context, vectors),
+        }
+
+    def forward_constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
+        """Return the constants of norm_inputs.wgsl, which are among those of norm_shift.wgsl."""
+        return {**self._places(context, vectors), "NORM_BIAS": vectors.starts[f"{self.norm}.bias"]}
+
+    def _places(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
+        return {
             "WIDTH": context.model.shape.width,
             "STATE_STRIDE": context.state_layout.stride,
             "SHIFT_OFFSET": context.state_layout.offsets[self.shift],
-            "MIXES": len(self.mixes),
             "MIX": vectors.starts[self.mixes[0]],
-            "KEEPS_DIFFERENCE": self.keeps_difference,
             "NORM_WEIGHT": vectors.starts[f"{self.norm}.weight"],
         }
 
@@ -161,7 +176,7 @@ def norm_shift_stage(
     return context.kernel_stage(
         label,
         "norm_shift",
-        {**norm_shift.constants(context, vectors), "NORM_BIAS": vectors.starts[f"{norm_shift.norm}.bias"]},
+        {**norm_shift.constants(context, vectors), **norm_shift.forward_constants(context, vectors)},
         buffers,
         lambda step: (step.num_tokens, 1),
         state_bytes=4 * context.model.shape.width,

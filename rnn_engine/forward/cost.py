@@ -82,6 +82,11 @@ NOT_HIDDEN: Final = 0.1
 """The part of the shorter times of memory, cache and instructions that does not pass during the longest: an assumption.
 """
 
+NORM_WAITS: Final = 3
+"""Waits of a matmul that norms its inputs itself, before the first weights are asked for. The sums over the workgroup
+count as one of them.
+"""
+
 UNPACKING: Final[Mapping[str, float]] = {
     "f16": 0,
     "bf16": 8,
@@ -130,7 +135,8 @@ class HardwareCost:
             _eights(work) * need.near / lanes,
             _eights(work) * need.instructions / lanes,
         )
-        return DISPATCH + passes * need.waits * (max(times) + NOT_HIDDEN * (sum(times) - max(times)))
+        seconds = passes * need.waits * (max(times) + NOT_HIDDEN * (sum(times) - max(times)))
+        return DISPATCH + need.waits_before * LATENCY + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +148,24 @@ class _Need:
     near: float  # bytes from the first cache or workgroup memory, for each eight weights
     instructions: float  # for each eight weights
     waits: float = 1.0  # the factor by which waits at barriers make the kernel longer
+    waits_before: int = 0  # that pass before the first weights are asked for
 
 
 def _stream_need(work: MatMulWork, variant: StreamVariant) -> _Need:
     in_bytes = variant.number == "int8"
     eights_at_once = variant.unroll * (INPUT_BLOCK // COLUMNS_AT_ONCE if in_bytes and variant.unroll > 1 else 1)
     input_bytes = 4 * COLUMNS_AT_ONCE * (_PACKED_INPUT / 2 if in_bytes else 1)
-    sharing = {"direct": 1, "broadcast": 8, "by_token": 2}[variant.inputs] * variant.panels
+    sharing = {"direct": 1, "broadcast": 8, "by_token": 2, "normed": 1}[variant.inputs] * variant.panels
     loading = (MULTIPLYING[variant.number] - _PRODUCTS[variant.number]) / variant.panels
+    norms = COLUMNS_AT_ONCE / variant.rows if variant.inputs == "normed" else 0.0  # columns for each eight weights
     return _Need(
         registers=24 + variant.panels * (7 * variant.unroll + 3 * variant.tokens),
         in_flight=variant.panels * eights_at_once * _eight_bytes(work),
-        near=_eight_bytes(work) + variant.tokens * input_bytes / sharing,
-        instructions=_unpacking(work) + variant.tokens * (_PRODUCTS[variant.number] + loading),
+        near=_eight_bytes(work) + variant.tokens * input_bytes / sharing + 4 * _NORM_LOADS * norms,
+        instructions=_unpacking(work)
+        + variant.tokens * (_PRODUCTS[variant.number] + loading)
+        + _NORM_INSTRUCTIONS * norms,
+        waits_before=NORM_WAITS if norms else 0,
     )
 
 
@@ -171,6 +182,10 @@ def _tiled_need(work: MatMulWork, variant: TiledVariant) -> _Need:
         waits=1 + 0.2 / variant.eights,
     )
 
+
+# Of norm_inputs.wgsl, for each column, read in RADV's code for RDNA3.
+_NORM_LOADS: Final = 5
+_NORM_INSTRUCTIONS: Final = 25
 
 _PRODUCTS: Final[Mapping[str, float]] = {"f32": 8, "f16": 8, "int8": 2}
 """Instructions that multiply and add eight numbers, by the type of products."""
@@ -216,11 +231,15 @@ def predict_dispatches(
     On a software device they are 0 for all but matmuls.
     """
     parts = {id(group): (part, matmul.counts_rows) for matmul in matmuls.bound for part, group in matmul.parts}
+    normed = {id(group): part for matmul in matmuls.normed for part, group in matmul.parts}
     processors = (os.cpu_count() or 1) if isinstance(cost, SoftwareCost) else 1
     for dispatch in dispatches:
         if found := parts.get(id(dispatch.bind_group)):
             part, counts_rows = found
             tokens = size.num_rows if counts_rows else size.num_tokens
             yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind)) / processors
+        elif part_normed := normed.get(id(dispatch.bind_group)):
+            variant = matmuls.tuning.normed_matmul(part_normed.kind)
+            yield cost.predict(part_normed.work(size.num_tokens), variant) / processors
         else:
             yield cost.dispatch(dispatch.moved_bytes, dispatch.waits)

@@ -22,6 +22,7 @@ from rnn_engine.forward.contract import (
     take_oldest,
 )
 from rnn_engine.reference import RunLayers, Watch, Weights, ignore_layer, project_to_logits
+from rnn_engine.reference.threads import matmul_threads
 from rnn_engine.types import (
     F32,
     I32,
@@ -184,10 +185,11 @@ class CpuRunner:
         weights = self._weights if given is None else self._weights.with_rows(self._shape.tensor_names.embedding, given)
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
-        hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
-        for name, values in after.items():
-            self._live[name][slots] = values
-        logits: F32 = project_to_logits(self._weights, hidden[_row_positions(batch)])
+        with matmul_threads(self._shape):
+            hidden, after = self._run_layers(weights.watched(watch), tokens, lengths, before)  # [T, D]
+            for name, values in after.items():
+                self._live[name][slots] = values
+            logits: F32 = project_to_logits(self._weights, hidden[_row_positions(batch)])
         return logits
 
     def collect(self, ticket: Ticket) -> Readout:

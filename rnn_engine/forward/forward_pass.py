@@ -63,17 +63,21 @@ class GivenEmbeddings:
             self._memory.upload(self._stored[variable], 0, array)
 
 
-def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
-    """Upload a model's embedding table, and return the stages that write each token's input vector.
+class Embedding:
+    """A model's embedding table and the norm after it on the device, with the stages that look up token ids."""
 
-    These are the stages that look up token ids, and the stage for embeddings that token runs bring.
-    """
-    names = context.model.shape.tensor_names
-    vectors = PackedVectors.load(context, "embedding norm", f"{names.embedding_norm}.", ("weight", "bias"))
-    constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
-    buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
-    stages = table_stages(context, "embedding", names.embedding, "embed", constants, buffers)
-    return stages, GivenEmbeddings(context, constants, buffers)
+    def __init__(self, context: BuildContext) -> None:
+        """Upload the weights. The stages write the input vector of each token."""
+        names = context.model.shape.tensor_names
+        vectors = PackedVectors.load(context, "embedding norm", f"{names.embedding_norm}.", ("weight", "bias"))
+        self._context = context
+        self._constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
+        self._buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
+        self.stages = table_stages(context, "embedding", names.embedding, "embed", self._constants, self._buffers)
+
+    def given(self) -> GivenEmbeddings:
+        """Return the stage for token runs that bring embeddings, and allocate its table."""
+        return GivenEmbeddings(self._context, self._constants, self._buffers)
 
 
 def table_stages(
@@ -264,16 +268,15 @@ class ForwardPass:
             model=model,
             format_of=format_of,
             memory=memory,
-            kernels=matmuls.kernels,
             matmuls=matmuls,
-            tuning=matmuls.tuning,
             limits=limits,
             buffers=self.buffers,
             state_layout=self.state_layout,
             states=self.states,
         )
-        embedding, self.given = make_embedding(context)
-        self._body: list[Stage] = [Following(context), *embedding, self.given]
+        embedding = Embedding(context)
+        self.given = embedding.given()
+        self._body: list[Stage] = [Following(context), *embedding.stages, self.given]
         self._layer_ends: list[int] = []  # for each layer, how many stages of the body run up to its end
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):

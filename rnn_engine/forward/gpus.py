@@ -1,6 +1,8 @@
 """Published figures of GPUs, from which `cost` predicts how long kernels take.
 
-Nothing here was measured by this project. `unknown_gpu` stands for GPUs that are not in the table.
+Nothing here was measured by this project. Units, clocks and memory were compared in November 2026 with copies of pages
+of makers, reviews and tables of specifications, which docs/performance.md lists. `unknown_gpu` stands for GPUs that are
+not in the table.
 """
 
 from __future__ import annotations
@@ -61,13 +63,14 @@ def _intel(name: str, gigabytes: float, units: int, gigahertz: float) -> Gpu:
 def _apple(name: str, gigabytes: float, units: int, teraflops: float) -> Gpu:
     """Return a GPU of Apple, which publishes operations a second in place of a clock.
 
-    Lanes are widely reported; threads and registers are assumed.
+    Lanes are from github.com/philipturner/metal-benchmarks. It reports 768 to 3,072 threads and 384 KB of registers,
+    which Apple does not publish; less is assumed.
     """
     return Gpu(name, 1e9 * gigabytes, units, 128, 1e12 * teraflops / (2 * 128 * units), 1024, 64)
 
 
 GPUS: Final[tuple[Gpu, ...]] = (
-    # AMD's product pages: compute units and boost clock. Memory of processors: its fastest clock times its width.
+    # AMD: compute units and boost clock. Memory of processors: the clock that the comment names, times its width.
     _rdna("Radeon 780M", 89.6, 12, 2.7, registers=64),  # DDR5-5600, 128 bits
     _rdna("Radeon 8060S", 256, 40, 2.9, registers=96),  # LPDDR5X-8000, 256 bits
     _rdna("Radeon RX 6600", 224, 28, 2.491),
@@ -75,15 +78,15 @@ GPUS: Final[tuple[Gpu, ...]] = (
     _rdna("Radeon RX 9070", 640, 56, 2.52, registers=96),
     _gcn("Radeon RX Vega 64", 483.8, 64, 1.546),
     _gcn("Instinct MI100", 1228.8, 120, 1.502),
-    # NVIDIA's white papers of GA102, AD102 and GH100.
+    # NVIDIA: multiprocessors and boost clock. Threads of a multiprocessor depend on the generation.
     _nvidia("GeForce RTX 3060", 360, 28, 1.777, 1536),
     _nvidia("GeForce RTX 4090", 1008, 128, 2.52, 1536),
     _nvidia("H100 80GB HBM3", 3352, 132, 1.98, 2048),
-    # Intel's product pages.
+    # Intel: Xe cores and the greatest clock.
     _intel("Iris Xe", 68.3, 6, 1.35),  # Core i7-1185G7 with LPDDR4X-4267, 128 bits
     _intel("Arc 140V", 136.5, 8, 2.05),  # Core Ultra 9 288V with LPDDR5X-8533, 128 bits
     _intel("Arc B580", 456, 20, 2.67),
-    # Apple's press releases; M1's memory and M2 Ultra's operations are widely reported.
+    # Apple's press releases. M1's memory is its clock times its width; operations are those of 128 lanes a core.
     _apple("Apple M1", 68.25, 8, 2.6),
     _apple("Apple M1 Max", 400, 32, 10.4),
     _apple("Apple M2", 100, 10, 3.6),

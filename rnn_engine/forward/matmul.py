@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +30,8 @@ from rnn_engine.forward.variants import MatMulVariant, MatMulWork
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from shaders import Constant, ShaderSource
+
+_NO_CONSTANTS: Final[Mapping[str, Constant]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class MatMulKernels:
         self.tuning = tuning
         self.limits = limits
         self.bound: list[BoundMatMul] = []  # the model's matmuls, in the order of loading
+        self.normed: list[NormedMatMul] = []  # those of `bound` that follow a norm
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
         self._constants: dict[str, Constant] = {
@@ -85,13 +90,24 @@ class MatMulKernels:
             **{f"ACTIVATION_{name}": int(value) for name, value in Activation.__members__.items() if value},
         }
 
-    def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
-        """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it."""
+    def get(
+        self, variant: MatMulVariant, weights: WeightFormat, norm: Mapping[str, Constant] = _NO_CONSTANTS
+    ) -> Kernel:
+        """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it.
+
+        `norm` has the constants of norm_inputs.wgsl for a variant that norms its inputs.
+        """
         return self.kernels.get(
             variant.shader,
-            {**self._constants, **variant.constants},
+            {**self._constants, **variant.constants, **norm},
             {**self.tuning.weight_includes(weights, variant.number), **variant.includes},
         )
+
+    def can_norm(self, width: int) -> bool:
+        """Return True if the tuning has kernels that norm inputs of this width, and a workgroup memory for them."""
+        normed = self.tuning.normed
+        needed = [variant.workgroup_bytes + 4 * (width + variant.threads) for variant in normed]
+        return bool(normed) and max(needed) <= self.kernels.workgroup_bytes
 
     def source(self, part: LoadedPart) -> ShaderSource:
         """Return the WGSL of a kernel that multiplies `part`, from which its bind group is made.
@@ -146,18 +162,30 @@ class MatMul:
         parts = []
         quantised, stage = self._quantise(buffers)
         for loaded in self._parts:
-            bindings = {
-                "batch": buffers.batch,
-                "matmul": loaded.segments,
-                **loaded.weights,
-                "vectors": buffers.vectors,
-                "inputs": quantised if loaded.kind.number == "int8" else buffers.inputs,
-                "outputs": buffers.outputs,
-            }
+            inputs = quantised if loaded.kind.number == "int8" else buffers.inputs
+            bindings = {**_bindings(loaded, buffers), "inputs": inputs}
             parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded), bindings)))
         bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage)
         self._kernels.bound.append(bound)
         return bound
+
+    def bind_normed(
+        self, buffers: MatMulBuffers, norm: KernelStage, x: Buffer, state: Buffer, constants: Mapping[str, Constant]
+    ) -> NormedMatMul:
+        """Return the stage that runs `norm`, which writes `buffers.inputs`, and then multiplies these by the matrices.
+
+        `x` is the residual stream, `state` the layer's states, and `constants` are those of norm_inputs.wgsl.
+        """
+        kernels, bound = self._kernels, self.bind(buffers)
+        parts = []
+        if not self._inputs.sources and kernels.can_norm(int(constants["WIDTH"])):
+            for loaded in self._parts:
+                source = kernels.get(kernels.tuning.normed_matmul(loaded.kind), loaded.format, constants).source
+                bindings = {**_bindings(loaded, buffers), "x": x, "state": state}
+                parts.append((loaded, kernels.kernels.bind(source, bindings)))
+        stage = NormedMatMul(norm, bound, constants, tuple(parts))
+        kernels.normed.append(stage)
+        return stage
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
         """Return the buffer of the inputs quantised to bytes, and the stage that computes them from `buffers.inputs`.
@@ -194,6 +222,16 @@ class MatMul:
         return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, places, segments, kind)
 
 
+def _bindings(loaded: LoadedPart, buffers: MatMulBuffers) -> dict[str, Buffer]:
+    return {
+        "batch": buffers.batch,
+        "matmul": loaded.segments,
+        **loaded.weights,
+        "vectors": buffers.vectors,
+        "outputs": buffers.outputs,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class BoundMatMul:
     """The stage that multiplies the matrices of a `MatMul` with given input and output buffers."""
@@ -221,9 +259,46 @@ class BoundMatMul:
             variant = self.kernels.tuning.matmul(count, part.kind)
             yield self.dispatch(part, bind_group, variant, count)
 
-    def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
-        """Return the dispatch that multiplies `part`, a part of the matrices, with `count` tokens or logit rows."""
+    def dispatch(
+        self,
+        part: LoadedPart,
+        bind_group: BindGroup,
+        variant: MatMulVariant,
+        count: int,
+        norm: Mapping[str, Constant] = _NO_CONSTANTS,
+    ) -> Dispatch:
+        """Return the dispatch that multiplies `part`, a part of the matrices, with `count` tokens or logit rows.
+
+        For `norm` see `MatMulKernels.get`.
+        """
         tiles = -(-count // variant.tokens)
         moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
-        kernel = self.kernels.get(variant, part.format)
+        kernel = self.kernels.get(variant, part.format, norm)
         return Dispatch(self.label, kernel, bind_group, part.num_rows // variant.rows, tiles, moved_bytes, operations)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedMatMul:
+    """The stage of a layer norm with its token shift, and of the matmul that multiplies their results.
+
+    If the tuning has a kernel for it, every workgroup of the matmul norms a single token itself, in place of a dispatch
+    before. The mixes are not stored then, so no other stage may read them.
+    """
+
+    norm: KernelStage
+    matmul: BoundMatMul
+    constants: Mapping[str, Constant]  # of norm_inputs.wgsl
+    parts: tuple[tuple[LoadedPart, BindGroup], ...]  # of the matmul, if it can norm its inputs
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.matmul.weight_bytes
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        if self.parts and step.num_tokens == 1:
+            for part, bind_group in self.parts:
+                variant = self.matmul.kernels.tuning.normed_matmul(part.kind)
+                yield self.matmul.dispatch(part, bind_group, variant, step.num_tokens, self.constants)
+        else:
+            yield from self.norm.dispatches(step)
+            yield from self.matmul.dispatches(step)

@@ -198,11 +198,13 @@ class Tuner:
         for matmul in self._matmuls.bound:
             for part, bind_group in matmul.parts:
                 parts[part.kind, matmul.counts_rows].setdefault(id(part), (matmul, part, bind_group))
+        normed = {id(part) for matmul in self._matmuls.normed for part, _ in matmul.parts}  # by other kernels, if alone
         for (kind, counts_rows), each in parts.items():
             most = self._runner.max_rows if counts_rows else self._runner.max_tokens
             for tokens in self._counts:
-                if tokens <= most:
-                    yield self._task(kind, tokens, list(each.values()))
+                own = [part for number, part in each.items() if tokens > 1 or number not in normed]
+                if own and tokens <= most:
+                    yield self._task(kind, tokens, own)
 
     def _task(self, kind: MatMulClass, tokens: int, parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]) -> _Task:
         part = parts[0][1]

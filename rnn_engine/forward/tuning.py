@@ -62,6 +62,8 @@ class Tuning:
     packed_tiled: TiledVariant | None
     transposed: TransposedVariant  # of backward passes
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
+    normed: tuple[StreamVariant, ...] = ()  # of matmuls that norm a single token themselves: for few rows, for more
+    gates_in_recurrence: bool = False  # RWKV-7's computes them itself for one token; not together with `broadcast`
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
@@ -74,6 +76,10 @@ class Tuning:
             if num_tokens <= variant.tokens:
                 return variant
         return tiled or fixed[-1]
+
+    def normed_matmul(self, kind: MatMulClass) -> StreamVariant:
+        """Return the variant of `normed` for matmuls of this class."""
+        return self.normed[0 if kind.rows <= _FEW_ROWS else -1]
 
     def weight_includes(self, weights: WeightFormat, number: str = "f32") -> dict[str, Include]:
         """Return the WGSL files that a kernel includes to load matrices of the format `weights`.
@@ -143,6 +149,11 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
         few_rows=StreamVariant(1, splits=32, unroll=4),
+        gates_in_recurrence=True,
+        normed=(
+            StreamVariant(1, splits=32, inputs="normed", unroll=4),
+            StreamVariant(1, panels=4, splits=32, inputs="normed", unroll=2),
+        ),
         blocks=_hardware_streams("f32", (8, 4, 4, 4, 2)),
         transposed=TransposedVariant(threads=64, tokens=8, inputs="direct"),
         broadcast=False,

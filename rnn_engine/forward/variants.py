@@ -29,7 +29,7 @@ class StreamVariant:
     groups: int = 1
     panels: int = 1
     splits: int = 1
-    inputs: str = "direct"  # direct, broadcast or by_token: the WGSL that loads the inputs
+    inputs: str = "direct"  # direct, broadcast, by_token or normed: the WGSL that loads the inputs
     number: str = "f32"  # the type of products: f32 or int8
     unroll: int = 1  # eights of columns, or blocks of inputs in bytes, whose weights a thread loads at once
 
@@ -63,7 +63,11 @@ class StreamVariant:
     @property
     def includes(self) -> dict[str, Include]:
         packed = "packed_" if self.number == "int8" else ""
-        return {"INPUTS": f"{packed}inputs_{self.inputs}", "PRODUCTS": f"products_{self.number}"}
+        includes: dict[str, Include] = {
+            "INPUTS": f"{packed}inputs_{self.inputs}",
+            "PRODUCTS": f"products_{self.number}",
+        }
+        return {**includes, "stored_inputs": "norm_inputs"} if self.inputs == "normed" else includes
 
     def __str__(self) -> str:
         sizes = f"{self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.unroll}u"

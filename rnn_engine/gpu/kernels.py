@@ -49,6 +49,7 @@ class Kernels:
         self._device_name = device_name
         self._checked = checked
         self._limit = limit
+        self.workgroup_bytes: int = device.limits["max-compute-workgroup-storage-size"]
         self._lock = threading.RLock()
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._layouts: dict[tuple[object, ...], wgpu.GPUBindGroupLayout] = {}

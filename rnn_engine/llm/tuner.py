@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from rnn_engine.backward import Optimizer
-from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.errors import InvalidRequestError, StateError, check_finite
 from rnn_engine.hub import DEMO, locate_model
 from rnn_engine.llm.progress import Report
 from rnn_engine.llm.state import State
@@ -32,7 +32,7 @@ from states.files.exchange import ExportForm, StateFiles
 from states.frozen import FrozenState, freeze_state
 
 DEFAULT_SETTINGS: Final = TunerSettings()
-_SECONDS_TO_LOSE: Final = 60.0  # of a run whose process is killed
+_ONE_SLOT: Final = RunnerSize(num_slots=1)
 
 OnEvent: TypeAlias = Callable[[Event], None]
 
@@ -75,6 +75,7 @@ class Tuner:
         max_tokens: int = 1024,
         max_documents: int = 16,
         checkpoint: str | Path | None = None,
+        checkpoint_seconds: float = 60.0,
         resume: bool = False,
         any_model: bool = False,
         device: str = "auto",
@@ -96,34 +97,31 @@ class Tuner:
         token shifts. A call of the trainer has at most `max_tokens` tokens and `max_documents` documents.
         `device_memory` is that of the device in bytes, if it can't be found out.
 
-        `checkpoint` is a file in which the run is kept, at least each minute; with `resume`, the run goes on from it,
-        and ends with the state with which it would have ended.
+        `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. With `resume`, the run goes
+        on from it, and ends with the state with which it would have ended.
 
         Raises InvalidRequestError for data or settings that can't be used, ModelError, TokenizerError, DeviceError, and
         StateError if `init` or the checkpoint can't be used.
         """
+        check_finite("checkpoint_seconds", checkpoint_seconds)
         path = locate_model(model)
         with open_merged(path, loras) as opened:
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
             maker = TextMaker(
                 load_tokenizer(tokenizer, path, opened.shape.vocab_size), load_chat_template(chat_template, path)
             )
-            if isinstance(init, str | Path):
-                init = State.read(init, self.state_files, any_model=any_model)
-            start = freeze_state(opened.shape.initial_state(), opened.shape, "init") if init is None else init.frozen
+            self._start = self._read_init(init, any_model=any_model)
             if init_prompt is not None:
-                plan = plan_memory(
-                    opened, device, RunnerSize(num_slots=1), weights=weights, device_memory=device_memory
-                )
+                plan = plan_memory(opened, device, _ONE_SLOT, weights=weights, device_memory=device_memory)
                 with closing(load_runner(opened, device, weights=plan.weights, num_slots=1)) as runner:
-                    start = _read_prompt(runner, maker, start, init_prompt)
-            self._start, self._train_shifts = start, train_shifts
+                    self._start = _read_prompt(runner, maker, self._start, init_prompt)
+            self._train_shifts = train_shifts
             self.maker = replace(maker, before=self._text_before_chat(maker))
             part = held_out if isinstance(held_out, int | float) else Path(held_out)
             self.data = read_data(
                 Path(data), self.maker, DataSettings(max_tokens, part, settings.seed, bad_lines, long_texts)
             )
-            trainer = load_trainer(
+            self._trainer = load_trainer(
                 opened,
                 device,
                 weights=weights,
@@ -134,27 +132,25 @@ class Tuner:
                 device_memory=device_memory,
                 progress=progress,
             )
-        self._trainer = trainer
         self._run: dict[str, object] = {
             "model": self.state_files.model,
             "weights": weights,
             "data": self.data.digest,
-            "initial state": start.digest,
+            "initial state": self._start.digest,
             "trained shifts": train_shifts,
             "optimizer": asdict(optimizer),
             "most tokens and documents of a call": [max_tokens, max_documents],
             "settings": asdict(settings),
         }
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._checkpoint_seconds = checkpoint_seconds
         self._saved_at = time.monotonic()
         try:
-            self._tuning = Tuning(trainer, self.data, settings, start.state)
+            self._tuning = Tuning(self._trainer, self.data, settings, self._start.state)
             if resume:
-                if self._checkpoint is None:
-                    raise InvalidRequestError("resume", resume, "false, since there is no checkpoint")
-                self._tuning.resume(load_checkpoint(self._checkpoint, self._run))
+                self._resume()
         except BaseException:
-            trainer.close()
+            self._trainer.close()
             raise
 
     @property
@@ -200,7 +196,7 @@ class Tuner:
         """
         try:
             for event in self._tuning.run():
-                if self._checkpoint is not None and time.monotonic() - self._saved_at > _SECONDS_TO_LOSE:
+                if self._checkpoint is not None and time.monotonic() - self._saved_at > self._checkpoint_seconds:
                     self._save_checkpoint()
                 yield event
         finally:
@@ -249,6 +245,17 @@ class Tuner:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _read_init(self, init: State | str | Path | None, *, any_model: bool) -> FrozenState:
+        if init is None:
+            return freeze_state(self.state_files.shape.initial_state(), self.state_files.shape, "init")
+        state = State.read(init, self.state_files, any_model=any_model) if isinstance(init, str | Path) else init
+        return state.frozen
+
+    def _resume(self) -> None:
+        if self._checkpoint is None:
+            raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
+        self._tuning.resume(load_checkpoint(self._checkpoint, self._run))
 
     def _save_checkpoint(self) -> None:
         if self._checkpoint is not None:

@@ -15,6 +15,8 @@ from rnn_engine.cli.generation_options import _divide
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.settings import StateFile, StateSettings
+from states.files.exchange import StateFiles
+from states.frozen import freeze_state
 from tests.support.cli import Command
 from tests.support.models import TensorModel
 from tests.support.named_states import save_tuned_state, some_state
@@ -141,13 +143,16 @@ def test_chat_starts_from_a_state(rnn_engine: Command, state: str, name: str) ->
     assert f"* {name}\n" in said
 
 
-@pytest.mark.parametrize("command", ["chat", "generate --prompt x", "logits --tokens 1 -o OUT"])
-def test_a_state_of_another_model_is_refused(
-    rnn_engine: Command, model_file: Path, tmp_path: Path, command: str
+@pytest.mark.parametrize("command", ["chat", "generate --tokens 1", "logits --tokens 1 -o OUT"])
+def test_a_state_of_another_model_is_refused_unless_any_is_allowed(
+    rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path, command: str
 ) -> None:
-    words = command.replace("OUT", str(tmp_path / "out.npz")).split()
-    said = rnn_engine(
-        words[0], model_file, *words[1:], "--device", "cpu", "--state", pirate_state_path(), code=1, stdin=""
-    )
-    assert "pirate.safetensors: the state belongs to model " in said
+    state = tmp_path / "other.state"
+    files = StateFiles(tiny_model.shape, "another")
+    files.save(state, "other", freeze_state(tiny_model.shape.initial_state(), tiny_model.shape, "a state"))
+    name, *rest = command.replace("OUT", str(tmp_path / "out.npz")).split()
+    words = (name, model_file, *rest, "--device", "cpu", "--state", state)
+    said = rnn_engine(*words, code=1, stdin="")
+    assert "other.state: the state belongs to model another" in said
     assert "--any-model-states" in said
+    rnn_engine(*words, "--any-model-states", stdin="")

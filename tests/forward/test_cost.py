@@ -9,6 +9,7 @@ import pytest
 from rnn_engine.forward.cost import (
     DISPATCH,
     LATENCY,
+    NORM_WAITS,
     NOT_HIDDEN,
     REACHED,
     UNPACKING,
@@ -18,7 +19,7 @@ from rnn_engine.forward.cost import (
     describe_cost,
 )
 from rnn_engine.forward.gpus import GPUS, Gpu, gpu_of
-from rnn_engine.forward.tuning import tuning_for
+from rnn_engine.forward.tuning import MatMulClass, tuning_for
 from rnn_engine.forward.variants import MatMulWork, StreamVariant
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo
@@ -83,6 +84,18 @@ def test_a_small_matrix_waits_for_too_few_bytes_in_flight() -> None:
     assert once - DISPATCH == pytest.approx(4 * (expected - DISPATCH), rel=0.05)
 
 
+@pytest.mark.parametrize("rows", [512, 6720])
+@pytest.mark.parametrize("name", ["Radeon RX 7900 XTX", "Radeon 780M"])
+def test_a_norm_within_a_matmul_takes_less_than_a_dispatch_before_it(name: str, rows: int) -> None:
+    work = MatMulWork(rows, 2048, 2 * rows * 2048, 1)
+    tuning, kind = tuning_for(device("any"), can_broadcast=True), MatMulClass.of("f16", rows, 2048)
+    normed = tuning.normed_matmul(kind)
+    stored = replace(normed, inputs="direct")
+    cost = HardwareCost(gpu(name))
+    assert NORM_WAITS * LATENCY < cost.predict(work, normed) - cost.predict(work, stored) < DISPATCH
+    assert cost.predict(work, normed) < cost.predict(work, tuning.matmul(1, kind)) + DISPATCH
+
+
 def test_a_format_of_many_instructions_waits_for_them() -> None:
     slow = replace(gpu("Radeon RX 7900 XTX"), clock=2.5e8)
     work = replace(LARGE, weight_bytes=LARGE.weight_bytes // 4)
@@ -107,24 +120,25 @@ def test_fixed_choices_keep_the_memory_busy(weights: str, rows: int, columns: in
         assert num_bytes / (seconds - DISPATCH) >= 0.8 * gpu(name).memory
 
 
-# Tokens a second of Llama 7B, one at a time, by llama.cpp on Metal with weights of 13.5, 7.2 and 3.8 GB (F16, Q8_0 and
-# Q4_0): discussion 4167 of its repository.
+# Tokens a second of Llama 7B, one at a time, by llama.cpp on Metal with weights of 12.55, 6.67 and 3.56 GiB (F16, Q8_0
+# and Q4_0), and the memory's published rate: gist.github.com/andrewginns/cf95867c2d79458bd894c07b9e7d5cbd, measured as
+# discussion 4167 of llama.cpp's repository asks for.
 _PUBLISHED = {
-    "Apple M1 Max": (23.03, 40.20, 61.19),
-    "Apple M2": (6.72, 12.21, 21.91),
-    "Apple M2 Ultra": (41.02, 66.64, 94.27),
+    "M1 Pro, 14 cores": (200e9, (12.75, 21.95, 35.52)),
+    "M3 Pro, 18 cores": (150e9, (9.89, 17.53, 30.74)),
 }
-_BYTES = (13.48e9, 7.16e9, 3.83e9)
+_BYTES = (12.55 * 2**30, 6.67 * 2**30, 3.56 * 2**30)
 
 
 @pytest.mark.parametrize("name", _PUBLISHED)
 def test_published_speeds_of_another_engine_have_the_form_of_the_prediction(name: str) -> None:
     """A token takes its bytes at some rate, and a time that does not depend on them.
 
-    Both are computed from F16 and Q4_0; then Q8_0 follows, and the rate is about `REACHED` of the published one.
+    Both are computed from F16 and Q4_0; then Q8_0 follows, and the rate is at least `REACHED` of the published one.
     """
-    whole, half, quarter = (1 / speed for speed in _PUBLISHED[name])
+    memory, speeds = _PUBLISHED[name]
+    whole, half, quarter = (1 / speed for speed in speeds)
     rate = (_BYTES[0] - _BYTES[2]) / (whole - quarter)
     fixed = whole - _BYTES[0] / rate
-    assert fixed + _BYTES[1] / rate == pytest.approx(half, rel=0.04)
-    assert rate / gpu(name).memory == pytest.approx(REACHED, abs=0.06)
+    assert fixed + _BYTES[1] / rate == pytest.approx(half, rel=0.02)
+    assert REACHED <= rate / memory < 1

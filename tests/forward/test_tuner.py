@@ -73,6 +73,18 @@ def test_the_fastest_is_found_for_each_class_beside_the_fixed_choice(
     assert len(set(timed.tried)) > 10 * len(found)
 
 
+def test_matmuls_that_norm_a_single_token_are_left_out_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    normed = StreamVariant(tokens=1, splits=2, inputs="normed")
+    runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3), normed=normed)
+    timed = Timed(monkeypatch, one_fast)
+    with closing(runner):
+        found = Tuner(runner, matmuls, LIMITS, counts=(1, 2)).search(1e6, silent, clock=timed.clock)
+    keys = {part.kind for matmul in matmuls.bound if matmul.label.endswith("key") for part, _ in matmul.parts}
+    values = {part.kind for matmul in matmuls.bound if matmul.label.endswith("value") for part, _ in matmul.parts}
+    assert {(kind, 1) in found for kind in keys} == {False}
+    assert {(kind, 2) in found for kind in keys} == {(kind, 1) in found for kind in values} == {True}
+
+
 def test_a_gain_that_could_be_chance_leaves_the_fixed_choice(
     loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:

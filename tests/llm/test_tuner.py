@@ -128,6 +128,16 @@ def test_a_run_goes_on_from_its_checkpoint(data: Path, tmp_path: Path) -> None:
         tuner(data, checkpoint=path, resume=True)
 
 
+def test_a_checkpoint_is_written_as_often_as_wanted(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.checkpoint"
+    written = []
+    for seconds in (0.0, 1e9):
+        with tuner(data, checkpoint=path, checkpoint_seconds=seconds) as running:
+            written.append([path.exists() for _ in islice(running.events(), 3)])
+        path.unlink()
+    assert written == [[True] * 3, [False] * 3]
+
+
 def test_a_run_without_a_checkpoint_does_not_go_on(data: Path) -> None:
     with pytest.raises(InvalidRequestError, match="resume: True is not allowed; expected false"):
         tuner(data, resume=True)

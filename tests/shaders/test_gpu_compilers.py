@@ -41,6 +41,18 @@ def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(kernel
     assert fast.instructions < 4 * one.instructions
 
 
+def test_a_matmul_that_norms_its_inputs_asks_for_as_many_weights_in_fewer_instructions(
+    kernels: Mapping[str, str],
+) -> None:
+    names = {"plain": "stream 1t 1g 1p 16s 4u direct f32, f16", "normed": "stream 1t 1g 4p 32s 2u normed f32, f16"}
+    found = compiled("navi31", {label: kernels[name] for label, name in names.items()})
+    plain, normed = found["plain"].loop, found["normed"].loop
+    assert plain is not None
+    assert normed is not None
+    assert normed.bytes_in_flight == 8 * 16
+    assert normed.instructions / 8 < plain.instructions / 4
+
+
 def test_the_instructions_of_the_model_of_cost_are_those_of_the_compiler(kernels: Mapping[str, str]) -> None:
     """A look-up in workgroup memory counts as two."""
     names = {weights: f"stream 1t 1g 1p 16s 4u direct f32, {weights}" for weights in UNPACKING}

@@ -21,7 +21,7 @@ from rnn_engine.gpu import DeviceInfo, SizingDevice
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
-from shaders import specialise
+from shaders import Constant, specialise
 from tests.support.models import deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
 
@@ -43,6 +43,14 @@ INT8_VARIANTS: tuple[MatMulVariant, ...] = (
     *(TiledVariant(64, tokens, each, each, 4, "int8") for tokens, each in ((32, 4), (128, 8))),
 )
 _LIMITS = StepLimits(num_slots=4, max_tokens=64, max_rows=8, num_candidates=16)
+_NORM: dict[str, Constant] = {
+    "WIDTH": 4096,
+    "STATE_STRIDE": 4096 * 66,
+    "SHIFT_OFFSET": 0,
+    "MIX": 0,
+    "NORM_WEIGHT": 6 * 4096,
+    "NORM_BIAS": 7 * 4096,
+}  # of the widest models
 
 
 def every_shader() -> dict[str, str]:
@@ -85,7 +93,7 @@ def shaders_of_variant(variant: MatMulVariant) -> Iterator[tuple[str, str]]:
     matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), _LIMITS)
     formats = [each for each in WEIGHT_FORMATS.values() if variant.number != "int8" or each.packed is not None]
     for weights in formats:
-        matmuls.get(variant, weights)
+        matmuls.get(variant, weights, _NORM if variant in matmuls.tuning.normed else {})
     for weights, (_, text) in zip(formats, device.shaders, strict=True):
         yield weights.name, text
 

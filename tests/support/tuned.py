@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.variants import StreamVariant
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS
@@ -12,10 +15,20 @@ from tests.support.gpu import open_checked
 
 
 def load_with_matmuls(
-    model: Model, *, max_tokens: int = 64, kind: str = "software", weights: str = "f16"
+    model: Model,
+    *,
+    max_tokens: int = 64,
+    kind: str = "software",
+    weights: str = "f16",
+    normed: StreamVariant | None = None,
 ) -> tuple[GpuRunner, MatMulKernels]:
-    """Return a runner of 2 slots, and its matmuls."""
+    """Return a runner of 2 slots, and its matmuls.
+
+    With `normed`, a step of one token has as few dispatches as on hardware, and this kernel norms its inputs itself.
+    """
     device, tuning = open_checked(kind)
+    if normed is not None:
+        tuning = replace(tuning, normed=(normed,), gates_in_recurrence=True)
     limits = StepLimits(num_slots=2, max_tokens=max_tokens, max_rows=2, num_candidates=8)
     choice = WeightChoice.parse(weights)
     matmuls = MatMulKernels(device.kernels, tuning, limits, activations=choice.activations)

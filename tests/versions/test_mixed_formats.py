@@ -62,7 +62,7 @@ def test_a_matmul_is_split_where_formats_differ() -> None:
     for line in (
         "layer 1 projections: matmul 32 x 1\nlayer 1 projections: matmul 24 x 1\n",  # r, a1, g1, v1; k, v, w1
         "layer 1 gates: matmul 24 x 1\nlayer 1 gates: matmul 8 x 1\n",  # w2, a2, v2; g2
-        "layer 1 output: matmul 8 x 1\nlayer 1 ffn norm",
+        "layer 1 output: matmul 8 x 1\nlayer 1 key: matmul 16 x 1\n",
     ):
         assert line in plan
     runner.close()

@@ -52,6 +52,22 @@ layer 1 ffn norm: norm_shift 40 x 1
 layer 1 key: matmul 8 x 5
 layer 1 value: matmul 2 x 5
 """,
+    ("discrete", (1, 1, 1)): """\
+embedding: embed 1 x 1
+layer 0 projections: matmul 48 x 1
+layer 0 recurrence: wkv7 4 x 1
+layer 0 output: matmul 8 x 1
+layer 0 key: matmul 32 x 1
+layer 0 value: matmul 8 x 1
+layer 1 projections: matmul 56 x 1
+layer 1 recurrence: wkv7 4 x 1
+layer 1 output: matmul 8 x 1
+layer 1 key: matmul 32 x 1
+layer 1 value: matmul 8 x 1
+norm rows: norm_rows 1 x 1
+head: matmul 16 x 1
+candidates: candidates 1 x 1
+""",
     ("discrete", (5, 2, 3)): """\
 embedding: embed 5 x 1
 layer 0 att norm: norm_shift 5 x 1

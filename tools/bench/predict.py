@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from rnn_engine.forward import GpuRunner
-from rnn_engine.forward.cost import DISPATCH, HardwareCost, predict_dispatches
+from rnn_engine.forward.cost import DISPATCH, LATENCY, NORM_WAITS, HardwareCost, predict_dispatches
 from rnn_engine.forward.gpus import GPUS, Gpu
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits, StepSize
@@ -30,6 +30,7 @@ from tools.bench.peers import SHAPES
 from tools.bench.turns import comma_separated
 from tools.markdown import table
 
+_WORKGROUP_BYTES = 1 << 15  # of memory, which Metal allows, and Vulkan's drivers of the other GPUs more of
 _STEP = StepSize(num_tokens=1, num_runs=1, num_rows=1, has_draws=True)
 
 
@@ -50,7 +51,9 @@ class LoadedModel:
         def format_of(name: str) -> WeightFormat:
             return Unpacked(chosen(name) or stored_format(tensors[name].dtype, None))
 
-        device = SizingDevice.smallest()
+        smallest = SizingDevice.smallest()
+        limits_of_table = {**smallest.wgpu_device.limits, "max-compute-workgroup-storage-size": _WORKGROUP_BYTES}
+        device = SizingDevice(smallest.info, limits_of_table)
         limits = StepLimits(num_slots=1, max_tokens=64, max_rows=1, num_candidates=128)
         tuning = tuning_for(device.info, can_broadcast=True)
         matmuls = MatMulKernels(device.kernels, tuning, limits, activations=activations)
@@ -83,13 +86,15 @@ class LoadedModel:
     def shares(self, gpu: Gpu) -> dict[str, float]:
         """Return for each kind of matmul the least part of the memory's published rate that its dispatches reach.
 
-        The fixed time of a dispatch is not counted.
+        The fixed time of a dispatch is not counted, nor is that of a norm within it.
         """
+        normed = {id(group) for matmul in self._loaded[1].normed for _, group in matmul.parts}
         shares: dict[str, float] = {}
         for dispatch, seconds in zip(self.plan.dispatches, self.seconds(gpu), strict=True):
             if dispatch.operations:
                 part = dispatch.label.split(" ", 2)[-1]
-                share = dispatch.moved_bytes / (seconds - DISPATCH) / gpu.memory
+                fixed = DISPATCH + (NORM_WAITS * LATENCY if id(dispatch.bind_group) in normed else 0)
+                share = dispatch.moved_bytes / (seconds - fixed) / gpu.memory
                 shares[part] = min(share, shares.get(part, share))
         return shares
 

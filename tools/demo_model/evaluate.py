@@ -7,7 +7,7 @@ Answers are decoded greedily over /v1/chat/completions; an answer is right if it
 without held-out items are measured on any items. A choice between answers is made by perplexity, from the
 log-probabilities of /v1/completions. Some calls of tools are measured as clients make them too: the tools are sent as
 JSON schemas, and the answer has `tool_calls`. With --state NAME the pirate's figures are measured from that initial
-state.
+state, for five skills or, with --every-skill, for all.
 """
 
 from __future__ import annotations
@@ -213,12 +213,13 @@ def main() -> None:
     model_arguments(parser)
     parser.add_argument("--count", type=int, default=200, help="items of each skill")
     parser.add_argument("--state", help="measure only the skills of the pirate, from the initial state of this name")
+    parser.add_argument("--every-skill", action="store_true", help="with --state, measure all skills as a pirate")
     options = parser.parse_args()
     with serving(options) as url:
         server = Server(url, options.state)
         print(HEAD, flush=True)
         if options.state is not None:
-            for skill in PIRATE_SKILLS:
+            for skill in EVALUATED if options.every_skill else PIRATE_SKILLS:
                 print(*pirate_figures(server, skill, options.count), sep="\n", flush=True)
             return
         for skill in EVALUATED:

@@ -37,15 +37,23 @@ def switches(version: str, rescaled_layers: int = 0) -> dict[str, str]:
     }
 
 
-def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: int = 0) -> tuple[F32, dict[str, F32]]:
+def run(
+    model_path: Path,
+    version: str,
+    tokens: Sequence[int],
+    rescaled_layers: int = 0,
+    *,
+    tuned_state: Path | None = None,
+) -> tuple[F32, dict[str, F32]]:
     """Return the logits [T, V] after every token, and the final state in the project's layout.
 
     After each `rescaled_layers` layers, x and the later additions to it are halved, as the package does for f16 before
-    version 7. 0 means never.
+    version 7. 0 means never. The tokens follow `tuned_state`, a .pth file of time_state tensors, or the empty state.
     """
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.npz"
-        command = [sys.executable, "-m", "tools.golden.oracle", str(model_path), str(results), *map(str, tokens)]
+        paths = [str(model_path), str(results), str(tuned_state or "")]
+        command = [sys.executable, "-m", "tools.golden.oracle", *paths, *map(str, tokens)]
         subprocess.run(
             command, env=os.environ | switches(version, rescaled_layers), check=True, stdout=subprocess.DEVNULL
         )
@@ -54,8 +62,8 @@ def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: 
             return arrays["logits"], state
 
 
-def _main(model_path: str, results: str, *tokens: str) -> None:
-    """Write one model's logits and final state to the file `results`."""
+def _main(model_path: str, results: str, tuned_state: str, *tokens: str) -> None:
+    """Write one model's logits and final state to the file `results`. An empty `tuned_state` is the empty state."""
     import torch
     from rwkv.model import RWKV
     from safetensors.torch import load_file
@@ -66,10 +74,27 @@ def _main(model_path: str, results: str, *tokens: str) -> None:
         names = sorted(tensors, key=lambda name: "time_maa" not in name)  # else the package first takes a v6 for a v5
         torch.save({name: tensors[name].float() for name in names}, pth_path)  # else it norms the embedding in f16
         model = RWKV(model=str(pth_path.with_suffix("")), strategy="cpu fp32")
-        logits, state = model.forward([int(token) for token in tokens], None, full_output=True)
     is_v7 = os.environ["RWKV_V7_ON"] == "1"
+    initial = _read_tuned_state(tuned_state, model.args, is_v7=is_v7) if tuned_state else None
+    logits, state = model.forward([int(token) for token in tokens], initial, full_output=True)
     fields = arrange_state([tensor.numpy() for tensor in state], model.args.n_layer, is_v7=is_v7)
     np.savez(results, allow_pickle=False, logits=logits.numpy(), **fields)
+
+
+def _read_tuned_state(path: str, sizes: Any, *, is_v7: bool) -> list[Any]:  # noqa: ANN401
+    """Return the package's list of state tensors for a file of RWKV-PEFT, as BlinkDL's chat reads it.
+
+    A file has wkv as [H, value, key]; before version 7 the package wants [H, key, value].
+    """
+    import torch
+
+    tensors = torch.load(path, weights_only=True)
+    state = []
+    for layer in range(sizes.n_layer):
+        wkv = tensors[f"blocks.{layer}.att.time_state"].float()
+        shift = torch.zeros(sizes.n_embd)
+        state += [shift, wkv if is_v7 else wkv.transpose(1, 2).contiguous(), shift.clone()]
+    return state
 
 
 def arrange_state(state: Sequence[NDArray[Any]], num_layers: int, *, is_v7: bool) -> dict[str, F32]:

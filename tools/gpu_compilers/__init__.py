@@ -21,6 +21,7 @@ from typing import Final
 
 from rnn_engine.forward.tuning import tuning_for
 from rnn_engine.gpu import DeviceInfo
+from rnn_engine.versions.v7.layout import AdapterRanks
 from tests.support.every_shader import shaders_of, shaders_of_variant
 from tests.support.models import deep_embedded, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
@@ -72,11 +73,12 @@ def chosen_kernels() -> dict[str, str]:
     """
     tuning = tuning_for(DeviceInfo(0, "hardware", "discrete", "none", "none"), can_broadcast=True)
     kernels: dict[str, str] = {}
-    variants = (*tuning.matmuls, *tuning.blocks, *tuning.packed, tuning.tiled, tuning.packed_tiled)
+    streams = (*tuning.matmuls, *tuning.blocks, *tuning.packed, *tuning.normed)
+    variants = (*streams, tuning.tiled, tuning.packed_tiled)
     for variant in [each for each in variants if each is not None]:
         for weights, text in shaders_of_variant(variant):
             kernels[f"{variant}, {weights}"] = text
-    v7 = tiny_shape(width=256, head_size=64)
+    v7 = tiny_shape(width=256, head_size=64, ranks=AdapterRanks(w=128, a=128, v=96, g=480))  # ranks of 7.2B
     others: dict[str, str] = {}  # name by text
     for shape in (v7, deep_embedded(v7), tiny_v6(width=256, head_size=64), tiny_v5(width=256, head_size=64), tiny_v4()):
         for weights in ("f16", "int8,activations=int8"):

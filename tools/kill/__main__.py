@@ -1,6 +1,7 @@
-"""`python -m tools.kill server` or `fleet`: kill processes at random, and check that no acknowledged write is lost.
+"""`python -m tools.kill server`, `fleet` or `tuning`: kill processes at random, and check that nothing is lost.
 
-What follows `--` goes to `rnn-engine serve` or `rnn-engine fleet`: python -m tools.kill server -- --device cpu
+What follows `--` goes to the command that is killed, `rnn-engine serve`, `rnn-engine fleet` or `rnn-engine tune-state`:
+python -m tools.kill server -- --device cpu
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import click
 from tools.kill.fleet import CASES, disturb, one_engine, start_machines
 from tools.kill.load import make_questions
 from tools.kill.server import Campaign
+from tools.kill.tuning import TuningCampaign
 from tools.reliability_table import finish, record_option
 
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -24,7 +26,7 @@ _COUNT = click.IntRange(min=1)
 
 @click.group()
 def main() -> None:
-    """Kill what serves, and check that nothing acknowledged is lost and no answer wrong."""
+    """Kill what serves or trains, and check that nothing acknowledged is lost and no result wrong."""
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
@@ -60,6 +62,21 @@ def fleet(case: str, times: int, delay: float, replicas: int, save: bool, option
         with start_machines(folder, replicas, options) as machines:
             campaign = asyncio.run(disturb(case, machines, questions, times, delay))
     finish(campaign.row(case, times, delay), campaign.faults, save=save)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("--runs", type=_COUNT, default=3, show_default=True, help="Each is killed four times.")
+@click.option("--seed", default=0, show_default=True)
+@record_option
+@_OPTIONS
+def tuning(runs: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+    """Kill the tuning of a state at moments of every kind, go on with --resume, and compare the states."""
+    with TemporaryDirectory() as folder:
+        campaign = TuningCampaign(Path(folder), options, Random(seed))
+        campaign.run_undisturbed()
+        for number in range(runs):
+            campaign.run_with_kills(number)
+    finish(campaign.row(), campaign.faults, save=save)
 
 
 if __name__ == "__main__":

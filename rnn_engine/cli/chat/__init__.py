@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from rnn_engine.cli.generation_options import sampling_options
 from rnn_engine.cli.options import find_model, loading_options
-from rnn_engine.cli.state_options import parse_state_file
+from rnn_engine.cli.state_options import any_model_states_option, parse_state_file
 from rnn_engine.errors import needs_extra
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.sampling.params import SamplingParams
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     help="Begin from the state in this file, which gets the name NAME if one is given, or from the state with this "
     "name.",
 )
+@any_model_states_option
 @click.pass_context
 def chat_command(
     context: click.Context,
@@ -58,6 +59,7 @@ def chat_command(
     system: str | None,
     max_tokens: int,
     state: str | None,
+    any_model_states: bool,
 ) -> None:
     """Talk with a model.
 
@@ -66,14 +68,17 @@ def chat_command(
     to choose the state that it begins from, and to keep its state in a file. Needs the extra `chat`.
     """
     if url is not None:
-        _refuse_options(context, [field.name for field in fields(loading)])
+        _refuse_options(context, [*(field.name for field in fields(loading)), "any_model_states"])
     with needs_extra("chat", "a conversation on the terminal", click.UsageError):
         from rnn_engine.cli.chat.remote import remote_backend
         from rnn_engine.cli.chat.terminal import converse
     from rnn_engine.cli.chat.conversation import Talk
     from rnn_engine.cli.chat.local import local_backend
 
-    backends = local_backend(find_model(model), loading) if url is None else remote_backend(url, api_key, model)
+    if url is None:
+        backends = local_backend(find_model(model), loading, any_model_states=any_model_states)
+    else:
+        backends = remote_backend(url, api_key, model)
     with backends as backend:
         talk = Talk(backend, sampling, max_tokens, system)
         if state is not None:

@@ -24,8 +24,12 @@ _RETENTION: Final = Retention(ttl=MAX_TTL)
 
 
 @contextmanager
-def local_backend(model: Path, loading: LoadSettings) -> Iterator[Backend]:
-    states = with_demo_state(model, StateSettings())
+def local_backend(model: Path, loading: LoadSettings, *, any_model_states: bool) -> Iterator[Backend]:
+    """Return a context manager that loads a model, and yields the backend that runs it.
+
+    With `any_model_states`, the files of states may say that they were made for another model.
+    """
+    states = with_demo_state(model, StateSettings(any_model=any_model_states))
     choice = EngineChoice(model, loading, slots=1, cache=CacheConfig(), states=states)
     with engine_session(choice) as session:
         yield LocalBackend(session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,7 @@ from rnn_engine.backward.matmul import TransposedMatMul
 from rnn_engine.forward.context import NormShift
 from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.segments import Activation
-from rnn_engine.forward.stages import KernelStage
+from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
 from rnn_engine.versions.shared.layout import HeadsShape
@@ -220,14 +220,13 @@ class GatedChannelMixBackward(GatedChannelMix):
             self.hidden = create("ffn hidden", self.hidden.size)
         kept = create("value", x.size)  # [T, D], then its gradient
         middle = create("x after the time mix", x.size)  # [T, D]
-        key = self.key(builder)
+        key = self.key(builder, norm)
         value = builder.matmul("value", [self.value(builder, Activation.NONE)], self.hidden, kept)
         receptance = {"hidden": self.hidden, "value": kept}
         gradients = {"dx": context.dx, "d_hidden": self._d_hidden}
         return BackwardLayer(
             forward=(
                 keep_x(context, middle),
-                builder.norm_shift("ffn norm", norm, self.mixes),
                 key,
                 value,
                 self._on_tokens(builder, "gated_residual", {**receptance, "x": x}),
@@ -236,7 +235,7 @@ class GatedChannelMixBackward(GatedChannelMix):
             backward=(
                 self._on_tokens(builder, "gated_residual_backward", {**receptance, **gradients}),
                 matmul_backward(context, value, kept, self._d_hidden, self.hidden),
-                matmul_backward(context, key, self._d_hidden, self._d_mixes),
+                matmul_backward(context, key.matmul, self._d_hidden, self._d_mixes),
                 norm_shift_backward(context, builder, "ffn norm", norm, middle, self._d_mixes),
             ),
         )
@@ -244,6 +243,78 @@ class GatedChannelMixBackward(GatedChannelMix):
     def _on_tokens(self, builder: LayerBuilder, kernel: str, buffers: Mapping[str, Buffer]) -> KernelStage:
         constants = {"RECEPTANCE": self.receptance_start}
         return on_tokens(builder, kernel, constants, buffers)
+
+
+class BonusLayersBackward:
+    """Builds the layers of RWKV-5 and RWKV-6 with their backward pass, and owns the buffers that these share."""
+
+    def __init__(
+        self,
+        context: BackwardContext,
+        shape: HeadsShape,
+        *,
+        mixes: Buffer,
+        projected: Buffer,
+        bonus: str,
+        has_gate: bool,
+    ) -> None:
+        """Allocate the buffers, for the activations `mixes` and `projected` of the time mix.
+
+        `bonus` is the name of u [D] in the layer's vectors.
+        """
+        create = context.forward.memory.create_buffer
+        self.projected = projected
+        self.d_mixes = create("gradients of mixes", mixes.size)
+        self.d_projected = create("gradients of projected", projected.size)
+        self.d_decay = create("gradient of the decay", 4 * context.forward.limits.max_tokens * shape.width)
+        self._context = context
+        self._channel_mix = GatedChannelMixBackward(context, mixes, self.d_mixes)
+        self._recurrence = BonusRecurrenceBackward(context, shape, bonus=bonus, has_gate=has_gate)
+
+    @property
+    def traced(self) -> Buffer:
+        """The buffer for the recurrence of the time mix; see `rnn_engine.versions.shared.plan.head_stage`."""
+        return self._recurrence.traced
+
+    def layer(
+        self,
+        builder: LayerBuilder,
+        time_mix: Sequence[Stage],
+        output: BoundMatMul,
+        decay: Decay,
+        mixes_backward: Iterator[Stage],
+        norms: tuple[NormShift, NormShift],
+    ) -> BackwardLayer:
+        """Return the stages of one layer, whose time mix has the stages `time_mix`, of which `output` is the last.
+
+        `mixes_backward` yields the stages that turn `d_projected` and `d_decay` into `d_mixes`. They are not needed in
+        the first layer, whose input needs no gradient, except for its token shift. `norms` are those of both mixes.
+        """
+        att_norm, ffn_norm = norms
+        channel_mix = self._channel_mix.layer(builder, ffn_norm)
+        time_mix_backward = self._time_mix_backward(builder, output, decay, mixes_backward, att_norm)
+        return BackwardLayer(
+            forward=(*time_mix, *channel_mix.forward),
+            recompute=tuple(time_mix[:-1]),
+            backward=(*channel_mix.backward, *time_mix_backward),
+        )
+
+    def _time_mix_backward(
+        self,
+        builder: LayerBuilder,
+        output: BoundMatMul,
+        decay: Decay,
+        mixes_backward: Iterator[Stage],
+        norm: NormShift,
+    ) -> Iterator[Stage]:
+        context, recurrence = self._context, self._recurrence
+        heads = HeadBuffers(self.projected, decay, self.d_projected, self.d_decay)
+        yield matmul_backward(context, output, context.dx, recurrence.traced)
+        yield from recurrence.to_state(builder, heads)
+        if builder.layer > 0 or context.trains_shifts:
+            yield from recurrence.to_inputs(builder, heads)
+            yield from mixes_backward
+            yield norm_shift_backward(context, builder, "att norm", norm, builder.context.buffers.x, self.d_mixes)
 
 
 def on_tokens(

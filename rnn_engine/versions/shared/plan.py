@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors, norm_shift_stage
-from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, NormedMatMul
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
@@ -68,6 +69,29 @@ class LayerBuilder:
         """
         operands = operands or self.vectors.buffer
         return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
+
+    def normed_matmul(
+        self,
+        norm_what: str,
+        norm_shift: NormShift,
+        what: str,
+        matrices: Sequence[Matrix],
+        mixes: Buffer,
+        outputs: Buffer,
+    ) -> NormedMatMul:
+        """Return the stage of one of the layer's norms with its token shift, and of the matmul that reads its mixes.
+
+        `mixes` is as in `norm_shift`. No other stage may read what this one writes there.
+        """
+        context, norm = self.context, self.norm_shift(norm_what, norm_shift, mixes)
+        buffers = MatMulBuffers(context.buffers.batch, self.vectors.buffer, mixes, outputs)
+        return MatMul(self.label(what), matrices, context.matmuls, context.memory).bind_normed(
+            buffers,
+            norm,
+            x=context.buffers.x,
+            state=context.states[self.layer],
+            constants=norm_shift.forward_constants(context, self.vectors),
+        )
 
     def alone(self, name: str, activation: Activation, *, inputs_from: Activation = Activation.NONE) -> Matrix:
         """Return the layer's weight matrix `name` for a matmul that has no other matrix in its buffers."""
@@ -131,19 +155,18 @@ class GatedChannelMix:
         self.hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
 
     def stages(self, builder: LayerBuilder, norm: NormShift) -> tuple[Stage, ...]:
-        """Return the three stages of one layer's channel mix: norm with token shift, key with receptance, and value.
+        """Return the two stages of one layer's channel mix: norm with key and receptance, and value.
 
         `norm` has the mixes of the key and of the receptance.
         """
         value = self.value(builder, Activation.SCALED_RESIDUAL)
         return (
-            builder.norm_shift("ffn norm", norm, self.mixes),
-            self.key(builder),
+            self.key(builder, norm),
             builder.matmul("value", [value], self.hidden, builder.context.buffers.x, operands=self.hidden),
         )
 
-    def key(self, builder: LayerBuilder) -> BoundMatMul:
-        """Return the stage that computes the hidden activations and the receptance of one layer."""
+    def key(self, builder: LayerBuilder, norm: NormShift) -> NormedMatMul:
+        """Return the stage that computes the hidden activations and the receptance of one layer, after its norm."""
         width = builder.width
         key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
         receptance = Matrix(
@@ -154,7 +177,7 @@ class GatedChannelMix:
             outputs_stride=width,
             activation=Activation.SIGMOID,
         )
-        return builder.matmul("key and receptance", [key, receptance], self.mixes, self.hidden)
+        return builder.normed_matmul("ffn norm", norm, "key and receptance", [key, receptance], self.mixes, self.hidden)
 
     def value(self, builder: LayerBuilder, activation: Activation) -> Matrix:
         """Return one layer's value matrix, with the receptance as the operand of its activation."""
@@ -219,6 +242,9 @@ def head_stage(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
     traced: Buffer | None = None,
+    more_includes: Mapping[str, Include] = MappingProxyType({}),
+    *,
+    waits: int = 0,
 ) -> KernelStage:
     """Return the stage of a wkv recurrence with its group norm. It runs a workgroup per head and token run.
 
@@ -241,8 +267,9 @@ def head_stage(
             **({} if traced is None else {"traced": traced}),
         },
         lambda step: (num_heads, step.num_runs),
-        {"TRACE": "trace_nothing" if traced is None else "trace_vectors", **includes},
+        {"TRACE": "trace_nothing" if traced is None else "trace_vectors", **includes, **more_includes},
         state_bytes=4 * shape.width * shape.head_size,
+        waits=waits,
     )
 
 

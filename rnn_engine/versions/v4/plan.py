@@ -45,8 +45,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
             builder.between_planes("att.value.weight", 2, 2),
         ]
         yield (
-            builder.norm_shift("att norm", _ATT_NORM, scratch.mixes),
-            builder.matmul("projections", projections, scratch.mixes, scratch.projected),
+            builder.normed_matmul("att norm", _ATT_NORM, "projections", projections, scratch.mixes, scratch.projected),
             _recurrence(builder, scratch),
             builder.output(scratch.mixed),
             *channel_mix.stages(builder, _FFN_NORM),

@@ -24,14 +24,8 @@ from collections.abc import Iterator
 
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
 from rnn_engine.forward.stages import Stage
-from rnn_engine.versions.shared.backward_plan import (
-    BonusRecurrenceBackward,
-    GatedChannelMixBackward,
-    HeadBuffers,
-    matmul_backward,
-    norm_shift_backward,
-)
-from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size
+from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, matmul_backward
+from rnn_engine.versions.shared.plan import check_head_size
 from rnn_engine.versions.v5.layout import ShapeV5
 from rnn_engine.versions.v5.plan import (
     FFN_NORM,
@@ -52,44 +46,23 @@ def load_backward(context: BackwardContext) -> Iterator[BackwardLayer]:
     shape = context.forward.model.shape
     assert isinstance(shape, ShapeV5)
     check_head_size(shape)
-    layers = _Layers(context, shape)
+    scratch = make_scratch(context.forward, shape)
+    layers = BonusLayersBackward(
+        context,
+        shape,
+        mixes=scratch.mixes,
+        projected=scratch.projected,
+        bonus="bonus",
+        has_gate=shape.has_gate,
+    )
     for layer in range(shape.num_layers):
-        yield layers.load(layer)
+        builder = make_builder(context.forward, shape, layer)
+        stages = time_mix_stages(builder, shape, scratch, layers.traced)
+        to_mixes = _mixes_backward(context, layers, stages)
+        norms = att_norm(shape), FFN_NORM
+        yield layers.layer(builder, stages, stages.output, layer_decay(builder), to_mixes, norms)
 
 
-class _Layers:
-    """Builds the layers of an RWKV-5 model, which share its buffers."""
-
-    def __init__(self, context: BackwardContext, shape: ShapeV5) -> None:
-        create, plane = context.forward.memory.create_buffer, 4 * context.forward.limits.max_tokens * shape.width
-        self._context = context
-        self._shape = shape
-        self._scratch = make_scratch(context.forward, shape)
-        self._d_mixes = create("gradients of mixes", self._scratch.mixes.size)
-        self._d_projected = create("gradients of projected", self._scratch.projected.size)
-        self._d_decay = create("gradient of the decay", plane)  # no one reads it
-        self._channel_mix = GatedChannelMixBackward(context, self._scratch.mixes, self._d_mixes)
-        self._recurrence = BonusRecurrenceBackward(context, shape, bonus="bonus", has_gate=shape.has_gate)
-
-    def load(self, layer: int) -> BackwardLayer:
-        builder = make_builder(self._context.forward, self._shape, layer)
-        time_mix = time_mix_stages(builder, self._shape, self._scratch, self._recurrence.traced)
-        channel_mix = self._channel_mix.layer(builder, FFN_NORM)
-        return BackwardLayer(
-            forward=(*time_mix, *channel_mix.forward),
-            recompute=time_mix[:-1],
-            backward=(*channel_mix.backward, *self._time_mix_backward(builder, time_mix)),
-        )
-
-    def _time_mix_backward(self, builder: LayerBuilder, forward: TimeMixStages) -> Iterator[Stage]:
-        """Yield the stages of the time mix. The first layer's input needs no gradient, except for its token shift."""
-        context, recurrence = self._context, self._recurrence
-        heads = HeadBuffers(self._scratch.projected, layer_decay(builder), self._d_projected, self._d_decay)
-        yield matmul_backward(context, forward.output, context.dx, recurrence.traced)
-        yield from recurrence.to_state(builder, heads)
-        if builder.layer > 0 or context.trains_shifts:
-            yield from recurrence.to_inputs(builder, heads)
-            yield matmul_backward(context, forward.projections, self._d_projected, self._d_mixes)
-            yield norm_shift_backward(
-                context, builder, "att norm", att_norm(self._shape), builder.context.buffers.x, self._d_mixes
-            )
+def _mixes_backward(context: BackwardContext, layers: BonusLayersBackward, forward: TimeMixStages) -> Iterator[Stage]:
+    """Yield the stage from the gradients of r, k, v and the gate to those of the mixes. The decay has no input."""
+    yield matmul_backward(context, forward.projections.matmul, layers.d_projected, layers.d_mixes)

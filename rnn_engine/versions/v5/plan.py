@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
-from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
 from rnn_engine.versions.shared.plan import (
@@ -86,8 +86,7 @@ def layer_decay(builder: LayerBuilder) -> Decay:
 class TimeMixStages(NamedTuple):
     """The stages of a layer's time mix, in their order."""
 
-    norm: KernelStage
-    projections: BoundMatMul
+    projections: NormedMatMul
     recurrence: KernelStage
     output: BoundMatMul
 
@@ -99,8 +98,9 @@ def time_mix_stages(
     planes = enumerate(_projections(shape))
     projections = [builder.between_planes(f"att.{name}.weight", plane, plane) for plane, name in planes]
     return TimeMixStages(
-        builder.norm_shift("att norm", att_norm(shape), scratch.mixes),
-        builder.matmul("projections", projections, scratch.mixes, scratch.projected),
+        builder.normed_matmul(
+            "att norm", att_norm(shape), "projections", projections, scratch.mixes, scratch.projected
+        ),
         bonus_recurrence(
             builder,
             shape,

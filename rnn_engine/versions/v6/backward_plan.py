@@ -29,14 +29,7 @@ from collections.abc import Iterator
 from rnn_engine.backward.context import BackwardContext, BackwardLayer
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
-from rnn_engine.versions.shared.backward_plan import (
-    BonusRecurrenceBackward,
-    GatedChannelMixBackward,
-    HeadBuffers,
-    matmul_backward,
-    norm_shift_backward,
-    on_tokens,
-)
+from rnn_engine.versions.shared.backward_plan import BonusLayersBackward, matmul_backward, on_tokens
 from rnn_engine.versions.shared.plan import Decay, LayerBuilder, check_head_size
 from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 from rnn_engine.versions.v6.plan import (
@@ -71,48 +64,33 @@ class _Layers:
     """
 
     def __init__(self, context: BackwardContext, shape: ShapeV6) -> None:
-        create, plane = context.forward.memory.create_buffer, 4 * context.forward.limits.max_tokens * shape.width
+        create = context.forward.memory.create_buffer
         scratch = self._scratch = Scratch(context.forward, shape)
         self._context = context
         self._shape = shape
-        self._added = create("added to mixes", NUM_MIXES * plane)  # [5, T, D], then their gradients
-        self._d_mixes = create("gradients of mixes", scratch.mixes.size)
+        self._added = create("added to mixes", NUM_MIXES * scratch.decay.size)  # [5, T, D], then their gradients
         self._d_mixes_hidden = create("gradients of mixes hidden", scratch.mixes_hidden.size)
-        self._d_projected = create("gradients of projected", scratch.projected.size)
-        self._d_decay = create("gradient of the decay", plane)
-        self._heads = HeadBuffers(
-            scratch.projected, Decay(scratch.decay, 0, shape.width), self._d_projected, self._d_decay
+        self._shared = BonusLayersBackward(
+            context, shape, mixes=scratch.mixes, projected=scratch.projected, bonus=BONUS, has_gate=True
         )
-        self._channel_mix = GatedChannelMixBackward(context, scratch.mixes, self._d_mixes)
-        self._recurrence = BonusRecurrenceBackward(context, shape, bonus=BONUS, has_gate=True)
 
     def load(self, layer: int) -> BackwardLayer:
         builder = make_builder(self._context.forward, layer)
-        time_mix = time_mix_stages(
-            builder, self._shape, self._scratch, traced=self._recurrence.traced, added=self._added
-        )
+        stages = time_mix_stages(builder, self._shape, self._scratch, traced=self._shared.traced, added=self._added)
         add = self._mixes_stage(builder, "add_shifted_mixes", {})
-        channel_mix = self._channel_mix.layer(builder, FFN_NORM)
-        forward = (*time_mix[:3], add, *time_mix[3:])
-        return BackwardLayer(
-            forward=(*forward, *channel_mix.forward),
-            recompute=forward[:-1],
-            backward=(*channel_mix.backward, *self._time_mix_backward(builder, time_mix)),
-        )
+        decay = Decay(self._scratch.decay, 0, self._shape.width)
+        to_mixes = self._mixes_backward(builder, stages)
+        norms = ATT_NORM, FFN_NORM
+        return self._shared.layer(builder, (*stages[:3], add, *stages[3:]), stages.output, decay, to_mixes, norms)
 
-    def _time_mix_backward(self, builder: LayerBuilder, forward: TimeMixStages) -> Iterator[Stage]:
-        """Yield the stages of the time mix. The first layer's input needs no gradient, except for its token shift."""
-        context, scratch, recurrence = self._context, self._scratch, self._recurrence
-        yield matmul_backward(context, forward.output, context.dx, recurrence.traced)
-        yield from recurrence.to_state(builder, self._heads)
-        if builder.layer > 0 or context.trains_shifts:
-            yield from recurrence.to_inputs(builder, self._heads)
-            yield matmul_backward(context, forward.decay, self._d_decay, self._d_projected, scratch.projected)
-            yield matmul_backward(context, forward.projections, self._d_projected, self._d_mixes)
-            yield self._mixes_stage(builder, "add_shifted_mixes_backward", {"d_mixes": self._d_mixes})
-            yield matmul_backward(context, forward.mixes_up, self._added, self._d_mixes_hidden, scratch.mixes_hidden)
-            yield matmul_backward(context, forward.mixes_down, self._d_mixes_hidden, self._d_mixes)
-            yield norm_shift_backward(context, builder, "att norm", ATT_NORM, builder.context.buffers.x, self._d_mixes)
+    def _mixes_backward(self, builder: LayerBuilder, forward: TimeMixStages) -> Iterator[Stage]:
+        """Yield the stages from the gradients of r, k, v, the gate and the decay to those of the mixes."""
+        context, scratch, shared = self._context, self._scratch, self._shared
+        yield matmul_backward(context, forward.decay, shared.d_decay, shared.d_projected, scratch.projected)
+        yield matmul_backward(context, forward.projections, shared.d_projected, shared.d_mixes)
+        yield self._mixes_stage(builder, "add_shifted_mixes_backward", {"d_mixes": shared.d_mixes})
+        yield matmul_backward(context, forward.mixes_up, self._added, self._d_mixes_hidden, scratch.mixes_hidden)
+        yield matmul_backward(context, forward.mixes_down, self._d_mixes_hidden, shared.d_mixes)
 
     def _mixes_stage(self, builder: LayerBuilder, kernel: str, buffers: dict[str, Buffer]) -> KernelStage:
         common = {"mixes": self._scratch.mixes, "added": self._added}

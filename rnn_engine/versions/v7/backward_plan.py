@@ -89,7 +89,7 @@ class _Layer(Layer):
     def _channel_mix_backward(self, forward: ChannelMixStages) -> Iterator[Stage]:
         context, d, hidden = self._backward, self._gradients, self._scratch.ffn_hidden
         yield matmul_backward(context, forward.value, context.dx, d.ffn_hidden, hidden)
-        yield matmul_backward(context, forward.key, d.ffn_hidden, d.mixes)
+        yield matmul_backward(context, forward.key.matmul, d.ffn_hidden, d.mixes)
         yield norm_shift_backward(context, self, "ffn norm", FFN_NORM, self._middle, d.mixes)
 
     def _time_mix_backward(self, forward: TimeMixStages) -> Iterator[Stage]:
@@ -101,8 +101,8 @@ class _Layer(Layer):
         if self.layer > 0 or context.trains_shifts:
             yield recurrence.to_decay(self, d.heads)
             yield self._inputs_backward()
-            yield matmul_backward(context, forward.gates, d.gates, d.projected, self._scratch.projected)
-            yield matmul_backward(context, forward.projections, d.projected, d.mixes)
+            yield matmul_backward(context, forward.recurrence.gates, d.gates, d.projected, self._scratch.projected)
+            yield matmul_backward(context, forward.projections.matmul, d.projected, d.mixes)
             yield norm_shift_backward(context, self, "att norm", ATT_NORM, self.context.buffers.x, d.mixes)
 
     def _outputs_backward(self) -> KernelStage:

@@ -1,6 +1,7 @@
 """The forward pass of RWKV-7 on a device: the buffers and the stages of its layers.
 
-A layer has eight dispatches:
+A layer has eight dispatches. On hardware, a step of one token has five: the matmuls compute the norms before them, and
+the recurrence computes the adapters' second halves.
 
 1. Norm and token shift into six mixes.
 2. r, k, v and the adapters' first halves.
@@ -18,23 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
-from rnn_engine.forward.matmul import BoundMatMul
-from rnn_engine.forward.segments import Activation, Matrix
+from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
+from rnn_engine.forward.segments import Activation, Matrix, SegmentPlace
 from rnn_engine.forward.stages import KernelStage, Stage
-from rnn_engine.forward.weight_formats import round_up
-from rnn_engine.gpu import Buffer
+from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, round_up
+from rnn_engine.gpu import Buffer, Dispatch
 from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size, head_stage
 from rnn_engine.versions.v7.layout import ShapeV7
 from shaders import Constant
 
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
+_AT_ONCE: Final = 16  # eights of weights that a thread of gates_by_rows.wgsl asks for at once
 _ATT_MIXES: Final = tuple(f"att.{mix}" for mix in _MIXES)
 ATT_NORM: Final = NormShift("ln1", _ATT_MIXES, "att_shift")
 FFN_NORM: Final = NormShift("ln2", ("ffn.x_k",), "ffn_shift")
@@ -81,6 +84,30 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
         yield Layer(context, scratch, shape, layer).stages()
 
 
+def _is_plain(gates: BoundMatMul) -> bool:
+    """Return True if gates_by_rows.wgsl can read the matrices of `gates`: one part, in a format of one buffer."""
+    return len(gates.parts) == 1 and len(gates.parts[0][0].weights) == 1
+
+
+def _adapter_constants(places: Mapping[str, SegmentPlace]) -> dict[str, Constant]:
+    """Return the constants of gates_by_rows.wgsl for the second halves of adapters at `places`, by the adapter's name.
+
+    Those of an adapter that the layer lacks are 0.
+    """
+    constants: dict[str, Constant] = {"AT_ONCE": _AT_ONCE}
+    for adapter in _ADAPTERS:
+        place, prefix = places.get(adapter.name), adapter.name.upper()
+        constants |= {
+            f"{prefix}_START": place.weights_start if place else 0,
+            f"{prefix}_PANEL_BLOCKS": place.panel_blocks if place else 0,
+            f"{prefix}_EIGHTS": -(-place.num_columns // COLUMNS_AT_ONCE) if place else 0,
+            f"{prefix}_INNER": place.inputs_start if place else 0,
+        }
+        if adapter.second is not Activation.NONE:
+            constants[f"{prefix}_BIAS"] = place.operand_start if place else 0
+    return constants
+
+
 class Scratch:
     """The device buffers for activations within a layer of RWKV-7. All layers share them."""
 
@@ -117,18 +144,39 @@ class Scratch:
 class TimeMixStages(NamedTuple):
     """The stages of a layer's time mix, in their order."""
 
-    norm: KernelStage
-    projections: BoundMatMul
+    projections: NormedMatMul
+    recurrence: GatedRecurrence
+    output: BoundMatMul
+
+
+@dataclass(frozen=True, slots=True)
+class GatedRecurrence:
+    """The stage of the second halves of a layer's adapters, and of the recurrence that reads their outputs.
+
+    If the tuning says so, the recurrence of a single token computes them itself, in place of a dispatch before.
+    """
+
     gates: BoundMatMul
     recurrence: KernelStage
-    output: BoundMatMul
+    alone: KernelStage | None  # the recurrence that computes them itself
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.gates.weight_bytes
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        if self.alone is None or step.num_tokens > 1:
+            yield from self.gates.dispatches(step)
+            yield from self.recurrence.dispatches(step)
+        else:
+            for dispatch in self.alone.dispatches(step):
+                yield replace(dispatch, moved_bytes=dispatch.moved_bytes + self.weight_bytes)
 
 
 class ChannelMixStages(NamedTuple):
     """The stages of a layer's channel mix, in their order."""
 
-    norm: KernelStage
-    key: BoundMatMul
+    key: NormedMatMul
     value: BoundMatMul
 
 
@@ -158,19 +206,19 @@ class Layer(LayerBuilder):
         """Return the stages of the time mix. For `traced` see `rnn_engine.versions.shared.plan.head_stage`."""
         scratch = self._scratch
         return TimeMixStages(
-            self.norm_shift("att norm", ATT_NORM, scratch.mixes),
-            self.matmul("projections", self._projections(), scratch.mixes, scratch.projected),
-            self.matmul("gates", self._gates(), scratch.projected, scratch.gates),
-            self._recurrence(traced),
+            self.normed_matmul(
+                "att norm", ATT_NORM, "projections", self._projections(), scratch.mixes, scratch.projected
+            ),
+            self._recurrence(self.matmul("gates", self._gates(), scratch.projected, scratch.gates), traced),
             self.output(scratch.mixed),
         )
 
     def channel_mix_stages(self) -> ChannelMixStages:
         mixes, hidden, x = self._scratch.mixes, self._scratch.ffn_hidden, self.context.buffers.x
+        key = self.alone("ffn.key.weight", Activation.SQUARED_RELU)
         value = self.alone("ffn.value.weight", Activation.RESIDUAL, inputs_from=Activation.SQUARED_RELU)
         return ChannelMixStages(
-            self.norm_shift("ffn norm", FFN_NORM, mixes),
-            self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
+            self.normed_matmul("ffn norm", FFN_NORM, "key", [key], mixes, hidden),
             self.matmul("value", [value], hidden, x),
         )
 
@@ -210,16 +258,25 @@ class Layer(LayerBuilder):
         """
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
-    def _recurrence(self, traced: Buffer | None) -> KernelStage:
-        scratch = self._scratch
+    def _recurrence(self, gates: BoundMatMul, traced: Buffer | None) -> GatedRecurrence:
+        scratch, tuning = self._scratch, self.context.tuning
         constants = {"IS_FIRST_LAYER": self.layer == 0, **self.key_constants()}
-        buffers = {
-            "projected": scratch.projected,
-            "gates": scratch.gates,
-            "v_first": scratch.v_first,
-            "mixed": scratch.mixed,
-        }
-        return head_stage(self, self._shape, "wkv7", constants, buffers, traced)
+        buffers = {"projected": scratch.projected, "v_first": scratch.v_first, "mixed": scratch.mixed}
+        stored = head_stage(self, self._shape, "wkv7", constants, {**buffers, "gates": scratch.gates}, traced)
+        if not tuning.gates_in_recurrence or traced is not None or not _is_plain(gates):
+            return GatedRecurrence(gates, stored, None)
+        ((part, _),) = gates.parts
+        places = dict(zip((adapter.name for adapter in self._adapters()), part.places, strict=True))
+        alone = head_stage(
+            self,
+            self._shape,
+            "wkv7",
+            {**constants, **_adapter_constants(places)},
+            {**buffers, **part.weights},
+            more_includes={"gates": "gates_by_rows", **tuning.weight_includes(part.format)},
+            waits=sum(-(-place.num_columns // (COLUMNS_AT_ONCE * _AT_ONCE)) for place in part.places),
+        )
+        return GatedRecurrence(gates, stored, alone)
 
     def key_constants(self) -> dict[str, Constant]:
         """Return the places, in the layer's vectors, of those with which a head turns k into keys and the bonus."""
