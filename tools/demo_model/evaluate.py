@@ -57,7 +57,10 @@ class Figure:
 
 
 class Server:
-    """A client of the server's routes that the evaluation needs. With a `seed`, it samples with the server's defaults."""
+    """A client of the server's routes that the evaluation needs.
+
+    With a `seed`, answers are sampled with the server's defaults in place of greedy decoding.
+    """
 
     def __init__(self, url: str, state: str | None = None, *, seed: int | None = None) -> None:
         self._url = url.rstrip("/")

@@ -9,7 +9,8 @@ halves are widened, and it learns more skills; last it learns to call tools with
 rate is constant after a warm-up, and falls to zero in the last steps of a phase. Each phase starts the optimisers anew.
 
 The run's folder gets checkpoint.pt and loss.csv. If it has no checkpoint, --weights names a model file to start from.
-Two threads share the micro-batches of a step and the optimisers, so that a step is not held up if something else keeps one core busy.
+Two threads share the micro-batches of a step and the optimisers, so that a step is not held up if something else keeps
+one core busy.
 """
 
 from __future__ import annotations
