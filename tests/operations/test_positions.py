@@ -14,7 +14,7 @@ from rnn_engine.operations.chat_prompt import token_positions
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from tests.support.fake_engine import FakeEngine
 
-DEMO = load_tokenizer("auto", model_path(), 1934)
+DEMO = load_tokenizer("auto", model_path(), 2317)
 WORLD = load_tokenizer("world", model_path(), 65536)
 
 words = st.text(st.sampled_from("aB.? \n\"'é1:"), max_size=12)

@@ -32,7 +32,7 @@ class SilentTokenizer(ByteTokenizer):
         return b"" if token > 256 else super().decode_bytes(token)
 
 
-DEMO = TextMaker(load_tokenizer("auto", model_path(), 1934), load_chat_template("auto", model_path()))
+DEMO = TextMaker(load_tokenizer("auto", model_path(), 2317), load_chat_template("auto", model_path()))
 SETTINGS = DataSettings(1000)
 BYTES = TextMaker(ByteTokenizer(), WorldTemplate())
 END = "<|im_end|>"

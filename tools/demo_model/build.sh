@@ -11,7 +11,7 @@ mkdir -p $run
 [ -e $run/tokenizer.json ] || "$PYTHON" -m tools.demo_model.vocabulary $run/tokenizer.json
 "$PYTHON" -m tools.demo_model.train --run $run --phase first --steps 4200 --cooldown 800
 "$PYTHON" -m tools.demo_model.train --run $run --phase second --after 4200 --steps 6220 --cooldown 800
-"$PYTHON" -m tools.demo_model.train --run $run --phase third --after 6220 --steps 10100 --cooldown 1500
+"$PYTHON" -m tools.demo_model.train --run $run --phase third --after 6220 --steps 12000 --cooldown 2000
 "$PYTHON" -m tools.demo_model.export $run $demo/demo.safetensors docs/demo-model/loss.svg
 cp $run/tokenizer.json $demo/tokenizer.json
 .venv/bin/python -m tools.demo_model.pirate_data $run/pirate.jsonl

@@ -57,11 +57,15 @@ class Figure:
 
 
 class Server:
-    """A client of the server's routes that the evaluation needs."""
+    """A client of the server's routes that the evaluation needs.
 
-    def __init__(self, url: str, state: str | None = None) -> None:
+    With a `seed`, answers are sampled with the server's defaults in place of greedy decoding.
+    """
+
+    def __init__(self, url: str, state: str | None = None, *, seed: int | None = None) -> None:
         self._url = url.rstrip("/")
         self._extra = {} if state is None else {"state": state}
+        self._sampling = GREEDY if seed is None else {"model": GREEDY["model"], "seed": seed}
 
     def answer(self, dialogue: Dialogue) -> str:
         """Return the model's answer to the last question of `dialogue`."""
@@ -69,7 +73,7 @@ class Server:
 
     def chat(self, messages: list[dict[str, str]]) -> str:
         """Return the model's next message in the conversation `messages`."""
-        reply = self._post("/v1/chat/completions", {"messages": messages, "max_tokens": MAX_TOKENS, **GREEDY})
+        reply = self._post("/v1/chat/completions", {"messages": messages, "max_tokens": MAX_TOKENS, **self._sampling})
         return str(reply["choices"][0]["message"]["content"]).strip()
 
     def call(self, dialogue: Dialogue) -> str | None:
@@ -86,7 +90,7 @@ class Server:
         ]
         messages = [{"role": "system", "content": text.strip()}] if text else []
         messages += dialogue.messages()[1:]
-        body = {"messages": messages, "tools": tools, "max_tokens": MAX_TOKENS, **GREEDY}
+        body = {"messages": messages, "tools": tools, "max_tokens": MAX_TOKENS, **self._sampling}
         [choice] = self._post("/v1/chat/completions", body)["choices"]
         if choice["finish_reason"] != "tool_calls":
             return None
@@ -190,7 +194,7 @@ def choice_figure(server: Server, skill: str, count: int) -> Figure:
 
 def pirate_figures(server: Server, skill: str, count: int) -> list[Figure]:
     """Count the answers of a skill in a pirate's style, and those that are right apart from the style."""
-    dialogues = held_out(skill, count)
+    dialogues = items(skill, count)
     answers = _answers(server, dialogues)
     styled = [answer.startswith(PIRATE_PREFIX) and answer.endswith(PIRATE_SUFFIX) for answer in answers]
     right = [

@@ -26,7 +26,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """The Muon optimiser: momentum with orthogonalised steps. Matrices of one shape are updated together."""
+    """The Muon optimiser, for matrices of one shape: momentum with orthogonalised steps."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -34,14 +34,12 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
-            for parameter in group["params"]:
-                by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
-                updates = orthogonal(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
-                scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
-                for parameter, update in zip(parameters, updates, strict=True):
-                    parameter.sub_(update, alpha=scale)
+            parameters = group["params"]
+            updates = orthogonal(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
+            rows, columns = parameters[0].shape
+            scale = group["lr"] * max(1.0, rows / columns) ** 0.5
+            for parameter, update in zip(parameters, updates, strict=True):
+                parameter.sub_(update, alpha=scale)
 
     def _momentum(self, parameter: nn.Parameter, momentum: float) -> Tensor:
         state = self.state[parameter]
@@ -52,16 +50,17 @@ class Muon(torch.optim.Optimizer):
 
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return the optimisers of all parameters of a model. Each group has its full learning rate as `rate`."""
-    large = [
-        p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2 and min(p.shape) > 64
-    ]
-    chosen = {id(p) for p in large}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    made: list[torch.optim.Optimizer] = [
-        Muon(large, MUON_RATE),
-        torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0),
-    ]
+    """Return the optimisers of all parameters of a model, one for the large matrices of each shape.
+
+    Each group has its full learning rate as `rate`. Their steps may be taken by several threads at once.
+    """
+    large: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_large = name.startswith("blocks") and parameter.ndim == 2 and min(parameter.shape) > 64
+        (large[parameter.shape] if is_large else rest).append(parameter)
+    made: list[torch.optim.Optimizer] = [Muon(parameters, MUON_RATE) for parameters in large.values()]
+    made.append(torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0))
     for optimizer in made:
         for group in optimizer.param_groups:
             group["rate"] = group["lr"]

@@ -2,14 +2,15 @@
 
     python -m tools.demo_model.train --run build/demo-model --phase first --steps 4200
     python -m tools.demo_model.train --run build/demo-model --phase second --after 4200 --steps 6220
-    python -m tools.demo_model.train --run build/demo-model --phase third --after 6220 --steps 10100
+    python -m tools.demo_model.train --run build/demo-model --phase third --after 6220 --steps 12000
 
 There are three phases: first a smaller model learns the skills that need the most examples; then its feed-forward
 halves are widened, and it learns more skills; last it learns to call tools with names that it never saw. The learning
 rate is constant after a warm-up, and falls to zero in the last steps of a phase. Each phase starts the optimisers anew.
 
 The run's folder gets checkpoint.pt and loss.csv. If it has no checkpoint, --weights names a model file to start from.
-Two threads share the micro-batches of a step, so that a step is not held up if something else keeps one core busy.
+Two threads share the micro-batches of a step and the optimisers, so that a step is not held up if something else keeps
+one core busy.
 """
 
 from __future__ import annotations
@@ -92,8 +93,7 @@ class Trainer:
             parameter.grad = sum(gradients[index] for _, gradients in results)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         set_progress(self.optimizers, factor * self.phase.rate)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        list(self.pool.map(lambda optimizer: optimizer.step(), self.optimizers))
         self.steps_done += 1
         return sum(loss for loss, _ in results)
 

@@ -3,8 +3,9 @@
     python -m tools.demo_model.openings [MODEL]
     python -m tools.demo_model.openings --url http://127.0.0.1:65530
 
-Answers are decoded greedily. The model itself answers the earlier turns of a conversation. --all prints the sensible
-answers too. The row "held out" leaves out very short openings, since the training text may contain them.
+Answers are decoded greedily, or, with --seed, sampled with the server's defaults. The model itself answers the earlier
+turns of a conversation. --all prints the sensible answers too. The row "held out" leaves out very short openings, since
+the training text may contain them.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     model_arguments(parser)
     parser.add_argument("--all", action="store_true", help="print the sensible answers too")
+    parser.add_argument("--seed", type=int, help="sample with the server's defaults from this seed")
     options = parser.parse_args()
     openings = load_openings()
     with serving(options) as url:
-        answers = ask_all(openings, Server(url).chat)
+        answers = ask_all(openings, Server(url, seed=options.seed).chat)
     print(report(openings, answers, everything=options.all))
 
 
