@@ -19,6 +19,15 @@ from states.named.store import StateStore
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """Facts about a model that was made for embedding: it gives vectors and no text."""
+
+    width: int  # the length of its vectors
+    tasks: tuple[str, ...]  # for which it has vectors, the default first
+    reranker: str | None = None  # the name of the model that reads its states to rank documents, if one is loaded
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Facts about a loaded engine that clients may see, such as its model and device; they never change."""
 
@@ -36,6 +45,7 @@ class EngineInfo:
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # makes prompts of conversations
     special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may use, by their text
     max_draft: int = 0  # most tokens of a draft; 0 = nothing is drafted
+    embedding: EmbeddingInfo | None = None  # of a model that was made for embedding
 
     @property
     def device_bytes(self) -> int | None:

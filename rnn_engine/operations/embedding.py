@@ -55,9 +55,12 @@ class EmbeddingSettings:
     pooling: Pooling = "key_norms"  # of a matrix field
     dimensions: int | None = None  # None = as many as the part has
     normalize: bool = True  # scale the vector to length 1
+    task: str | None = None  # for which the vector is, of a model made for embedding; None = its first
 
     def check(self, shape: ModelShape) -> None:
         """Raise InvalidRequestError for the first setting that is not allowed for a model with the sizes `shape`."""
+        if self.task is not None:
+            raise InvalidRequestError("task", self.task, "null, since the model was not made for embedding")
         if self.part is not None:
             check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
         check_choice("pooling", self.pooling, get_args(Pooling))
