@@ -99,7 +99,7 @@ class CollectionLimits:
 
     max_collections: int = 1024
     max_collection_documents: int = 100_000  # of one collection
-    max_collection_bytes: int = 4 << 30  # of all collections of one owner
+    max_collection_bytes: int = 1 << 30  # of all collections of one owner
 
 
 @dataclass(frozen=True, slots=True)
