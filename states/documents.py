@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -64,6 +64,23 @@ class Document:
     text: str
     metadata: Metadata = field(default_factory=dict)
     num_tokens: int = 0  # of the text
+
+    @classmethod
+    def parse(cls, value: object, place: str) -> Self:
+        """Return the document that a client gives as a text, or as an object with `text` and maybe `id` and `metadata`.
+
+        Without an id it gets a random one. Raises InvalidRequestError, which names the document by `place`.
+        """
+        match {"text": value} if isinstance(value, str) else value:
+            case {"text": str(text), **rest} if rest.keys() <= {"id", "metadata"}:
+                document_id, metadata = rest.get("id"), rest.get("metadata")
+                if not isinstance(document_id, str | None):
+                    raise InvalidRequestError(f"{place}.id", document_id, "a text, or null for a random one")
+                if not isinstance(metadata, Mapping | None):
+                    raise InvalidRequestError(f"{place}.metadata", metadata, "an object, or null")
+                return cls(uuid.uuid4().hex if document_id is None else document_id, text, metadata or {})
+        allowed = 'a text, or an object such as {"text": "...", "id": "...", "metadata": {}}'
+        raise InvalidRequestError(place, value, allowed)
 
     def check(self, place: str) -> None:
         """Raise InvalidRequestError, which names the document by `place`, for the first field that is not allowed."""
@@ -145,7 +162,7 @@ class StoredCollection:
         self.version = 0  # grows with each change
         self._connection = connection
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed: str | None = None  # why it can't be used any more
 
     @property
     def num_documents(self) -> int:
@@ -244,17 +261,20 @@ class StoredCollection:
                 rows[index], matrix[index] = row, vector
             return _Vectors(self.version, rows, np.empty((0, 0), np.float32) if matrix is None else matrix)
 
-    def close(self) -> None:
-        """Close the file. Waits for a change that is being written. Idempotent."""
+    def close(self, reason: str) -> None:
+        """Close the file; later uses raise NotFoundError with the `reason`, a participle such as "deleted".
+
+        Waits for a change that is being written. Idempotent.
+        """
         with self._lock:
-            self._closed = True
+            self._closed = reason
             self._connection.close()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            if self._closed:
-                raise NotFoundError(f"collection {self.facts.name!r} was deleted meanwhile")
+            if self._closed is not None:
+                raise NotFoundError(f"collection {self.facts.name!r} was {self._closed} meanwhile")
             try:
                 yield self._connection
             except (sqlite3.Error, ValueError) as error:  # ValueError: JSON or a vector is damaged
@@ -364,7 +384,7 @@ class DocumentStore:
         """
         with self._lock:
             found = self.get(owner, name)
-            found.close()
+            found.close("deleted")
             del self._collections[owner, name]
             self._matrices.forget(found)
             if found.path is None:
@@ -404,7 +424,7 @@ class DocumentStore:
         """Close all files and unlock the folder. Idempotent."""
         with self._lock:
             for collection in self._collections.values():
-                collection.close()
+                collection.close("closed")
             self._collections.clear()
             if self._owned is not None:
                 self._owned.release()

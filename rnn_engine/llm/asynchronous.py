@@ -21,6 +21,7 @@ from rnn_engine.errors import InvalidRequestError, StepError, check_list, is_who
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import DEMO
+from rnn_engine.llm.collection import AsyncCollection
 from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar
 from rnn_engine.llm.prompts import (
@@ -42,6 +43,7 @@ from rnn_engine.llm.state import State
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode, prompt_after
+from rnn_engine.operations.collections import create_collection
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.naming import run_tokens, settle_end
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, score_pairs
@@ -49,6 +51,7 @@ from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import MixKind
 from rnn_engine.types import F32
 from states.cache.config import CacheConfig
+from states.documents import DocumentStore
 from states.files.exchange import StateFiles
 
 T = TypeVar("T")
@@ -60,6 +63,7 @@ OnDone: TypeAlias = Callable[[int, Completion], None]
 """Called with the index of a prompt and its completion."""
 
 _MAX_QUEUED = 1 << 20  # callers of this process may wait as long as they like
+_OWNER = ""  # of all collections: a process has no API keys
 _AHEAD = 2  # requests in the engine for each slot, so that a slot that becomes free is used at once
 DEFAULT_PARAMS = SamplingParams()
 DEFAULT_CACHE = CacheConfig()
@@ -87,6 +91,8 @@ class AsyncLLM:
     def __init__(self, engine: Engine) -> None:
         """Use a loaded engine, which `close` closes."""
         self.engine = engine
+        self._stores: dict[Path | None, DocumentStore] = {}  # of collections, by folder; None: in memory
+        self._opening = asyncio.Lock()  # so that each is opened once
 
     @classmethod
     async def load(
@@ -446,6 +452,26 @@ class AsyncLLM:
         embeddings = await embed(self.engine, tokens, settings, initial_state=initial, wait_for_room=True)
         return np.stack([each.vector for each in embeddings])
 
+    async def collection(self, name: str = "documents", folder: str | Path | None = None) -> AsyncCollection:
+        """Return the collection of documents of this name, which is made if there is none.
+
+        It is kept in `folder` over restarts, or else in memory. Give `cache` a disk, too, when the model is loaded:
+        then the states after the documents are kept as well. Raises InvalidRequestError for a bad name, and StateError
+        if the folder can't be used, or another process uses it.
+        """
+
+        def find() -> AsyncCollection:
+            place = None if folder is None else Path(folder).resolve()
+            if place not in self._stores:
+                self._stores[place] = DocumentStore(place)
+            store = self._stores[place]
+            names = {each.facts.name: each for each in store.of_owner(_OWNER)}
+            found = names.get(name) or create_collection(self.engine, store, _OWNER, name)
+            return AsyncCollection(self.engine, store, found)
+
+        async with self._opening:
+            return await asyncio.to_thread(find)
+
     async def state(self, prompt: Prompt | Messages = "", *, state: State | None = None) -> State:
         """Return the state after a text, token ids or the messages of a chat, which start from `state`.
 
@@ -477,8 +503,12 @@ class AsyncLLM:
         return self.engine.detokenize(tokens).decode(errors="replace")
 
     async def close(self) -> None:
-        """End what runs with EngineClosedError, and free the device. Idempotent."""
-        await self.engine.close()
+        """End what runs with EngineClosedError, free the device and close collections. Idempotent."""
+        try:
+            await self.engine.close()
+        finally:
+            for store in self._stores.values():
+                store.close()
 
     def _ask(
         self, prompt: Prompt | Messages, params: SamplingParams, start: Start, grammar: Grammar | None = None

@@ -30,6 +30,7 @@ from rnn_engine.llm.asynchronous import (
     Schema,
     ignore_completion,
 )
+from rnn_engine.llm.collection import Collection
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.llm.prompts import Messages, Prompt, StateChoice
 from rnn_engine.llm.results import Completion, GenerationInterrupted, RankedChoice, SamplingParams
@@ -85,8 +86,8 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             raise RuntimeError("`on_done` must not call the LLM that calls it; note the result, and go on outside")
 
-    def stop(self, engine: Engine | None = None) -> None:
-        """Close `engine`, end what still runs with EngineClosedError, stop the loop and wait for its thread.
+    def stop(self, llm: AsyncLLM | None = None) -> None:
+        """Close `llm`, end what still runs with EngineClosedError, stop the loop and wait for its thread.
 
         Does nothing in a forked process, or if that was done.
         """
@@ -96,7 +97,7 @@ class _LoopThread:
             if self._stopping:
                 return
             self._stopping = True
-            asyncio.run_coroutine_threadsafe(self._finish(engine), self._loop)
+            asyncio.run_coroutine_threadsafe(self._finish(llm), self._loop)
         if threading.current_thread() is not self._thread:  # it may be if an LLM is deleted by the garbage collector
             self._thread.join()
 
@@ -104,12 +105,12 @@ class _LoopThread:
         self._loop.run_forever()
         self._loop.close()
 
-    async def _finish(self, engine: Engine | None) -> None:
+    async def _finish(self, llm: AsyncLLM | None) -> None:
         try:
-            if engine is not None:
+            if llm is not None:
                 # At the interpreter's end its helper threads are gone, which the last, unimportant part needs.
                 with suppress(RuntimeError):
-                    await engine.close()
+                    await llm.close()
         finally:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -165,7 +166,7 @@ class LLM:
         except BaseException:
             self._thread.stop()
             raise
-        self._closer = weakref.finalize(self, self._thread.stop, self._llm.engine)
+        self._closer = weakref.finalize(self, self._thread.stop, self._llm)
 
     @property
     def engine(self) -> Engine:
@@ -423,6 +424,13 @@ class LLM:
         """Return a vector for each text, made of the recurrent state after it: [texts, dimensions] f32."""
         return self._thread.run(self._llm.embed(texts, settings, state=state))
 
+    def collection(self, name: str = "documents", folder: str | Path | None = None) -> Collection:
+        """Return the collection of documents of this name, which is made if there is none.
+
+        It is kept in `folder` over restarts, or else in memory; see `AsyncLLM.collection`.
+        """
+        return Collection(self._thread.run(self._llm.collection(name, folder)), self._thread.run)
+
     def state(self, prompt: Prompt | Messages = "", *, state: State | None = None) -> State:
         """Return the state after a text, token ids or the messages of a chat, which start from `state`."""
         return self._thread.run(self._llm.state(prompt, state=state))
@@ -442,7 +450,7 @@ class LLM:
         return self._llm.detokenize(tokens)
 
     def close(self) -> None:
-        """End what runs with EngineClosedError, and free the device. Idempotent."""
+        """End what runs with EngineClosedError, free the device and close collections. Idempotent."""
         self._thread.check_caller()
         self._closer()
 

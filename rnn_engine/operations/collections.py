@@ -84,9 +84,9 @@ class NewDocuments:
         return 2 * sum(map(len, self.inputs))
 
 
-async def create_collection(engine: EngineLike, store: DocumentStore, owner: str, name: str) -> StoredCollection:
-    """Create an empty collection for the engine's model. Raises as `DocumentStore.create` does."""
-    return await asyncio.to_thread(store.create, owner, name, engine.state_files.model, engine.info.model)
+def create_collection(engine: EngineLike, store: DocumentStore, owner: str, name: str) -> StoredCollection:
+    """Create an empty collection for the engine's model. Blocks meanwhile. Raises as `DocumentStore.create` does."""
+    return store.create(owner, name, engine.state_files.model, engine.info.model)
 
 
 def prepare_documents(

@@ -129,7 +129,7 @@ async def test_an_empty_collection_finds_nothing(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("documents", "param", "message"),
     [
-        ([], "documents", "a list with at least one document"),
+        ([], "documents", "a list of texts, or of objects with a `text`, at least one"),
         (["a"] * 100_000, "documents", "100000 is not allowed; expected at most 2048 inputs (max_inputs)"),
         (
             [{"id": "b", "text": "x"}, {"id": "b", "text": "y"}],

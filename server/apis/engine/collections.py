@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import BeforeValidator, FailFast, Field, WithJsonSchema
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.operations.collections import (
@@ -39,26 +38,12 @@ COLLECTIONS = web.AppKey("collections", DocumentStore)
 """The collections of all API keys."""
 
 _MOST_LISTED = 1000  # documents of a page
-_FORM = 'a text, or an object such as {"text": "...", "id": "...", "metadata": {}}'
 
 
-def _parse_documents(value: object) -> object:
+def _parse_documents(value: object) -> list[Document]:
     if not isinstance(value, list) or not value:
-        raise RefusedError(value, f"a list with at least one document: {_FORM}")
-    return [_parse_document(number, document) for number, document in enumerate(value)]
-
-
-def _parse_document(number: int, value: object) -> Document:
-    fields = {"text": value} if isinstance(value, str) else value
-    match fields:
-        case {"text": str(text), **rest} if rest.keys() <= {"id", "metadata"}:
-            document_id, metadata = rest.get("id"), rest.get("metadata")
-            if document_id is not None and not isinstance(document_id, str):
-                raise RefusedError(document_id, "a text, or null for an id made by the server", below=f"{number}.id")
-            if metadata is not None and not isinstance(metadata, dict):
-                raise RefusedError(metadata, "an object, or null", below=f"{number}.metadata")
-            return Document(uuid.uuid4().hex if document_id is None else document_id, text, metadata or {})
-    raise RefusedError(value, _FORM, below=str(number))
+        raise RefusedError(value, "a list of texts, or of objects with a `text`, at least one")
+    return [Document.parse(document, f"documents.{number}") for number, document in enumerate(value)]
 
 
 _DOCUMENT_SCHEMA = {
@@ -72,7 +57,7 @@ _DOCUMENT_SCHEMA = {
     ]
 }
 Documents: TypeAlias = Annotated[
-    list[Any], BeforeValidator(_parse_documents), WithJsonSchema({"type": "array", "items": _DOCUMENT_SCHEMA})
+    list[Document], PlainValidator(_parse_documents), WithJsonSchema({"type": "array", "items": _DOCUMENT_SCHEMA})
 ]
 
 
@@ -229,7 +214,8 @@ async def list_collections(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     body = await read_body(request, CreateCollectionRequest)
     store = request.app[COLLECTIONS]
-    made = await create_collection(engine_of(request), store, request[PRINCIPAL].name, body.name)
+    engine, owner = engine_of(request), request[PRINCIPAL].name
+    made = await asyncio.to_thread(create_collection, engine, store, owner, body.name)
     return json_response(await asyncio.to_thread(_entry, store, made))
 
 
