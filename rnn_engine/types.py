@@ -199,6 +199,16 @@ class ModelShape(ABC):
         """The number of weights in one layer's large matrices; running a token takes as many multiplications."""
 
     @property
+    def has_head(self) -> bool:
+        """True if the model's rows are logits; False if they are features, the last layer's output after the norm."""
+        return True
+
+    @property
+    def row_size(self) -> int:
+        """The length of a row that the model gives for a token: V logits, or D features without a head."""
+        return self.vocab_size if self.has_head else self.width
+
+    @property
     def takes_embeddings(self) -> bool:
         """True if the model can run embedding vectors in place of tokens; False if its layers also need token ids."""
         return True
@@ -355,7 +365,7 @@ class Readout:
     allowed_logsumexp: F32  # [R] the same over the tokens that the row's mask allows; `logsumexp` without a mask
     target_logits: F32  # [R] the logit at the row's target; NaN if the run has no targets
     sound: NDArray[np.bool_]  # [B] whether all rows of the run are finite; true of a run without rows
-    full_row: Callable[[int], F32]  # row -> [V] logits
+    full_row: Callable[[int], F32]  # row -> [V] logits, or [D] features of a model without a head
     drawn: Sequence[Drawn] = ()  # [B], or empty if no run has a draw
 
 
