@@ -11,7 +11,7 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
-from rnn_engine.types import DeviceMemory, ModelShape
+from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, ModelShape, State
 from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from states.cache.config import CacheStats
 from states.files.exchange import StateFiles
@@ -153,6 +153,21 @@ class EngineLike(Protocol):
 
         With `wait_for_room`, this waits while the queue is full and does not raise OverloadedError. It is meant for the
         later requests of a call, after its first ones have run.
+        """
+        ...
+
+    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
+        """Return the vectors [N, D] for `task` of texts with these `features` [N, D].
+
+        Raises InvalidRequestError if the model was not made for embedding.
+        """
+        ...
+
+    async def score_states(self, states: Sequence[State]) -> F32:
+        """Return the log-odds [N] that a document answers a query, from the states after the texts of N pairs.
+
+        Raises InvalidRequestError if the engine has no reranker. Raises StepError or UnavailableError if the device
+        fails.
         """
         ...
 

@@ -343,6 +343,9 @@ def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_
     return np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
+EmbeddingTask: TypeAlias = Literal["retrieval", "similarity", "classification"]
+"""What a vector of a model made for embedding is for. EmbeddingRWKV calls these [RETR], [STS] and [CLS]."""
+
 Batch: TypeAlias = Sequence[TokenRun]
 """The token runs of one step: at most one for each slot, and together at most `max_tokens` and `max_rows`."""
 

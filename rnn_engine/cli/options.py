@@ -240,6 +240,12 @@ chat_template_option = click.option(
     "template, or JSON as the user guide describes it.",
 )
 
+reranker_option = click.option(
+    "--reranker",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A reranker of an embedding model: it scores documents by the states after them.",
+)
 speculate_option = click.option(
     "--speculate",
     type=click.IntRange(0, MAX_DRAFT),
@@ -262,6 +268,7 @@ loading_options = option_group(
     v5_epsilon_option,
     lora_option,
     speculate_option,
+    reranker_option,
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.draws import Following
-from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
+from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_rows
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage, Stage

@@ -1,6 +1,8 @@
-"""Score how well documents answer queries: ask the model, and compare the probabilities of the answers Yes and No.
+"""Score how well documents answer queries: by a reranker, or by asking the model.
 
-Any model that follows a chat can do it; none is trained for it.
+A reranker reads the state of its embedding model after a document and a query. Any other model that follows a chat is
+asked if the document answers the query, and the probabilities of the answers Yes and No are compared. None is trained
+for that.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import make_chat_prompt, token_positions
-from rnn_engine.operations.parallel import Cost
+from rnn_engine.operations.embedding import end_of_sentence
+from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.operations.scoring import Context, score_after, shared_cost
-from rnn_engine.types import InitialState
+from rnn_engine.requests import Finished, GenerateRequest, Started
+from rnn_engine.types import InitialState, State
 
 Method: TypeAlias = Literal["reranker", "yes_no"]
 """How relevance is found: by a model that reads the state after a pair, or by the probabilities of Yes and No."""
@@ -36,16 +41,19 @@ _EXAMPLES = (
 _MOST_ADDED = 1 << 16  # characters that a template may add to a conversation
 
 
+_INSTRUCTION = "Instruct: Given a query, retrieve documents that answer the query\n"  # as rerankers were trained
+
+
 @dataclass(frozen=True, slots=True)
 class Relevance:
     """How likely it is, to the model, that a document answers a query."""
 
-    log_odds: float  # ln P(Yes) - ln P(No)
-    cost: Cost  # of the prompt and both answers
+    log_odds: float  # ln P(Yes) - ln P(No), or what a reranker gives
+    cost: Cost  # of the prompt and, if the model was asked, both answers
 
     @property
     def score(self) -> float:
-        """P(Yes) / (P(Yes) + P(No)), from 0 to 1."""
+        """The probability that the document answers the query, P(Yes) / (P(Yes) + P(No)): the sigmoid of `log_odds`."""
         smaller = math.exp(-abs(self.log_odds))
         return (1.0 if self.log_odds >= 0 else smaller) / (1.0 + smaller)
 
@@ -61,9 +69,17 @@ class RelevancePrompt:
 
 
 def method(engine: EngineLike) -> Method:
-    """Return how the relevance of documents is found with this engine's model."""
-    info = engine.info.embedding
-    return "yes_no" if info is None or info.reranker is None else "reranker"
+    """Return how the relevance of documents is found with this engine's model.
+
+    Raises InvalidRequestError for a model made for embedding without a reranker, which can't be asked.
+    """
+    info = engine.info
+    if info.embedding is None:
+        return "yes_no"
+    if info.embedding.reranker is None:
+        message = f"the model {info.model} was made for vectors and has no reranker; its operator can load one with it"
+        raise InvalidRequestError("model", info.model, "a model with a reranker, or a language model", message)
+    return "reranker"
 
 
 def document_tokens(engine: EngineLike, document: str) -> Sequence[int]:
@@ -71,6 +87,8 @@ def document_tokens(engine: EngineLike, document: str) -> Sequence[int]:
 
     `score_relevance` can go on from the state after them.
     """
+    if method(engine) == "reranker":
+        return engine.tokenize(f"{_INSTRUCTION}Document: {document}\n")
     prompt = _prompt(engine, "", document, "", document_first=True)
     end = prompt.text.rindex("\nQuery:")  # without a query, nothing of this kind follows
     sizes = {token: len(text.encode()) for text, token in engine.info.special_tokens.items()}
@@ -87,7 +105,11 @@ def relevance_prompts(
     after it. With `document_first`, those of one document go on with that document, as `document_tokens` does. The
     query is asked again at the end, since a state keeps best what it read last. `before` is a text that separates the
     prompts from what the initial state has taken in.
+
+    The prompts of a reranker always have the document first.
     """
+    if method(engine) == "reranker":
+        return tuple(_reranker_prompt(engine, query, document, before) for query, document in pairs)
     if not document_first:
         return tuple(_prompt(engine, query, document, before, document_first=False) for query, document in pairs)
     prompts, begins = [], dict[str, Sequence[int]]()
@@ -119,13 +141,59 @@ async def score_relevance(
     a prompt with such a state runs only its other tokens. Raises OverloadedError if the queue is full, before anything
     runs.
     """
+    if method(engine) == "reranker":
+        return await _read_states(engine, prompts, initial_state, document_states)
     # An answer begins with a space unless the template ends with white space.
     space = "" if prompts[0].text[-1:].isspace() else " "
     answers = [engine.tokenize(space + answer) for answer in (_YES, _NO)]
-    states = document_states or [None] * len(prompts)
-    contexts = [_context(prompt, state, initial_state) for prompt, state in zip(prompts, states, strict=True)]
-    found = await score_after(engine, contexts, answers)
+    found = await score_after(engine, _contexts(prompts, initial_state, document_states), answers)
     return tuple(Relevance(yes.total - no.total, shared_cost([yes, no])) for yes, no in found)
+
+
+async def _read_states(
+    engine: EngineLike,
+    prompts: Sequence[RelevancePrompt],
+    initial_state: InitialState | None,
+    document_states: Sequence[InitialState | None] | None,
+) -> tuple[Relevance, ...]:
+    """Return the relevance by a reranker, which reads the states after the prompts as they come, some at a time."""
+    calls = [
+        GenerateRequest(
+            context.tokens,
+            initial_state=context.initial_state,
+            checkpoint_positions=context.checkpoint_positions,
+            max_tokens=0,
+            keep_end=True,
+        )
+        for context in _contexts(prompts, initial_state, document_states)
+    ]
+    size = engine.info.num_slots
+    costs: dict[int, Cost] = {}
+    found: dict[int, Relevance] = {}
+    unread: dict[int, State] = {}
+    async with ParallelRequests(engine, calls, size) as running:
+        async for events in running:
+            for number, event in events:
+                if isinstance(event, Started):
+                    costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
+                elif isinstance(event, Finished):
+                    assert event.end is not None  # it was requested
+                    unread[number] = event.end.state
+                    if len(unread) == size or len(unread) + len(found) == len(calls):
+                        scores = await engine.score_states(list(unread.values()))
+                        for read, score in zip(unread, scores.tolist(), strict=True):
+                            found[read] = Relevance(score, costs[read])
+                        unread.clear()
+    return tuple(found[number] for number in range(len(calls)))
+
+
+def _contexts(
+    prompts: Sequence[RelevancePrompt],
+    initial_state: InitialState | None,
+    document_states: Sequence[InitialState | None] | None,
+) -> list[Context]:
+    states = document_states or [None] * len(prompts)
+    return [_context(prompt, state, initial_state) for prompt, state in zip(prompts, states, strict=True)]
 
 
 def _context(
@@ -136,6 +204,14 @@ def _context(
         return Context(prompt.tokens[prompt.num_document :], document_state)
     kept = [prompt.num_shared, *([] if prompt.num_document is None else [prompt.num_document])]
     return Context(prompt.tokens, initial_state, kept)
+
+
+def _reranker_prompt(engine: EngineLike, query: str, document: str, before: str) -> RelevancePrompt:
+    earlier = engine.tokenize(before)
+    begins = [*earlier, *document_tokens(engine, document)]
+    asked = f"Query: {query}"
+    tokens = [*begins, *engine.tokenize(asked), end_of_sentence(engine.info.shape)]
+    return RelevancePrompt(tokens, f"{before}{_INSTRUCTION}Document: {document}\n{asked}", len(earlier), len(begins))
 
 
 def _question(query: str, document: str, *, document_first: bool) -> ChatMessage:

@@ -7,20 +7,20 @@ small heads, which run in numpy, turn it into a vector or a score.
 from rnn_engine.versions.v7_retrieval.heads import ScoreHead, TaskHeads
 from rnn_engine.versions.v7_retrieval.layout import (
     EMBEDDING_LAYOUT,
+    LAYER_INDEX,
     RERANKER_LAYOUT,
     TASKS,
     ShapeV7Embedding,
     ShapeV7Reranker,
-    Task,
 )
 
 __all__ = [
     "EMBEDDING_LAYOUT",
+    "LAYER_INDEX",
     "RERANKER_LAYOUT",
     "TASKS",
     "ScoreHead",
     "ShapeV7Embedding",
     "ShapeV7Reranker",
-    "Task",
     "TaskHeads",
 ]

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from rnn_engine.reference import Weights, layer_norm
-from rnn_engine.types import F32, Model
-from rnn_engine.versions.v7_retrieval.layout import TASKS, Task
+from rnn_engine.types import F32, EmbeddingTask, Model
+from rnn_engine.versions.v7_retrieval.layout import TASKS
 
 
 class TaskHeads:
@@ -17,7 +17,7 @@ class TaskHeads:
     def __init__(self, model: Model) -> None:
         self._weights = _read(model, (name for name in model.names if name.startswith("head.")))
 
-    def apply(self, features: F32, task: Task) -> F32:
+    def apply(self, features: F32, task: EmbeddingTask) -> F32:
         """Return the vectors [N, D] for `task` of texts with these `features` [N, D]."""
         head, weights = TASKS[task], self._weights
         hidden = np.maximum(weights.matmul(features, f"{head}.fc1.weight"), 0)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
+from rnn_engine.types import EmbeddingTask
 from rnn_engine.versions.shared.layout import TENSOR_NAMES, list_norm
 from rnn_engine.versions.v7.layout import ShapeV7, list_tensors, shape_of
 
-Task: TypeAlias = Literal["retrieval", "similarity", "classification"]
-"""What a vector is for. EmbeddingRWKV calls these [RETR], [STS] and [CLS]."""
-
-TASKS: Final[dict[Task, str]] = {
+TASKS: Final[Mapping[EmbeddingTask, str]] = {
     "retrieval": "head.retr_head",
     "similarity": "head.sts_head",
     "classification": "head.cls_head",
