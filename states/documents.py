@@ -439,7 +439,7 @@ class _Matrices:
         self._lock = threading.Lock()
 
     def of(self, collection: StoredCollection) -> _Vectors:
-        """Return the vectors of a collection as it is now, and drop those of others beyond the bound."""
+        """Return the current vectors of a collection. Drop those of other collections if the bound is exceeded."""
         with self._lock:
             found = self._held.pop(collection, None)
             if found is None or found.version != collection.version:

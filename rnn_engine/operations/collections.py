@@ -1,8 +1,8 @@
 """Add documents to a collection and search it: nearest by vector, then ordered by how well they answer the query.
 
 The states after the documents are not passed around here. Adding runs, for each document, the tokens with which every
-prompt about it begins, and the state cache keeps the state after them: in memory, on disk or in the shared store, as it
-is set up. A query then runs its own tokens only. If a state was evicted, the document's tokens are run again.
+prompt about it begins. The state cache keeps the state after them, in any of its tiers. A query then runs its own
+tokens only. If a state was evicted, the document's tokens are run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collections in Python: what a query runs with states that were kept, that were not, and after a restart."""
+"""Collections in Python: the tokens that a query runs with kept states, without them, and after a restart."""
 
 from __future__ import annotations
 
