@@ -23,7 +23,7 @@ class EmbeddingInfo:
     """Facts about a model that was made for embedding: it gives vectors and no text."""
 
     width: int  # the length of its vectors
-    tasks: tuple[str, ...]  # for which it has vectors, the default first
+    tasks: tuple[EmbeddingTask, ...]  # for which it has vectors, the default first
     reranker: str | None = None  # the name of the model that reads its states to rank documents, if one is loaded
 
 
