@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rnn_engine.llm.results import Completion as Completion
     from rnn_engine.llm.results import GenerationInterrupted as GenerationInterrupted
     from rnn_engine.llm.results import RankedChoice as RankedChoice
+    from rnn_engine.llm.results import RankedDocument as RankedDocument
     from rnn_engine.llm.results import SamplingParams as SamplingParams
     from rnn_engine.llm.state import State as State
     from rnn_engine.llm.tuner import Tuner as Tuner
@@ -48,6 +49,7 @@ _MODULES = {
     "LoadSettings": "rnn_engine.loading.settings",
     "Model": "rnn_engine.llm.model",
     "RankedChoice": "rnn_engine.llm.results",
+    "RankedDocument": "rnn_engine.llm.results",
     "RnnEngineError": "rnn_engine.errors",
     "SamplingParams": "rnn_engine.llm.results",
     "Search": "rnn_engine.operations.collections",
@@ -74,6 +76,7 @@ __all__ = (
     "LoadSettings",
     "Model",
     "RankedChoice",
+    "RankedDocument",
     "RnnEngineError",
     "SamplingParams",
     "Search",

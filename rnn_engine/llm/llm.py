@@ -33,14 +33,14 @@ from rnn_engine.llm.asynchronous import (
 from rnn_engine.llm.collection import Collection
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.llm.prompts import Messages, Prompt, StateChoice
-from rnn_engine.llm.results import Completion, GenerationInterrupted, RankedChoice, SamplingParams
+from rnn_engine.llm.results import Completion, GenerationInterrupted, RankedChoice, RankedDocument, SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode
 from rnn_engine.operations.embedding import EmbeddingSettings
 from rnn_engine.operations.scoring import ChoiceScore, Continuation
 from rnn_engine.sampling.params import MixKind
-from rnn_engine.types import F32
+from rnn_engine.types import F32, EmbeddingTask
 from states.cache.config import CacheConfig
 from states.files.exchange import StateFiles
 
@@ -144,6 +144,7 @@ class LLM:
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
+        reranker: str | Path | None = None,
         cache: CacheConfig | None = DEFAULT_CACHE,
     ) -> None:
         """Load a model, with a progress bar on a terminal; see `AsyncLLM.load` for the arguments and errors."""
@@ -159,6 +160,7 @@ class LLM:
                         tokenizer=tokenizer,
                         chat_template=chat_template,
                         loras=loras,
+                        reranker=reranker,
                         cache=cache,
                         progress=report,
                     )
@@ -404,6 +406,10 @@ class LLM:
         """Return the choices in the order of their probability as continuations of `context`; see `AsyncLLM.rank`."""
         return self._thread.run(self._llm.rank(context, choices, calibrate=calibrate, state=state))
 
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """Return the documents in the order of how well they answer `query`; see `AsyncLLM.rerank`."""
+        return self._thread.run(self._llm.rerank(query, documents, top_n=top_n))
+
     def logprobs(self, texts: Sequence[Prompt], *, state: State | None = None) -> list[ChoiceScore]:
         """Return the log-probability of each text and of each of its tokens; see `AsyncLLM.logprobs`."""
         return self._thread.run(self._llm.logprobs(texts, state=state))
@@ -419,10 +425,11 @@ class LLM:
         texts: Sequence[Prompt],
         settings: EmbeddingSettings = DEFAULT_EMBEDDING,
         *,
+        task: EmbeddingTask | None = None,
         state: State | None = None,
     ) -> F32:
-        """Return a vector for each text, made of the recurrent state after it: [texts, dimensions] f32."""
-        return self._thread.run(self._llm.embed(texts, settings, state=state))
+        """Return a vector for each text: [texts, dimensions] f32; see `AsyncLLM.embed`."""
+        return self._thread.run(self._llm.embed(texts, settings, task=task, state=state))
 
     def collection(self, name: str = "documents", folder: str | Path | None = None) -> Collection:
         """Return the collection of documents of this name, which is made if there is none.
