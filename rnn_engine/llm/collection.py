@@ -75,12 +75,13 @@ class AsyncCollection:
         *,
         top_n: int = DEFAULT_TOP_N,
         candidates: int = DEFAULT_CANDIDATES,
-        rerank: bool = True,
+        rerank: bool | None = None,
     ) -> Search:
         """Return the `top_n` documents that answer a query best, the best first.
 
-        The nearest `candidates` by vector are reranked by how well they answer the query; without `rerank`, the nearest
-        are returned. The result also says how they were reranked, how long that took and how many tokens were run.
+        The nearest `candidates` by vector are reranked by how well they answer the query. If `rerank` is false, or the
+        model was made for embedding and has no reranker, the nearest are returned. The result also says how they were
+        reranked, how long that took and how many tokens were run.
         Raises InvalidRequestError.
         """
         return await search_collection(
@@ -143,7 +144,7 @@ class Collection:
         *,
         top_n: int = DEFAULT_TOP_N,
         candidates: int = DEFAULT_CANDIDATES,
-        rerank: bool = True,
+        rerank: bool | None = None,
     ) -> Search:
         """Return the `top_n` documents that answer a query best, the best first; see `AsyncCollection.query`."""
         return self._run(self._twin.query(query, top_n=top_n, candidates=candidates, rerank=rerank))

@@ -75,7 +75,7 @@ class NewDocuments:
 
     documents: tuple[Document, ...]
     inputs: tuple[Sequence[int], ...]  # the tokens of each one's text, for its vector
-    begins: tuple[Sequence[int], ...]  # the tokens with which all prompts about each one begin
+    begins: tuple[Sequence[int], ...]  # the tokens with which all prompts about each one begin; () = there are none
     replace_known: bool
 
     @property
@@ -119,7 +119,7 @@ def prepare_documents(
     return NewDocuments(
         tuple(replace(document, num_tokens=len(tokens)) for document, tokens in zip(documents, inputs, strict=True)),
         tuple(inputs),
-        tuple(document_tokens(engine, document.text) for document in documents),
+        tuple(document_tokens(engine, document.text) for document in documents) if _can_rerank(engine) else (),
         replace_known,
     )
 
@@ -146,14 +146,16 @@ async def search_collection(
     *,
     top_n: int = DEFAULT_TOP_N,
     candidates: int = DEFAULT_CANDIDATES,
-    rerank: bool = True,
+    rerank: bool | None = None,
     max_tokens: int = MAX_CANDIDATE_TOKENS,
 ) -> Search:
     """Return the `top_n` documents of a collection that answer the query best.
 
-    The vector of the query finds the nearest `candidates`, which are then ordered by their relevance; without `rerank`,
-    the nearest are the result. Raises InvalidRequestError for an empty query, for a collection of another model, and if
-    the candidates have more than `max_tokens` tokens. Raises NotFoundError if the collection is deleted meanwhile.
+    The vector of the query finds the nearest `candidates`, which are then ordered by their relevance. If `rerank` is
+    false, the nearest are the result; by default, they are if the model can't rerank, since it was made for embedding
+    and has no reranker. Raises InvalidRequestError for an empty query, for a collection of another model, if the model
+    can't rerank, and if the candidates have more than `max_tokens` tokens. Raises NotFoundError if the collection is
+    deleted meanwhile.
     """
     _check_model(engine, collection)
     check_whole("top_n", top_n, 1, MAX_CANDIDATES)
@@ -161,6 +163,9 @@ async def search_collection(
     check_text(query)
     if not query.strip():
         raise InvalidRequestError("query", query, "a text that is not empty")
+    if rerank is None:
+        rerank = _can_rerank(engine)
+    how = method(engine) if rerank else None
     begun = time.perf_counter()
     [embedded] = await embed(engine, [engine.tokenize(query)], _SETTINGS)
     count = max(candidates, top_n) if rerank else top_n
@@ -178,7 +183,7 @@ async def search_collection(
         hits.sort(key=lambda hit: -hit.score)
     return Search(
         tuple(hits[:top_n]),
-        method(engine) if rerank else None,
+        how,
         found - begun,
         time.perf_counter() - found,
         tuple(costs),
@@ -194,13 +199,18 @@ async def _rerank(engine: EngineLike, query: str, documents: Sequence[Document])
 async def _keep_states(engine: EngineLike, begins: Sequence[Sequence[int]]) -> list[Cost]:
     """Run the beginnings of prompts, so that the cache keeps the states after them, and return their token counts."""
     calls = [GenerateRequest(prompt=tokens, max_tokens=0) for tokens in begins]
-    costs = []
+    costs: list[Cost] = []
     async with ParallelRequests(engine, calls, engine.info.num_slots, wait_for_room=True) as running:
         async for events in running:
             costs += [
                 Cost(event.prompt_tokens, event.cached_tokens) for _, event in events if isinstance(event, Started)
             ]
     return costs
+
+
+def _can_rerank(engine: EngineLike) -> bool:
+    info = engine.info.embedding
+    return info is None or info.reranker is not None
 
 
 def _check_model(engine: EngineLike, collection: StoredCollection) -> None:

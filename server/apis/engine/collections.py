@@ -105,7 +105,11 @@ class QueryRequest(ModelNameBody):
         le=MAX_CANDIDATES,
         description="How many documents, the nearest by vector, are reranked; at least `top_n` are.",
     )
-    rerank: bool = Field(default=True, description="Rerank the candidates. False: the nearest are returned.")
+    rerank: bool | None = Field(
+        default=None,
+        description="Rerank the candidates. False: the nearest are returned. Null: true, unless the model was made for "
+        "embedding and has no reranker.",
+    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
