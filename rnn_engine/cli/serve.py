@@ -19,8 +19,8 @@ from rnn_engine.cli.options import (
     bad_value,
     batching_option,
     find_model,
-    loading_options,
     option_group,
+    served_loading_options,
     slots_option,
 )
 from rnn_engine.cli.server_options import connection_options, door_options, limit_options, log_options
@@ -315,7 +315,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
     """
 
     @models_argument
-    @loading_options
+    @served_loading_options
     @_request_options
     @_process_options
     @models_options

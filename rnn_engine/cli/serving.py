@@ -55,7 +55,9 @@ def _first_choice(options: ServeOptions) -> EngineChoice:
 async def load_models(
     choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
 ) -> ModelRegistry:
-    """Load all `models`, each by calling `load`; return their registry. LoRAs and states of `choice` are for the first.
+    """Load all `models`, each by calling `load`; return their registry.
+
+    LoRAs, states and the reranker of `choice` are for the first.
 
     `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
     is no model called `default`.
@@ -68,7 +70,14 @@ async def load_models(
     first, *others = models
     states = choice.states
     orders = [
-        LoadOrder(first.name, first.path, tuple(choice.loading.loras), tuple(states.files), states.default),
+        LoadOrder(
+            first.name,
+            first.path,
+            tuple(choice.loading.loras),
+            tuple(states.files),
+            states.default,
+            reranker=choice.loading.reranker,
+        ),
         *(LoadOrder(model.name, model.path) for model in others),
     ]
     return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
@@ -96,6 +105,7 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
         loading=replace(
             choice.loading,
             loras=order.loras,
+            reranker=order.reranker,
             weights=order.weights or choice.loading.weights,
             device=order.device or choice.loading.device,
             tokenizer=order.tokenizer or choice.loading.tokenizer,

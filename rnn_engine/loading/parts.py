@@ -207,6 +207,10 @@ def open_parts(
         num_slots,
         choice.reason,
     )
+    taken = [on_gpu.memory] if on_gpu is not None else []
+    if reranker is not None:
+        _log.info("its reranker: %s", reranker.name)
+        taken += [] if reranker.memory is None else [reranker.memory]
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
 
     def load_again(progress: Progress) -> Runner:
@@ -221,7 +225,7 @@ def open_parts(
         model=name or model_name(path),
         device=device if on_gpu is None else on_gpu.device.info.name,
         weights=plan.weights,
-        device_memory=None if on_gpu is None else on_gpu.memory,
+        device_memory=DeviceMemory.sum(taken) if taken else None,
         num_slots=num_slots,
         own_states=own_states,
         cache=kept,

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError, StepError
-from rnn_engine.forward import Progress
+from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.hub import model_name
 from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.model.model_file import ModelFile
-from rnn_engine.types import F32, ModelShape, State, TokenRun, TracingRunner
+from rnn_engine.types import F32, DeviceMemory, ModelShape, State, TokenRun, TracingRunner
 from rnn_engine.versions.v7_retrieval import LAYER_INDEX, ScoreHead, ShapeV7Embedding, ShapeV7Reranker
 
 _TOKEN = 0  # the only one
@@ -60,6 +60,11 @@ class Reranker:
         if not np.isfinite(found).all():
             raise StepError("the reranker gives a score that is not finite")
         return found
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The device's memory that the reranker takes; None on the CPU."""
+        return self._runner.memory if isinstance(self._runner, GpuRunner) else None
 
     def reopen(self, progress: Progress) -> None:
         """Load the reranker onto its device again, after `close`. Raises ModelError if the file was replaced."""
