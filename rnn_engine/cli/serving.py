@@ -126,15 +126,13 @@ def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
     info = infos[0]
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
-    if info.tokenizer == "none":
+    if info.embedding is not None:
+        path, body = "embeddings", '{"input": [[1, 2, 3]]}' if info.tokenizer == "none" else '{"input": "Hello"}'
+    elif info.tokenizer == "none":
         path, body = "completions", '{"prompt": [1, 2, 3], "return_token_ids": true}'
     server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
-    models = (
-        f"{each.model}: {describe_shape(each.shape)}; weights {each.weights}, tokenizer {each.tokenizer}"
-        for each in infos
-    )
     lines = {
-        "model": "\n         ".join(models),
+        "model": "\n         ".join(map(_describe_model, infos)),
         "device": f"{info.device}, {info.num_slots} slots",
         **({"memory": memory} if (memory := _describe_memory(infos)) else {}),
         "address": url,
@@ -142,6 +140,12 @@ def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
     }
     for name, text in lines.items():
         click.echo(f"{name:8} {text}")
+
+
+def _describe_model(info: EngineInfo) -> str:
+    described = f"{info.model}: {describe_shape(info.shape)}; weights {info.weights}, tokenizer {info.tokenizer}"
+    reranker = None if info.embedding is None else info.embedding.reranker
+    return described if reranker is None else f"{described}, reranker {reranker}"
 
 
 def _describe_memory(infos: Sequence[EngineInfo]) -> str:

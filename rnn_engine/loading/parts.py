@@ -208,9 +208,8 @@ def open_parts(
         choice.reason,
     )
     taken = [on_gpu.memory] if on_gpu is not None else []
-    if reranker is not None:
-        _log.info("its reranker: %s", reranker.name)
-        taken += [] if reranker.memory is None else [reranker.memory]
+    if reranker is not None and reranker.memory is not None:
+        taken.append(reranker.memory)
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
 
     def load_again(progress: Progress) -> Runner:
