@@ -91,7 +91,7 @@ class Reranker:
 
 
 def _find_layers(model: ModelFile, shape: ModelShape) -> NDArray[np.integer[Any]]:
-    """Return for each layer of a reranker which layer's state it reads, of an embedding model with the sizes `shape`.
+    """Return the layers of an embedding model with the sizes `shape` whose states the layers of a reranker read.
 
     Raises ModelError if the two don't fit.
     """

@@ -316,7 +316,7 @@ async def _run_vectors(
 async def _run_features(
     engine: EngineLike, inputs: Sequence[Sequence[int]], initial_state: InitialState | None, *, wait_for_room: bool
 ) -> AsyncGenerator[tuple[int, Embedding], None]:
-    """Run `inputs` of a model made for embedding; yield each one's index and feature [D] as soon as it is known.
+    """Run `inputs` of a model made for embedding; yield the index and the feature [D] of each as soon as it has run.
 
     A feature is the mean of the rows at all ends of sentences of an input. The input up to each of them is a request of
     its own, which goes on from the one before if the cache keeps states.
@@ -378,6 +378,18 @@ async def run_states(
         GenerateRequest(prompt=tokens, initial_state=initial_state, max_tokens=0, keep_end=True) for tokens in inputs
     ]
     _check(engine, calls, range(len(calls)))
+    async with aclosing(end_states(engine, calls, wait_for_room=wait_for_room)) as ends:
+        async for number, end in ends:
+            yield number, end
+
+
+async def end_states(
+    engine: EngineLike, calls: Sequence[GenerateRequest], *, wait_for_room: bool = False
+) -> AsyncGenerator[tuple[int, InputState], None]:
+    """Run requests that keep their end, in parallel; yield each one's index and last state as soon as it ends.
+
+    Raises StepError for a state that is not finite. `wait_for_room` is as in `ParallelRequests`.
+    """
     costs: dict[int, Cost] = {}
     limit = engine.info.num_slots
     async with ParallelRequests(engine, calls, limit, wait_for_room=wait_for_room) as running:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -16,11 +17,11 @@ from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import make_chat_prompt, token_positions
-from rnn_engine.operations.embedding import end_of_sentence
-from rnn_engine.operations.parallel import Cost, ParallelRequests
+from rnn_engine.operations.embedding import InputState, end_of_sentence, end_states
+from rnn_engine.operations.parallel import Cost
 from rnn_engine.operations.scoring import Context, score_after, shared_cost
-from rnn_engine.requests import Finished, GenerateRequest, Started
-from rnn_engine.types import InitialState, State
+from rnn_engine.requests import GenerateRequest
+from rnn_engine.types import InitialState
 
 Method: TypeAlias = Literal["reranker", "yes_no"]
 """How relevance is found: by a model that reads the state after a pair, or by the probabilities of Yes and No."""
@@ -137,8 +138,8 @@ async def score_relevance(
 ) -> tuple[Relevance, ...]:
     """Return the relevance for each of `prompts`, which `relevance_prompts` made.
 
-    `document_states` are the states after the `document_tokens` of each prompt's document, or None where there is none;
-    a prompt with such a state runs only its other tokens. Raises OverloadedError if the queue is full, before anything
+    `document_states` has a state for each prompt, the one after the `document_tokens` of its document, or None. A
+    prompt with such a state runs only its other tokens. Raises OverloadedError if the queue is full, before anything
     runs.
     """
     if method(engine) == "reranker":
@@ -168,22 +169,16 @@ async def _read_states(
         for context in _contexts(prompts, initial_state, document_states)
     ]
     size = engine.info.num_slots
-    costs: dict[int, Cost] = {}
     found: dict[int, Relevance] = {}
-    unread: dict[int, State] = {}
-    async with ParallelRequests(engine, calls, size) as running:
-        async for events in running:
-            for number, event in events:
-                if isinstance(event, Started):
-                    costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
-                elif isinstance(event, Finished):
-                    assert event.end is not None  # it was requested
-                    unread[number] = event.end.state
-                    if len(unread) == size or len(unread) + len(found) == len(calls):
-                        scores = await engine.score_states(list(unread.values()))
-                        for read, score in zip(unread, scores.tolist(), strict=True):
-                            found[read] = Relevance(score, costs[read])
-                        unread.clear()
+    unread: dict[int, InputState] = {}
+    async with aclosing(end_states(engine, calls)) as ends:
+        async for number, end in ends:
+            unread[number] = end
+            if len(unread) == size or len(unread) + len(found) == len(calls):
+                scores = await engine.score_states([each.state for each in unread.values()])
+                for (read, each), score in zip(unread.items(), scores.tolist(), strict=True):
+                    found[read] = Relevance(score, each.cost)
+                unread.clear()
     return tuple(found[number] for number in range(len(calls)))
 
 
