@@ -79,6 +79,20 @@ async def test_a_vector_depends_neither_on_others_nor_on_chunks_nor_on_kept_stat
         assert relative_error(found, alone) < 1e-5
 
 
+async def test_on_a_gpu_too_a_vector_depends_on_its_text_alone() -> None:
+    generator = np.random.default_rng(7)
+    inputs = [generator.integers(1, END, length).tolist() for length in (1, 150, 64, 90, 3)]
+    async with retrieving("auto", cache=CacheConfig()) as engine:
+        await vectors(engine, [tokens[:50] for tokens in inputs])
+        continued = await vectors(engine, inputs)
+        await engine.drop_cache()
+        together = await vectors(engine, inputs)
+    async with retrieving() as engine:
+        alone = np.concatenate([await vectors(engine, [tokens]) for tokens in inputs])
+    assert relative_error(continued, alone) < 1e-5
+    assert relative_error(together, alone) < 1e-5
+
+
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 async def test_scores_go_on_from_the_states_of_documents(device: str) -> None:
     async with retrieving(device) as engine:

@@ -3,7 +3,8 @@
 The package rwkv-emb computes the vectors and scores with its own code, in f32 on the CPU. It is written for CUDA: its
 source is changed on the way in by `_REPLACED`, and its kernel's recurrence is written out in `_recurrence`.
 
-pip install torch==2.15.0 rwkv-emb==0.2.6 --no-deps   # with this project, in an environment of its own
+pip install torch==2.13.0                # with this project, in an environment of its own
+pip install --no-deps rwkv-emb==0.2.6
 python -m tools.golden.retrieval tests/golden/retrieval
 """
 
