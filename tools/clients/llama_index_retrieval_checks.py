@@ -26,7 +26,9 @@ def _tei(url: str, query: str) -> Ranking:
 
 
 def _embed(url: str) -> list[list[float]]:
-    return TextEmbeddingsInference(model_name=MODEL, base_url=root_of(url)).get_text_embedding_batch(TEXTS)
+    embeddings = TextEmbeddingsInference(model_name=MODEL, base_url=root_of(url))
+    vectors: list[list[float]] = embeddings.get_text_embedding_batch(TEXTS)
+    return vectors
 
 
 CHECKS: Checks = {
