@@ -1,4 +1,4 @@
-// The page Search: texts that the server keeps, in the order in which they answer a query, and the tokens that took.
+// The page Search orders texts by how well they answer a query, and shows how many tokens each query ran.
 
 import { Button } from "../../components/button.js";
 import { FileField } from "../../components/file_field.js";
