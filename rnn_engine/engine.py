@@ -44,6 +44,7 @@ from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.scheduler.worker import Watchdog, stack_of
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer
+from rnn_engine.types import F32, EmbeddingTask, State
 from states.cache.browse import CacheTree, SnapshotNode, SummaryChanges, TreeQuery, list_positions, make_tree, snapshot
 from states.cache.checkpoint import position_missing
 from states.cache.config import CacheConfig, CacheStats
@@ -149,6 +150,8 @@ class Engine:
         self._cache = parts.cache
         self._states = parts.states
         self._state_files = parts.own_states.files
+        self._heads = parts.heads
+        self._reranker = parts.reranker
         self._scheduler = Scheduler(
             parts.runner,
             self._tokenizer.decode_bytes,
@@ -317,6 +320,21 @@ class Engine:
         """Return an iterator that queues and runs `request` and yields its events; see `EngineLike.generate`."""
         request.check(self._info.shape, self._info.max_logprobs, self._scheduler.capacity)
         return self._generate(request, wait_for_room)
+
+    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
+        if self._heads is None:
+            raise InvalidRequestError("task", task, "null, since the model was not made for embedding")
+        return await asyncio.to_thread(self._heads.apply, features, task)
+
+    async def score_states(self, states: Sequence[State]) -> F32:
+        """Return the log-odds that documents answer queries; see `EngineLike.score_states`.
+
+        The reranker runs on the thread of the model, between two steps.
+        """
+        reranker = self._reranker
+        if reranker is None:
+            raise InvalidRequestError("model", self._info.model, "a model that was loaded with a reranker")
+        return await self._ask(lambda: reranker.score(states))
 
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, and free the device. Idempotent.

@@ -11,11 +11,20 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
-from rnn_engine.types import DeviceMemory, ModelShape
+from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, ModelShape, State
 from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from states.cache.config import CacheStats
 from states.files.exchange import StateFiles
 from states.named.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """Facts about a model that was made for embedding: it gives vectors and no text."""
+
+    width: int  # the length of its vectors
+    tasks: tuple[EmbeddingTask, ...]  # for which it has vectors, the default first
+    reranker: str | None = None  # the name of the model that reads its states to rank documents, if one is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class EngineInfo:
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # makes prompts of conversations
     special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may use, by their text
     max_draft: int = 0  # most tokens of a draft; 0 = nothing is drafted
+    embedding: EmbeddingInfo | None = None  # of a model that was made for embedding
 
     @property
     def device_bytes(self) -> int | None:
@@ -143,6 +153,21 @@ class EngineLike(Protocol):
 
         With `wait_for_room`, this waits while the queue is full and does not raise OverloadedError. It is meant for the
         later requests of a call, after its first ones have run.
+        """
+        ...
+
+    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
+        """Return the vectors [N, D] for `task` of texts with these `features` [N, D].
+
+        Raises InvalidRequestError if the model was not made for embedding.
+        """
+        ...
+
+    async def score_states(self, states: Sequence[State]) -> F32:
+        """Return the log-odds [N] that a document answers a query, from the states after the texts of N pairs.
+
+        Raises InvalidRequestError if the engine has no reranker. Raises StepError or UnavailableError if the device
+        fails.
         """
         ...
 

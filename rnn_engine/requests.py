@@ -96,6 +96,7 @@ class GenerateRequest:
         ""  # only requests with the same scope share cached states of their prompts; see `states.cache.checkpoint`
     )
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
+    keep_row: bool = False  # return the row of logits or features after the last token (`Finished.row`)
     report_progress: bool = False  # give `PromptProgress` before `Started`
     speculate: int | None = None  # most tokens of a draft, as far as the engine drafts; None = the engine's choice
     client: Client = ANONYMOUS
@@ -120,6 +121,8 @@ class GenerateRequest:
 
         `num_slots` is the most states of a mix, `max_logprobs` the most alternatives a token.
         """
+        if not shape.has_head:
+            self._check_without_head(shape)
         if self.mix is not None:
             self._check_mix(self.mix, shape, max_logprobs, num_slots)
         if len(self.prompt) == 0 and (self.initial_state is None or self.initial_state.logits is None):
@@ -149,6 +152,11 @@ class GenerateRequest:
         most = 0 if self.grammar is None and self.token_mask is None else len(self.prompt)
         check_range("grammar_prefix_tokens", self.grammar_prefix, 0, most)
         self.sampling.check(shape.vocab_size)
+
+    def _check_without_head(self, shape: ModelShape) -> None:
+        if self.max_tokens > 0 or self.logprobs is not None or self.score_from is not None or self.mix is not None:
+            message = f"the model ({shape.version}) was made for vectors of texts: it writes and scores no text"
+            raise InvalidRequestError("model", shape.version, "a language model", message)
 
     def _check_stop(self) -> None:
         try:
@@ -277,6 +285,7 @@ class Finished:
     stop_token: TokenInfo | None = None  # the stop token that ended it, if log-probabilities were asked for
     draft_tokens: int = field(default=0, compare=False)  # that were run before it was known whether they are drawn
     accepted_tokens: int = field(default=0, compare=False)  # those of them that were drawn
+    row: F32 | None = field(default=None, compare=False)  # [V] logits, or [D] without a head; if `keep_row` was set
 
 
 Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finished

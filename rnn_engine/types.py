@@ -199,6 +199,16 @@ class ModelShape(ABC):
         """The number of weights in one layer's large matrices; running a token takes as many multiplications."""
 
     @property
+    def has_head(self) -> bool:
+        """True if the model's rows are logits; False if they are features, the last layer's output after the norm."""
+        return True
+
+    @property
+    def row_size(self) -> int:
+        """The length of a row that the model gives for a token: V logits, or D features without a head."""
+        return self.vocab_size if self.has_head else self.width
+
+    @property
     def takes_embeddings(self) -> bool:
         """True if the model can run embedding vectors in place of tokens; False if its layers also need token ids."""
         return True
@@ -333,6 +343,9 @@ def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_
     return np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
+EmbeddingTask: TypeAlias = Literal["retrieval", "similarity", "classification"]
+"""What a vector of a model made for embedding is for. EmbeddingRWKV calls these [RETR], [STS] and [CLS]."""
+
 Batch: TypeAlias = Sequence[TokenRun]
 """The token runs of one step: at most one for each slot, and together at most `max_tokens` and `max_rows`."""
 
@@ -355,7 +368,7 @@ class Readout:
     allowed_logsumexp: F32  # [R] the same over the tokens that the row's mask allows; `logsumexp` without a mask
     target_logits: F32  # [R] the logit at the row's target; NaN if the run has no targets
     sound: NDArray[np.bool_]  # [B] whether all rows of the run are finite; true of a run without rows
-    full_row: Callable[[int], F32]  # row -> [V] logits
+    full_row: Callable[[int], F32]  # row -> [V] logits, or [D] features of a model without a head
     drawn: Sequence[Drawn] = ()  # [B], or empty if no run has a draw
 
 

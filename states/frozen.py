@@ -159,7 +159,7 @@ def freeze_state(
     checked = check_state(state, shape, source)
     kept = {name: _read_only(array) for name, array in checked.items()}
     if logits is not None:
-        logits = _read_only(check_array(logits, (shape.vocab_size,), f"{source}: logits"))
+        logits = _read_only(check_array(logits, (shape.row_size,), f"{source}: logits"))
     shifts = [kept[field.name] for field in shape.state_fields if field.kind is FieldKind.SHIFT]
     has_shifts = any(bool(shift.any()) for shift in shifts)
     known = None if num_tokens == 0 and has_shifts else num_tokens

@@ -112,6 +112,13 @@ async def score(page: Page) -> None:
     await bars.first.locator("summary").click()
 
 
+async def search(page: Page) -> None:
+    await page.get_by_role("button", name="Try an example").click()
+    await page.get_by_role("button", name="Search", exact=True).click()
+    hits = page.get_by_role("list", name="Texts, the best answer first").get_by_role("listitem")
+    await expect(hits).to_have_count(4)
+
+
 async def tree(page: Page) -> None:
     await expect(page.get_by_role("treeitem").first).to_be_visible()
 
@@ -137,6 +144,7 @@ SCENES: Final = {
     "chat": Scene("chat", chat),
     "write": Scene("write", write),
     "score": Scene("score", score),
+    "search": Scene("search", search),
     "states": Scene("states", tree),
     "states-compare": Scene("states/compare/pirate", compare),
     "states-map": Scene("states/map", text_map),

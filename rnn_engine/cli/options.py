@@ -41,15 +41,15 @@ def option_group(
     """Return a decorator that adds options to a command and passes it one object, made of their values by `make`.
 
     The object is the command's first argument. The parameters of `make` have the names of options; an option with
-    another name stays one of the command's own. A command with several groups takes the object of the nearest decorator
-    first.
+    another name stays one of the command's own. A parameter without an option keeps its default. A command with several
+    groups takes the object of the nearest decorator first.
     """
     names = tuple(signature(make).parameters)
 
     def add(command: Callable[Concatenate[T, P], None]) -> Callable[P, None]:
         @wraps(command)
         def with_group(*arguments: P.args, **values: P.kwargs) -> None:
-            made = make(**{name: values.pop(name) for name in names})
+            made = make(**{name: values.pop(name) for name in names if name in values})
             command(made, *arguments, **values)
 
         return cloup.option_group(title, *options)(with_group)
@@ -240,6 +240,13 @@ chat_template_option = click.option(
     "template, or JSON as the user guide describes it.",
 )
 
+reranker_option = click.option(
+    "--reranker",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The reranker of the first model, which must be an embedding model: it ranks documents by the states after "
+    "them.",
+)
 speculate_option = click.option(
     "--speculate",
     type=click.IntRange(0, MAX_DRAFT),
@@ -250,9 +257,7 @@ speculate_option = click.option(
     "answers stay the same. 0 makes no drafts.",
 )
 
-loading_options = option_group(
-    "Model and device",
-    LoadSettings,
+_LOADING = (
     tokenizer_option,
     chat_template_option,
     device_option,
@@ -263,6 +268,8 @@ loading_options = option_group(
     lora_option,
     speculate_option,
 )
+loading_options = option_group("Model and device", LoadSettings, *_LOADING)
+served_loading_options = option_group("Model and device", LoadSettings, *_LOADING, reranker_option)
 
 
 def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

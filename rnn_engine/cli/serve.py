@@ -19,8 +19,8 @@ from rnn_engine.cli.options import (
     bad_value,
     batching_option,
     find_model,
-    loading_options,
     option_group,
+    served_loading_options,
     slots_option,
 )
 from rnn_engine.cli.server_options import connection_options, door_options, limit_options, log_options
@@ -181,6 +181,7 @@ class ServeOptions:
     served: ServedModels
     cache: CacheConfig
     states: StateSettings
+    collection_folder: Path | None
     auth: AuthSettings
     limits: Limits
     connections: ConnectionSettings
@@ -203,6 +204,7 @@ class ServeOptions:
             admin_folders=served.admin_folders,
             unzip_folders=served.unzip_folders,
             embed_model=served.embed_model,
+            collection_folder=self.collection_folder,
             any_model=served.any_model,
             idle_unload_seconds=served.idle_unload,
             auth=self.auth,
@@ -290,6 +292,22 @@ _process_options = option_group(
 )
 
 
+def _collection_folder(collection_folder: Path | None) -> Path | None:
+    return collection_folder
+
+
+_collection_options = option_group(
+    "Collections of documents",
+    _collection_folder,
+    click.option(
+        "--collection-folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Keep collections of documents in this folder over restarts. Use --cache-folder, too, so that the states "
+        "after the documents are kept.  [default: keep them in memory]",
+    ),
+)
+
+
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
     """Return the command `serve_command` with a server's options added, which it takes as one `ServeOptions`.
 
@@ -297,12 +315,13 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
     """
 
     @models_argument
-    @loading_options
+    @served_loading_options
     @_request_options
     @_process_options
     @models_options
     @cache_options
     @state_options
+    @_collection_options
     @door_options
     @limit_options
     @connection_options
@@ -313,6 +332,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
         connections: ConnectionSettings,
         limits: Limits,
         auth: AuthSettings,
+        collection_folder: Path | None,
         states: StateSettings,
         cache: CacheConfig,
         served: ServedModels,
@@ -323,7 +343,19 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
         *arguments: P.args,
         **values: P.kwargs,
     ) -> None:
-        options = ServeOptions(loading, requests, process, served, cache, states, auth, limits, connections, logs)
+        options = ServeOptions(
+            loading,
+            requests,
+            process,
+            served,
+            cache,
+            states,
+            collection_folder,
+            auth,
+            limits,
+            connections,
+            logs,
+        )
         serve_command(options, *arguments, **values)
 
     return with_options

@@ -55,7 +55,9 @@ def _first_choice(options: ServeOptions) -> EngineChoice:
 async def load_models(
     choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
 ) -> ModelRegistry:
-    """Load all `models`, each by calling `load`; return their registry. LoRAs and states of `choice` are for the first.
+    """Load all `models`, each by calling `load`; return their registry.
+
+    LoRAs, states and the reranker of `choice` are for the first.
 
     `default` is the name of the model that answers requests without a model's name. Raises InvalidRequestError if there
     is no model called `default`.
@@ -68,7 +70,14 @@ async def load_models(
     first, *others = models
     states = choice.states
     orders = [
-        LoadOrder(first.name, first.path, tuple(choice.loading.loras), tuple(states.files), states.default),
+        LoadOrder(
+            first.name,
+            first.path,
+            tuple(choice.loading.loras),
+            tuple(states.files),
+            states.default,
+            reranker=choice.loading.reranker,
+        ),
         *(LoadOrder(model.name, model.path) for model in others),
     ]
     return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
@@ -96,6 +105,7 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
         loading=replace(
             choice.loading,
             loras=order.loras,
+            reranker=order.reranker,
             weights=order.weights or choice.loading.weights,
             device=order.device or choice.loading.device,
             tokenizer=order.tokenizer or choice.loading.tokenizer,
@@ -116,15 +126,13 @@ def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
     info = infos[0]
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
-    if info.tokenizer == "none":
+    if info.embedding is not None:
+        path, body = "embeddings", '{"input": [[1, 2, 3]]}' if info.tokenizer == "none" else '{"input": "Hello"}'
+    elif info.tokenizer == "none":
         path, body = "completions", '{"prompt": [1, 2, 3], "return_token_ids": true}'
     server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
-    models = (
-        f"{each.model}: {describe_shape(each.shape)}; weights {each.weights}, tokenizer {each.tokenizer}"
-        for each in infos
-    )
     lines = {
-        "model": "\n         ".join(models),
+        "model": "\n         ".join(map(_describe_model, infos)),
         "device": f"{info.device}, {info.num_slots} slots",
         **({"memory": memory} if (memory := _describe_memory(infos)) else {}),
         "address": url,
@@ -132,6 +140,12 @@ def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
     }
     for name, text in lines.items():
         click.echo(f"{name:8} {text}")
+
+
+def _describe_model(info: EngineInfo) -> str:
+    described = f"{info.model}: {describe_shape(info.shape)}; weights {info.weights}, tokenizer {info.tokenizer}"
+    reranker = None if info.embedding is None else info.embedding.reranker
+    return described if reranker is None else f"{described}, reranker {reranker}"
 
 
 def _describe_memory(infos: Sequence[EngineInfo]) -> str:

@@ -86,6 +86,11 @@ def convert_model(
             with atomic_folder(target, field) as folder:
                 write_fla(folder, source)
             return FOLDER_TITLE
+        if not model.shape.has_head and target.suffix not in (".safetensors", ".pth"):
+            raise ModelError(
+                f"a {target.suffix} file can't hold a model without a head, {model.shape.version}; "
+                "expected a name that ends in .safetensors or .pth"
+            )
         if model.shape.settings:
             raise ModelError(
                 f"this format can't store the model's {model.shape.settings}; expected a model with the usual one"

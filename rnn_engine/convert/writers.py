@@ -36,7 +36,6 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.v5 import ShapeV5
 from rnn_engine.versions.v6.layout import ShapeV6
 from rnn_engine.versions.v7.layout import ShapeV7
-from rnn_engine.versions.v7_deep_embed.layout import ShapeV7DeepEmbed
 
 Transform: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -156,14 +155,14 @@ def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None
     Matrices may be in quantised blocks; `tensor_files.safetensors_file` describes how these are stored.
     """
     formats = {spec.name: source.block_format(spec) for spec in source.specs}
-    plain = [source.entry(spec, spec.name) for spec in source.specs if formats[spec.name] is None]
+    plain = [source.entry(spec, spec.file_name) for spec in source.specs if formats[spec.name] is None]
     quantised: list[TensorEntry] = []
     matrices: dict[str, StoredMatrix] = {}
     for spec in source.specs:
         if (block_format := formats[spec.name]) is not None:
             num_rows, num_columns = source.model.tensors[spec.name].shape
-            matrices[spec.name] = StoredMatrix(block_format, num_columns)
-            quantised += _quantised(source, spec, matrices[spec.name], num_rows)
+            matrix = matrices[spec.file_name] = StoredMatrix(block_format, num_columns)
+            quantised += _quantised(source, spec, matrix, num_rows)
     noted = describe_matrices(matrices) if matrices else {}
     write_safetensors(file, [*widest_first(plain), *quantised], {"format": "pt", **noted})
 
@@ -182,8 +181,8 @@ def _quantised(
         return read[0].codes
 
     shapes = matrix.shapes(num_rows)
-    yield TensorEntry(spec.name + CODES, TensorInfo(shapes[CODES], np.dtype(np.uint8)), read_codes)
-    yield TensorEntry(spec.name + FIGURES, TensorInfo(shapes[FIGURES], F16), lambda: read.pop().figures)
+    yield TensorEntry(spec.file_name + CODES, TensorInfo(shapes[CODES], np.dtype(np.uint8)), read_codes)
+    yield TensorEntry(spec.file_name + FIGURES, TensorInfo(shapes[FIGURES], F16), lambda: read.pop().figures)
 
 
 def write_blinkdl_pth(file: IO[bytes], source: ConversionSource) -> None:
@@ -192,7 +191,7 @@ def write_blinkdl_pth(file: IO[bytes], source: ConversionSource) -> None:
 
 
 def _entries(source: ConversionSource) -> list[TensorEntry]:
-    return [source.entry(spec, spec.name) for spec in source.specs]
+    return [source.entry(spec, spec.file_name) for spec in source.specs]
 
 
 # ai00's `.st` files: BlinkDL's tensors in f16, some under other names and transposed; and ai00's names of sizes.
@@ -294,7 +293,7 @@ def write_fla(folder: Path, source: ConversionSource) -> None:
     the library's, 1e-5 times the size of a head.
     """
     shape = source.shape
-    if not isinstance(shape, ShapeV7) or isinstance(shape, ShapeV7DeepEmbed):
+    if not isinstance(shape, ShapeV7) or shape.version != "v7":
         raise ModelError(f"a folder of flash-linear-attention can't hold RWKV {shape.version}; expected v7")
     epsilon = _NORM_EPSILON * shape.head_size
     if not isclose(shape.group_norm_epsilon, epsilon, rel_tol=1e-6):

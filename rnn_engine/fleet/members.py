@@ -311,6 +311,15 @@ class Members:
         except NotFoundError:
             raise position_missing(position) from None
 
+    async def ask_any(self, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
+        """Send a pickled question to the replica with the fewest requests, and return the answer.
+
+        Raises ReplicaLostError if that replica is gone.
+        """
+        self.refuse_if_unable()
+        member = min(self.takers, key=lambda member: member.outstanding)
+        return unpack_answer(await self._links.ask(member.name, question))
+
     async def ask_all(self, question: bytes) -> dict[str, Any]:
         """Send a pickled question about the state cache to all replicas; return their answers by the replicas' names.
 

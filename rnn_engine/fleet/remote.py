@@ -38,7 +38,7 @@ from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequ
 from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
-from rnn_engine.types import DeviceMemory
+from rnn_engine.types import F32, DeviceMemory, EmbeddingTask, State
 from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
 from states.cache.config import CacheConfig, CacheStats
 from states.files.exchange import StateFiles
@@ -194,6 +194,14 @@ class RemoteEngine:
         slots = max((report.info.num_slots for report in self._members.reports), default=1)
         request.check(self.info.shape, self.info.max_logprobs, slots)
         return self._generate(request, wait_for_room)
+
+    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
+        vectors: F32 = await self._members.ask_any(pack_question("apply_head", features, task))
+        return vectors
+
+    async def score_states(self, states: Sequence[State]) -> F32:
+        scores: F32 = await self._members.ask_any(pack_question("score_states", states))
+        return scores
 
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, and leave the replicas. Idempotent."""

@@ -56,6 +56,8 @@ class Replica:
             "drop_cache_position": engine.drop_cache_position,
             "drop_cache": engine.drop_cache,
             "forget_root": engine.forget_root,
+            "apply_head": engine.apply_head,
+            "score_states": engine.score_states,
         }
 
     async def run(self, front: str, key: int, call: bytes) -> None:

@@ -36,9 +36,16 @@ Outcome: TypeAlias = Event | RnnEngineError | None
 """A message about a request: an event, the error that ends it, or None if it ended without an error and `Finished`."""
 
 Question: TypeAlias = Literal[
-    "cache_nodes", "cache_tree", "cache_tokens", "drop_cache_position", "drop_cache", "forget_root"
+    "cache_nodes",
+    "cache_tree",
+    "cache_tokens",
+    "drop_cache_position",
+    "drop_cache",
+    "forget_root",
+    "apply_head",
+    "score_states",
 ]
-"""The methods of a replica's engine that a server process may call, all about the state cache."""
+"""The methods of a replica's engine that a server process may call: about the state cache, and for retrieval."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class CpuRunner:
         self._num_slots = num_slots
         self._max_tokens = max_tokens
         self._max_rows = max_rows
-        self._num_candidates = min(num_candidates, model.shape.vocab_size)
+        self._num_candidates = min(num_candidates, model.shape.row_size)
         self._weights: Weights | None = Weights(
             model.shape, {name: model.tensor(name) for name in model.names}.__getitem__
         )

@@ -123,7 +123,10 @@ def table_stages(
 
 
 class Head:
-    """The model's last norm and head matrix on the device. `bind` returns the stages that compute logits from them."""
+    """The model's last norm and head matrix on the device. `bind` returns the stages that compute logits from them.
+
+    Without a head matrix, the normed rows stand in place of logits.
+    """
 
     def __init__(self, context: BuildContext, *, logits_stride: int | None = None) -> None:
         """Upload the weights. A row of logits takes `logits_stride` floats of its buffer, by default V."""
@@ -131,8 +134,10 @@ class Head:
         names = shape.tensor_names
         self._context = context
         self.norm = PackedVectors.load(context, "head norm", f"{names.head_norm}.", ("weight", "bias"))
-        matrix = Matrix(context.weights(names.head), 0, shape.width, 0, logits_stride or shape.vocab_size)
-        self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
+        self._matmul: MatMul | None = None
+        if shape.has_head:
+            matrix = Matrix(context.weights(names.head), 0, shape.width, 0, logits_stride or shape.vocab_size)
+            self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> HeadStages:
         """Return the stages that compute a step's logits and write them to `outputs`, find candidates, and draw tokens.
@@ -140,32 +145,38 @@ class Head:
         Run them only in steps with at least one logit row.
         """
         candidates = FindCandidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
-        return HeadStages(self.bind_logits(outputs.logits), candidates, self._draw(outputs))
+        rows: tuple[Stage, ...]
+        rows = (self._norm_rows(outputs.logits),) if self._matmul is None else self.bind_logits(outputs.logits)
+        return HeadStages(rows, candidates, self._draw(outputs))
 
     def bind_logits(self, logits: Buffer) -> tuple[KernelStage, BoundMatMul]:
         """Return the stages that compute a step's rows of logits and write them to `logits`."""
+        assert self._matmul is not None, "the model has a head"
+        normed = self._context.buffers.normed
+        inputs = MatMulBuffers(self._context.buffers.batch, self.norm.buffer, normed, logits)
+        return self._norm_rows(normed), self._matmul.bind(inputs)
+
+    def _norm_rows(self, normed: Buffer) -> KernelStage:
         context = self._context
-        buffers = context.buffers
-        norm = context.kernel_stage(
+        return context.kernel_stage(
             "norm rows",
             "norm_rows",
             {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width},
-            {"x": buffers.x, "vectors": self.norm.buffer, "normed": buffers.normed},
+            {"x": context.buffers.x, "vectors": self.norm.buffer, "normed": normed},
             lambda step: (step.num_rows, 1),
         )
-        return norm, self._matmul.bind(MatMulBuffers(buffers.batch, self.norm.buffer, buffers.normed, logits))
 
     def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
         context = self._context
         at_once = context.tuning.candidate_threads * context.tuning.candidate_loads
-        turns = -(-context.model.shape.vocab_size // at_once)  # of each of the kernel's seven loops over a row
+        turns = -(-context.model.shape.row_size // at_once)  # of each of the kernel's seven loops over a row
         return context.kernel_stage(
             "candidates",
             "candidates",
             {
                 "THREADS": context.tuning.candidate_threads,
                 "LOADS": context.tuning.candidate_loads,
-                "VOCAB": context.model.shape.vocab_size,
+                "VOCAB": context.model.shape.row_size,
                 "K": context.limits.num_candidates,
                 "HAS_MASKS": masks,
             },
@@ -181,7 +192,7 @@ class Head:
             "draw",
             {
                 "THREADS": context.tuning.candidate_threads,
-                "VOCAB": context.model.shape.vocab_size,
+                "VOCAB": context.model.shape.row_size,
                 "K": context.limits.num_candidates,
                 "MAX_DRAWS": context.limits.max_draws,
                 "MAX_BIASES": MOST_DRAW_BIASES,

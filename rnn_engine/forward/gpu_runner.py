@@ -296,8 +296,8 @@ class GpuRunner:
             if layer is not None:
                 x = memory.read(forward.buffers.x, 0, 4 * num_tokens * shape.width)
                 hidden[layer] = np.frombuffer(x, np.float32).reshape(num_tokens, shape.width)
-        logits = memory.read(forward.outputs[0].logits, 0, 4 * num_rows * shape.vocab_size) if num_rows else b""
-        return Trace(np.frombuffer(logits, np.float32).reshape(num_rows, shape.vocab_size), hidden)
+        logits = memory.read(forward.outputs[0].logits, 0, 4 * num_rows * shape.row_size) if num_rows else b""
+        return Trace(np.frombuffer(logits, np.float32).reshape(num_rows, shape.row_size), hidden)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
         """Compile the kernels by running steps in slot 0: of each of `token_counts`, with a mask, and with a draw.
@@ -307,9 +307,10 @@ class GpuRunner:
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
             run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
-        all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
-        run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
-        run_step(self, [TokenRun(0, [0], rows=1, draw=TokenDraw(0, 0, 1, 1.0, 1.0))])
+        if self._shape.has_head:
+            all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
+            run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
+            run_step(self, [TokenRun(0, [0], rows=1, draw=TokenDraw(0, 0, 1, 1.0, 1.0))])
         progress("compiled", len(token_counts), len(token_counts))
         self.write_state(0, None)
 
@@ -410,6 +411,6 @@ class GpuRunner:
             raise StepError(
                 f"row {row} of step {step.ticket.number} is overwritten; {self._num_submitted} were submitted"
             )
-        row_bytes = 4 * self._shape.vocab_size
+        row_bytes = 4 * self._shape.row_size
         data = self._memory.read(self._forward.outputs[step.side].logits, row * row_bytes, row_bytes)
         return np.frombuffer(data, np.float32)

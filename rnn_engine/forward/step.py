@@ -129,7 +129,7 @@ class StepBuffers:
 class HeadOutputs:
     """The device buffers of a step's results: its logits, and the read-out of each logit row."""
 
-    logits: Buffer  # [R, V] f32
+    logits: Buffer  # [R, V] f32, or [R, D] of a model without a head
     readout: Buffer  # [R] struct Readout of readout.wgsl
 
     @classmethod
@@ -139,7 +139,7 @@ class HeadOutputs:
         They have logits of their own but share the read-out, which each step copies to its answer at its end.
         """
         readout = memory.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
-        logits = [memory.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size) for _ in range(2)]
+        logits = [memory.create_buffer("logits", 4 * limits.max_rows * shape.row_size) for _ in range(2)]
         return cls(logits[0], readout), cls(logits[1], readout)
 
 

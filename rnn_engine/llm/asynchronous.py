@@ -17,10 +17,11 @@ from typing_extensions import TypeIs
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.engine import Engine
-from rnn_engine.errors import InvalidRequestError, StepError, check_list, is_whole
+from rnn_engine.errors import InvalidRequestError, StepError, check_list, check_whole, is_whole
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.hub import DEMO
+from rnn_engine.llm.collection import AsyncCollection
 from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar
 from rnn_engine.llm.prompts import (
@@ -37,18 +38,21 @@ from rnn_engine.llm.prompts import (
     tokens_of_each,
     tokens_of_pairs,
 )
-from rnn_engine.llm.results import Completion, RankedChoice, SamplingParams
+from rnn_engine.llm.results import Completion, RankedChoice, RankedDocument, SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode, prompt_after
+from rnn_engine.operations.collections import create_collection
 from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.naming import run_tokens, settle_end
+from rnn_engine.operations.relevance import method, relevance_prompts, score_relevance
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, score_pairs
 from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import MixKind
-from rnn_engine.types import F32
+from rnn_engine.types import F32, EmbeddingTask
 from states.cache.config import CacheConfig
+from states.documents import DocumentStore
 from states.files.exchange import StateFiles
 
 T = TypeVar("T")
@@ -60,6 +64,7 @@ OnDone: TypeAlias = Callable[[int, Completion], None]
 """Called with the index of a prompt and its completion."""
 
 _MAX_QUEUED = 1 << 20  # callers of this process may wait as long as they like
+_OWNER = ""  # of all collections: a process has no API keys
 _AHEAD = 2  # requests in the engine for each slot, so that a slot that becomes free is used at once
 DEFAULT_PARAMS = SamplingParams()
 DEFAULT_CACHE = CacheConfig()
@@ -87,6 +92,8 @@ class AsyncLLM:
     def __init__(self, engine: Engine) -> None:
         """Use a loaded engine, which `close` closes."""
         self.engine = engine
+        self._stores: dict[Path | None, DocumentStore] = {}  # of collections, by folder; None: in memory
+        self._opening = asyncio.Lock()  # so that each is opened once
 
     @classmethod
     async def load(
@@ -99,6 +106,7 @@ class AsyncLLM:
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
+        reranker: str | Path | None = None,
         cache: CacheConfig | None = DEFAULT_CACHE,
         progress: Progress = _ignore,
     ) -> Self:
@@ -106,12 +114,18 @@ class AsyncLLM:
 
         `device` is auto, an index, a part of a name, or cpu. `weights` is the format of the matrices, such as f16,
         int8, int4 or auto; None keeps that of a quantised file, and is f16 for others. `num_slots` texts run at a time.
-        `cache` says how many states of prompts are kept; None keeps none. `progress` is called on another thread.
+        `reranker` is the file of a reranker for an embedding model. `cache` says how many states of prompts are kept;
+        None keeps none. `progress` is called on another thread.
 
         Raises ModelError, TokenizerError, DeviceError or InvalidRequestError.
         """
         settings = LoadSettings(
-            device=device, tokenizer=tokenizer, chat_template=chat_template, weights=weights, loras=loras
+            device=device,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            weights=weights,
+            loras=loras,
+            reranker=None if reranker is None else Path(reranker),
         )
         engine = await Engine.load(
             model, settings, num_slots=num_slots, max_queued=_MAX_QUEUED, cache=cache, progress=progress
@@ -407,6 +421,27 @@ class AsyncLLM:
         ranked = [RankedChoice(texts[n], n, shares[n], score) for n, score in enumerate(scores)]
         return sorted(ranked, key=lambda choice: -choice.probability)
 
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """Return the documents in the order of how well they answer `query`, the best first; `top_n` None returns all.
+
+        A reranker that was loaded with its embedding model reads the state after each document and the query. Any other
+        model is asked if a document answers the query, for which it was not trained.
+        """
+        if not query.strip():
+            raise InvalidRequestError("query", query, "a text that is not empty")
+        for number, document in enumerate(documents):
+            if not document.strip():
+                raise InvalidRequestError(f"documents.{number}", document, "a text that is not empty")
+        if top_n is not None:
+            check_whole("top_n", top_n, 1, 2**31 - 1)
+        if not documents:
+            return []
+        prompts = relevance_prompts(self.engine, [(query, document) for document in documents])
+        found = await score_relevance(self.engine, prompts)
+        way = method(self.engine)
+        ranked = [RankedDocument(documents[n], n, each.score, way) for n, each in enumerate(found)]
+        return sorted(ranked, key=lambda document: -document.score)[:top_n]
+
     async def logprobs(self, texts: Sequence[Prompt], *, state: State | None = None) -> list[ChoiceScore]:
         """Return the log-probability of each text and of each of its tokens, from the beginning of a text on.
 
@@ -435,9 +470,16 @@ class AsyncLLM:
         texts: Sequence[Prompt],
         settings: EmbeddingSettings = DEFAULT_EMBEDDING,
         *,
+        task: EmbeddingTask | None = None,
         state: State | None = None,
     ) -> F32:
-        """Return a vector for each text, made of the recurrent state after it: [texts, dimensions] f32."""
+        """Return a vector for each text: [texts, dimensions] f32.
+
+        A model made for embedding has a vector of its own for each `task`: retrieval, similarity or classification. Any
+        other model's vectors are parts of the recurrent state after a text, as `settings` say.
+        """
+        if task is not None:
+            settings = replace(settings, task=task)
         start = Start.of(self.engine, state).only
         tokens = tokens_of_each(self.engine, texts, "texts")
         if not tokens:
@@ -445,6 +487,26 @@ class AsyncLLM:
         initial = None if start is None else start.for_request
         embeddings = await embed(self.engine, tokens, settings, initial_state=initial, wait_for_room=True)
         return np.stack([each.vector for each in embeddings])
+
+    async def collection(self, name: str = "documents", folder: str | Path | None = None) -> AsyncCollection:
+        """Return the collection of documents of this name, which is made if there is none.
+
+        It is kept in `folder` over restarts, or else in memory. Give `cache` a disk, too, when the model is loaded:
+        then the states after the documents are kept as well. Raises InvalidRequestError for a bad name, and StateError
+        if the folder can't be used, or another process uses it.
+        """
+
+        def find() -> AsyncCollection:
+            place = None if folder is None else Path(folder).resolve()
+            if place not in self._stores:
+                self._stores[place] = DocumentStore(place)
+            store = self._stores[place]
+            names = {each.facts.name: each for each in store.of_owner(_OWNER)}
+            found = names.get(name) or create_collection(self.engine, store, _OWNER, name)
+            return AsyncCollection(self.engine, store, found)
+
+        async with self._opening:
+            return await asyncio.to_thread(find)
 
     async def state(self, prompt: Prompt | Messages = "", *, state: State | None = None) -> State:
         """Return the state after a text, token ids or the messages of a chat, which start from `state`.
@@ -477,8 +539,12 @@ class AsyncLLM:
         return self.engine.detokenize(tokens).decode(errors="replace")
 
     async def close(self) -> None:
-        """End what runs with EngineClosedError, and free the device. Idempotent."""
-        await self.engine.close()
+        """End what runs with EngineClosedError, free the device and close collections. Idempotent."""
+        try:
+            await self.engine.close()
+        finally:
+            for store in self._stores.values():
+                store.close()
 
     def _ask(
         self, prompt: Prompt | Messages, params: SamplingParams, start: Start, grammar: Grammar | None = None

@@ -30,16 +30,17 @@ from rnn_engine.llm.asynchronous import (
     Schema,
     ignore_completion,
 )
+from rnn_engine.llm.collection import Collection
 from rnn_engine.llm.progress import progress_bar
 from rnn_engine.llm.prompts import Messages, Prompt, StateChoice
-from rnn_engine.llm.results import Completion, GenerationInterrupted, RankedChoice, SamplingParams
+from rnn_engine.llm.results import Completion, GenerationInterrupted, RankedChoice, RankedDocument, SamplingParams
 from rnn_engine.llm.state import State
 from rnn_engine.model import LoraChoice
 from rnn_engine.operations.chat_prompt import ToolMode
 from rnn_engine.operations.embedding import EmbeddingSettings
 from rnn_engine.operations.scoring import ChoiceScore, Continuation
 from rnn_engine.sampling.params import MixKind
-from rnn_engine.types import F32
+from rnn_engine.types import F32, EmbeddingTask
 from states.cache.config import CacheConfig
 from states.files.exchange import StateFiles
 
@@ -85,8 +86,8 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             raise RuntimeError("`on_done` must not call the LLM that calls it; note the result, and go on outside")
 
-    def stop(self, engine: Engine | None = None) -> None:
-        """Close `engine`, end what still runs with EngineClosedError, stop the loop and wait for its thread.
+    def stop(self, llm: AsyncLLM | None = None) -> None:
+        """Close `llm`, end what still runs with EngineClosedError, stop the loop and wait for its thread.
 
         Does nothing in a forked process, or if that was done.
         """
@@ -96,7 +97,7 @@ class _LoopThread:
             if self._stopping:
                 return
             self._stopping = True
-            asyncio.run_coroutine_threadsafe(self._finish(engine), self._loop)
+            asyncio.run_coroutine_threadsafe(self._finish(llm), self._loop)
         if threading.current_thread() is not self._thread:  # it may be if an LLM is deleted by the garbage collector
             self._thread.join()
 
@@ -104,12 +105,12 @@ class _LoopThread:
         self._loop.run_forever()
         self._loop.close()
 
-    async def _finish(self, engine: Engine | None) -> None:
+    async def _finish(self, llm: AsyncLLM | None) -> None:
         try:
-            if engine is not None:
+            if llm is not None:
                 # At the interpreter's end its helper threads are gone, which the last, unimportant part needs.
                 with suppress(RuntimeError):
-                    await engine.close()
+                    await llm.close()
         finally:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
@@ -143,6 +144,7 @@ class LLM:
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
+        reranker: str | Path | None = None,
         cache: CacheConfig | None = DEFAULT_CACHE,
     ) -> None:
         """Load a model, with a progress bar on a terminal; see `AsyncLLM.load` for the arguments and errors."""
@@ -158,6 +160,7 @@ class LLM:
                         tokenizer=tokenizer,
                         chat_template=chat_template,
                         loras=loras,
+                        reranker=reranker,
                         cache=cache,
                         progress=report,
                     )
@@ -165,7 +168,7 @@ class LLM:
         except BaseException:
             self._thread.stop()
             raise
-        self._closer = weakref.finalize(self, self._thread.stop, self._llm.engine)
+        self._closer = weakref.finalize(self, self._thread.stop, self._llm)
 
     @property
     def engine(self) -> Engine:
@@ -403,6 +406,10 @@ class LLM:
         """Return the choices in the order of their probability as continuations of `context`; see `AsyncLLM.rank`."""
         return self._thread.run(self._llm.rank(context, choices, calibrate=calibrate, state=state))
 
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """Return the documents in the order of how well they answer `query`; see `AsyncLLM.rerank`."""
+        return self._thread.run(self._llm.rerank(query, documents, top_n=top_n))
+
     def logprobs(self, texts: Sequence[Prompt], *, state: State | None = None) -> list[ChoiceScore]:
         """Return the log-probability of each text and of each of its tokens; see `AsyncLLM.logprobs`."""
         return self._thread.run(self._llm.logprobs(texts, state=state))
@@ -418,10 +425,18 @@ class LLM:
         texts: Sequence[Prompt],
         settings: EmbeddingSettings = DEFAULT_EMBEDDING,
         *,
+        task: EmbeddingTask | None = None,
         state: State | None = None,
     ) -> F32:
-        """Return a vector for each text, made of the recurrent state after it: [texts, dimensions] f32."""
-        return self._thread.run(self._llm.embed(texts, settings, state=state))
+        """Return a vector for each text: [texts, dimensions] f32; see `AsyncLLM.embed`."""
+        return self._thread.run(self._llm.embed(texts, settings, task=task, state=state))
+
+    def collection(self, name: str = "documents", folder: str | Path | None = None) -> Collection:
+        """Return the collection of documents of this name, which is made if there is none.
+
+        It is kept in `folder` over restarts, or else in memory; see `AsyncLLM.collection`.
+        """
+        return Collection(self._thread.run(self._llm.collection(name, folder)), self._thread.run)
 
     def state(self, prompt: Prompt | Messages = "", *, state: State | None = None) -> State:
         """Return the state after a text, token ids or the messages of a chat, which start from `state`."""
@@ -442,7 +457,7 @@ class LLM:
         return self._llm.detokenize(tokens)
 
     def close(self) -> None:
-        """End what runs with EngineClosedError, and free the device. Idempotent."""
+        """End what runs with EngineClosedError, free the device and close collections. Idempotent."""
         self._thread.check_caller()
         self._closer()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rnn_engine.chat_template import ToolCall
 from rnn_engine.llm.state import State
+from rnn_engine.operations.relevance import Method
 from rnn_engine.operations.scoring import ChoiceScore
 from rnn_engine.requests import FinishReason, TokenInfo
 from rnn_engine.sampling.params import SamplingParams as TokenSampling
@@ -55,6 +56,16 @@ class RankedChoice:
     index: int  # among the choices as they were given
     probability: float
     score: ChoiceScore  # log-probabilities of the whole and of each token, perplexity
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document that `rerank` returns, with how well it answers the query."""
+
+    text: str
+    index: int  # among the documents as they were given
+    score: float  # from 0 to 1
+    method: Method  # how the score was found: by a reranker, or by the probabilities of Yes and No
 
 
 class GenerationInterrupted(KeyboardInterrupt):

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -21,11 +21,12 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.hub import model_name
-from rnn_engine.interface import EngineInfo
+from rnn_engine.interface import EmbeddingInfo, EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.device_choice import DeviceChoice, choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
+from rnn_engine.loading.reranker import Reranker
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged, spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.loading.states import make_state_store, open_states, share_names
@@ -33,6 +34,7 @@ from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import DeviceMemory, Runner
+from rnn_engine.versions.v7_retrieval import TASKS, ShapeV7Embedding, ShapeV7Reranker, TaskHeads
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.tiers.tier import SlotPool
@@ -80,6 +82,8 @@ class EngineParts:
     states: StateStore  # the named states that clients see: `own_states`, or those of the store
     store: OpenStore | None = None  # shared with other servers
     drafts: DraftSettings = NO_DRAFTS
+    heads: TaskHeads | None = None  # of a model made for embedding
+    reranker: Reranker | None = None
 
     def reopen(self, check: Callable[[], None]) -> Runner:
         """Close the runner (the model on its device), open the device again, and return a new runner of the model.
@@ -95,11 +99,15 @@ class EngineParts:
             self.cache.lose_device()
         if isinstance(self.runner, GpuRunner):
             self.runner.device.retire()
-        try:
-            self.runner.close()
-        except Exception:
-            _log.exception("the memory of a device that failed could not be freed")
+        for loaded in (self.runner, self.reranker):
+            try:
+                if loaded is not None:
+                    loaded.close()
+            except Exception:
+                _log.exception("the memory of a device that failed could not be freed")
         self.runner = self.load_runner(lambda *_: check())
+        if self.reranker is not None:
+            self.reranker.reopen(lambda *_: check())
         if self.cache is not None:
             first = self.info.num_slots + len(self.drafts.spare_slots)
             self.cache.use_device(self.runner, SlotPool(self.runner, first, max(self.runner.num_slots - first, 0)))
@@ -112,6 +120,8 @@ class EngineParts:
         """
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
+            if self.reranker is not None:
+                last_first.callback(self.reranker.close)
             if self.store is not None:
                 last_first.callback(self.store.close)
             for folder in self.folders.values():
@@ -138,6 +148,8 @@ def open_parts(
     loras = tuple(settings.loras)
     open_file = partial(open_merged, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
     with ExitStack() as undo, open_file() as model:
+        if isinstance(model.shape, ShapeV7Reranker):
+            raise ModelError(f"{path} is a reranker; expected an embedding model beside it: MODEL --reranker {path}")
         folders: dict[str, OwnedFolder] = {}
         for use, folder in own_folders(config, states):
             undo.callback(folder.release)
@@ -155,6 +167,14 @@ def open_parts(
         size = RunnerSize(num_slots=num_slots, spare_bytes=spare_bytes)
         choice, plan = place_model(model, settings, size)
         device = choice.device
+        reranker = None
+        if settings.reranker is not None:
+            reranker = Reranker(
+                settings.reranker, model.shape, device, weights=plan.weights, num_slots=num_slots, progress=progress
+            )
+            undo.callback(reranker.close)
+            _, plan = place_model(model, replace(settings, device=device), size)  # in the memory that is left
+        heads = TaskHeads(model) if isinstance(model.shape, ShapeV7Embedding) else None
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -187,6 +207,9 @@ def open_parts(
         num_slots,
         choice.reason,
     )
+    taken = [on_gpu.memory] if on_gpu is not None else []
+    if reranker is not None and reranker.memory is not None:
+        taken.append(reranker.memory)
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
 
     def load_again(progress: Progress) -> Runner:
@@ -201,7 +224,7 @@ def open_parts(
         model=name or model_name(path),
         device=device if on_gpu is None else on_gpu.device.info.name,
         weights=plan.weights,
-        device_memory=None if on_gpu is None else on_gpu.memory,
+        device_memory=DeviceMemory.sum(taken) if taken else None,
         num_slots=num_slots,
         own_states=own_states,
         cache=kept,
@@ -212,6 +235,8 @@ def open_parts(
         drafts=drafts,
         loras=loras,
         chat_template=template,
+        heads=heads,
+        reranker=reranker,
     )
 
 
@@ -246,12 +271,15 @@ def assemble(
     loras: Sequence[LoraChoice] = (),
     chat_template: ChatTemplate | None = None,
     drafts: DraftSettings = NO_DRAFTS,
+    heads: TaskHeads | None = None,
+    reranker: Reranker | None = None,
 ) -> EngineParts:
     """Create an engine's parts from a loaded runner and tokenizer, with the `EngineInfo` that clients may read.
 
     `num_slots` None means all slots of the runner. `own_states` None means an empty store, `states` None means
     `own_states`, and `chat_template` None means World's.
     """
+    embedding = EmbeddingInfo(runner.shape.width, tuple(TASKS), None if reranker is None else reranker.name)
     info = EngineInfo(
         model=model,
         shape=runner.shape,
@@ -267,10 +295,24 @@ def assemble(
         chat_template=chat_template or WorldTemplate(),
         special_tokens=tokenizer.special_tokens,
         max_draft=drafts.max_tokens if drafts.spare_slots else 0,
+        embedding=None if heads is None else embedding,
     )
     own_states = own_states or make_state_store(runner.shape, model)
     states = states or own_states
-    return EngineParts(info, runner, tokenizer, own_states, cache, folders or {}, load_runner, states, store, drafts)
+    return EngineParts(
+        info,
+        runner,
+        tokenizer,
+        own_states,
+        cache,
+        folders or {},
+        load_runner,
+        states,
+        store,
+        drafts,
+        heads,
+        reranker,
+    )
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:

@@ -147,13 +147,13 @@ class RunnerSize:
     num_candidates: int = 128
 
     def candidates_of(self, shape: ModelShape) -> int:
-        return min(self.num_candidates, shape.vocab_size)
+        return min(self.num_candidates, shape.row_size)
 
     def rows_of(self, shape: ModelShape) -> int:
         """Return the most rows of logits in a step for a model of this `shape`: `max_rows` or its default."""
         if self.max_rows is not None:
             return self.max_rows
-        return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.vocab_size)))
+        return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.row_size)))
 
 
 def measure_runner(
@@ -190,12 +190,13 @@ def _load_gpu_runner(
     shape = model.shape
     slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
     room = device.max_binding_bytes // slot_bytes - size.num_slots
+    num_penalty_slots = min(size.num_slots, device.max_binding_bytes // slot_penalty_bytes(shape.vocab_size))
     limits = StepLimits(
         size.num_slots + _spare_slots(size.spare_bytes, spare_slot_bytes(shape), room),
         max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
         size.rows_of(shape),
         size.candidates_of(shape),
-        num_penalty_slots=min(size.num_slots, device.max_binding_bytes // slot_penalty_bytes(shape.vocab_size)),
+        num_penalty_slots=num_penalty_slots if shape.has_head else 0,
     )
     with ExitStack() as undo:
         memory = device.allocate()

@@ -48,6 +48,9 @@ def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) ->
 
 
 def _stored_name(spec: TensorSpec, tensors: Tensors) -> str:
+    for name in spec.file_names:
+        if name in tensors:
+            return name
     if spec.ai00_name is None or spec.name in tensors or spec.ai00_name not in tensors:
         return spec.name
     return spec.ai00_name

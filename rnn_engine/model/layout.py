@@ -23,7 +23,7 @@ Sizes = Mapping[str, int]
 
 WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
-_BLOCK = re.compile(r"blocks\.([0-9]{1,6})\..*")
+_BLOCK = re.compile(r"(?:\w+\.)?blocks\.([0-9]{1,6})\..*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,13 @@ class TensorSpec:
     required: bool = True
     ai00_name: str | None = None  # None: the same
     ai00_swaps: bool = False
+    file_names: tuple[str, ...] = ()  # its names in other files, the one to write first; empty: `name`
+    is_integer: bool = False  # holds whole numbers
+
+    @property
+    def file_name(self) -> str:
+        """The name with which the tensor is written to a file that has BlinkDL's names."""
+        return self.file_names[0] if self.file_names else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,12 @@ class Layout:
 
     specs: Callable[[int], tuple[TensorSpec, ...]]  # number of layers -> every tensor
     make_shape: Callable[[int, Sizes], ModelShape]  # number of layers, sizes -> shape; raises ModelError
+    unused: re.Pattern[str] | None = None  # names of tensors of files that the model runs without
+
+    def select_used(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Return those of a file's `tensors` that the model does not run without."""
+        unused = self.unused
+        return {name: info for name, info in tensors.items() if unused is None or not unused.fullmatch(name)}
 
     def list_specs(self, names: Iterable[str]) -> tuple[TensorSpec, ...]:
         """Return descriptions of all tensors of a model of this version, with as many layers as `names` mention.
@@ -74,7 +87,7 @@ def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedM
     _check_names(specs, tensors)
     present = [spec for spec in specs if spec.name in tensors]
     squeezed = {spec.name: squeeze(tensors[spec.name], len(spec.dims)) for spec in present}
-    _check_dtypes(squeezed)
+    _check_dtypes(present, squeezed)
     sizes = _read_sizes(present, squeezed)
     _check_shapes(present, squeezed, sizes)
     return CheckedModel(layout.make_shape(num_layers, sizes), squeezed)
@@ -99,8 +112,12 @@ def _check_names(specs: Iterable[TensorSpec], names: Iterable[str]) -> None:
         )
 
 
-def _check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
-    wrong = [f"{name} is {info.dtype.name}" for name, info in tensors.items() if info.dtype not in WEIGHT_DTYPES]
+def _check_dtypes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> None:
+    wrong = [
+        f"{spec.name} is {tensors[spec.name].dtype.name}"
+        for spec in specs
+        if not spec.is_integer and tensors[spec.name].dtype not in WEIGHT_DTYPES
+    ]
     if wrong:
         allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
         raise ModelError(f"{count(wrong, 'tensor')} of the wrong element type: {show_all(wrong)}; expected {allowed}")

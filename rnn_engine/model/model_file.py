@@ -149,9 +149,9 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
     """
     config = _read_config(path, source.tensors)
     try:
-        stored = _locate(path, source, config, find_layout)
+        stored, layout = _locate(path, source, config, find_layout)
         tensors = {name: place.describe(source.tensors[place.name]) for name, place in stored.items()}
-        checked = check_tensors(find_layout(tensors), tensors)
+        checked = check_tensors(layout or find_layout(tensors), tensors)
         if isinstance(source, GgufFile):
             check_metadata(source.metadata, checked.shape)
         if isinstance(source, GgmfFile):
@@ -185,17 +185,20 @@ def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
 
 def _locate(
     path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
-) -> dict[str, StoredTensor]:
+) -> tuple[dict[str, StoredTensor], Layout | None]:
     """Map BlinkDL's name of each tensor of a model to how its file, of any format, stores the tensor.
 
-    Raises ModelError if two stored tensors are the same tensor of the model.
+    Returns the layout, too, if the names in the file show it. Raises ModelError if two stored tensors are the same
+    tensor of the model.
     """
     if isinstance(source, GgufFile):
-        return locate_llama_cpp(source.metadata, source.tensors)
+        return locate_llama_cpp(source.metadata, source.tensors), None
     if isinstance(source, GgmfFile):
-        return locate_rwkv_cpp(source.tensors)
+        return locate_rwkv_cpp(source.tensors), None
     if config is None:
-        return locate_tensors(path, find_layout(source.tensors).list_specs(source.tensors), source.tensors)
+        layout = find_layout(source.tensors)
+        used = layout.select_used(source.tensors)
+        return locate_tensors(path, layout.list_specs(used), used), layout
     locate = locate_fla if config.library == "flash-linear-attention" else locate_hf
     stored: dict[str, StoredTensor] = {}
     for name, place in locate(source.tensors):
@@ -206,4 +209,4 @@ def _locate(
         stored[name] = place
     if config.ties_head and "emb.weight" in stored:
         stored["head.weight"] = stored["emb.weight"]
-    return stored
+    return stored, None

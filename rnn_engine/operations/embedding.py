@@ -1,9 +1,14 @@
-"""Embed texts: run each through the model, and turn the recurrent state after its last token into a vector."""
+"""Embed texts: run each through the model, and turn what it gives at the end into a vector.
+
+A model made for embedding has vectors of its own, made of its rows at the ends of sentences. The vectors of any other
+model are parts of the recurrent state after the last token.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import prod
@@ -16,7 +21,7 @@ from rnn_engine.errors import InvalidRequestError, StepError, check_choice
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.requests import Finished, GenerateRequest, Started
-from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State, StateField
+from rnn_engine.types import F32, EmbeddingTask, FieldKind, InitialState, ModelShape, State, StateField
 
 # Turn a state into one vector: choose its layers and parts, pool its matrices, and bound the vector's length.
 #
@@ -29,6 +34,8 @@ Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_mea
 ALL_PARTS = "all"
 """The value of `part` that selects all fields (recurrent tensors) of a state."""
 
+DEFAULT_TASK: EmbeddingTask = "retrieval"
+MAX_ENDS = 64  # ends of sentences in one input
 MAX_DIMENSIONS = 8192
 MAX_LAYERS = 1024  # in a list, which may name a layer twice
 MAX_NUMBERS = 1 << 23  # before projection
@@ -42,6 +49,7 @@ _U64 = NDArray[np.uint64]
 class EmbeddingSettings:
     """The settings that choose the numbers of a recurrent state that make up an embedding, and scale them.
 
+    A model made for embedding has a vector of its own for each `task`; `layer`, `part` and `pooling` don't apply to it.
     From each selected layer, `part` selects a field of the state. A field is a vector [D], or a matrix for each head.
     With pooling, the matrices become one number for each key or value of each head [D]; without, all their numbers are
     used [D * N]. The part "all" joins all fields in the state's order, with pooling, each scaled to length 1 so that
@@ -55,9 +63,26 @@ class EmbeddingSettings:
     pooling: Pooling = "key_norms"  # of a matrix field
     dimensions: int | None = None  # None = as many as the part has
     normalize: bool = True  # scale the vector to length 1
+    task: EmbeddingTask | None = None  # of a model made for embedding; None = retrieval
 
     def check(self, shape: ModelShape) -> None:
         """Raise InvalidRequestError for the first setting that is not allowed for a model with the sizes `shape`."""
+        if shape.has_head:
+            self._check_part(shape)
+        else:
+            self._check_task(shape)
+        size = self.size(shape)
+        longest = min(size, MAX_DIMENSIONS)
+        given = f"layer, part and pooling give {size} numbers" if shape.has_head else f"the model gives {size} numbers"
+        if self.dimensions is not None and not 1 <= self.dimensions <= longest:
+            raise InvalidRequestError("dimensions", self.dimensions, f"a number from 1 to {longest}; {given}")
+        if self.dimensions is None and size > MAX_DIMENSIONS:
+            raise InvalidRequestError("dimensions", None, f"a number from 1 to {longest}, since {given}")
+
+    def _check_part(self, shape: ModelShape) -> None:
+        """Check the settings for a model whose vectors are parts of its state."""
+        if self.task is not None:
+            raise InvalidRequestError("task", self.task, "null, since the model was not made for embedding")
         if self.part is not None:
             check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
         check_choice("pooling", self.pooling, get_args(Pooling))
@@ -67,17 +92,16 @@ class EmbeddingSettings:
             raise InvalidRequestError(
                 "layer", self.layer, f"layers that give at most {MAX_NUMBERS} numbers, not {size}"
             )
-        longest = min(size, MAX_DIMENSIONS)
-        if self.dimensions is not None and not 1 <= self.dimensions <= longest:
-            raise InvalidRequestError(
-                "dimensions",
-                self.dimensions,
-                f"a number from 1 to {longest}; layer, part and pooling give {size} numbers",
-            )
-        if self.dimensions is None and size > MAX_DIMENSIONS:
-            raise InvalidRequestError(
-                "dimensions", None, f"a number from 1 to {longest}, since layer, part and pooling give {size} numbers"
-            )
+
+    def _check_task(self, shape: ModelShape) -> None:
+        """Check the settings for a model that has vectors of its own."""
+        if self.task is not None:
+            check_choice("task", self.task, get_args(EmbeddingTask))
+        for name in ("layer", "part", "pooling"):
+            value = getattr(self, name)
+            if value != getattr(_DEFAULT, name):
+                allowed = f"no value, since the model ({shape.version}) has vectors of its own"
+                raise InvalidRequestError(name, value, allowed)
 
     def layers(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the layers whose state becomes the embedding, counted from 0.
@@ -107,8 +131,13 @@ class EmbeddingSettings:
 
     def size(self, shape: ModelShape) -> int:
         """Return the length of the embedding before any projection to fewer numbers."""
+        if not shape.has_head:
+            return shape.width
         part = sum(_pooled_size(field, self.pooling) for field in self.fields(shape))
         return part * (1 if self.layer == "mean" else len(self.layers(shape)))
+
+
+_DEFAULT = EmbeddingSettings()
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
@@ -226,24 +255,19 @@ async def embed(
 ) -> list[Embedding]:
     """Return the embeddings of `inputs`, each a list of token ids, in their order.
 
+    A model made for embedding gives its own vectors; of any other model, they are parts of the state after an input.
     The embedding of an input does not depend on the other inputs. Every input begins from `initial_state`. `centre`,
     from `find_centre` with the same settings, is subtracted from every vector before it is projected and scaled. Raises
     InvalidRequestError before anything runs, and OverloadedError if the queue is full then, unless `wait_for_room` is
     set.
     """
-    shape = engine.info.shape
-    settings.check(shape)
-
-    def vector_of(state: State) -> F32:
-        part = part_vector(state, settings, shape)
-        return finish_vector(part if centre is None else part - centre, settings)
-
-    embeddings: dict[int, Embedding] = {}
-    ends = run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)
-    async with aclosing(ends):
-        async for number, end in ends:
-            embeddings[number] = Embedding(await asyncio.to_thread(vector_of, end.state), end.cost)
-    return [embeddings[number] for number in range(len(inputs))]
+    found: dict[int, Embedding] = {}
+    vectors = _run_vectors(engine, inputs, settings, initial_state, wait_for_room=wait_for_room)
+    async with aclosing(vectors):
+        async for number, each in vectors:
+            vector = each.vector if centre is None else each.vector - centre
+            found[number] = Embedding(await asyncio.to_thread(finish_vector, vector, settings), each.cost)
+    return [found[number] for number in range(len(inputs))]
 
 
 async def find_centre(
@@ -258,15 +282,85 @@ async def find_centre(
     The vectors are neither projected nor scaled. The mean can be subtracted as `centre` in `embed`.
     Raises as `embed` does.
     """
+    total = np.zeros(settings.size(engine.info.shape))  # [size] f64, so that the order of the sum makes no difference
+    costs: dict[int, Cost] = {}
+    async with aclosing(_run_vectors(engine, inputs, settings, initial_state)) as vectors:
+        async for number, each in vectors:
+            total += each.vector
+            costs[number] = each.cost
+    return (total / len(inputs)).astype(np.float32), [costs[number] for number in range(len(inputs))]
+
+
+async def _run_vectors(
+    engine: EngineLike,
+    inputs: Sequence[Sequence[int]],
+    settings: EmbeddingSettings,
+    initial_state: InitialState | None,
+    *,
+    wait_for_room: bool = False,
+) -> AsyncGenerator[tuple[int, Embedding], None]:
+    """Yield each input's index and vector, neither projected nor scaled, as soon as it ends. Raises as `embed` does."""
     shape = engine.info.shape
     settings.check(shape)
-    total = np.zeros(settings.size(shape))  # [size] f64, so that the order of the sum makes no difference
-    costs: dict[int, Cost] = {}
-    async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
+    if not shape.has_head:
+        async with aclosing(_run_features(engine, inputs, initial_state, wait_for_room=wait_for_room)) as features:
+            async for number, each in features:
+                [vector] = await engine.apply_head(each.vector[np.newaxis], settings.task or DEFAULT_TASK)
+                yield number, Embedding(vector, each.cost)
+        return
+    async with aclosing(run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)) as ends:
         async for number, end in ends:
-            total += await asyncio.to_thread(part_vector, end.state, settings, shape)
-            costs[number] = end.cost
-    return (total / len(inputs)).astype(np.float32), [costs[number] for number in range(len(inputs))]
+            yield number, Embedding(await asyncio.to_thread(part_vector, end.state, settings, shape), end.cost)
+
+
+async def _run_features(
+    engine: EngineLike, inputs: Sequence[Sequence[int]], initial_state: InitialState | None, *, wait_for_room: bool
+) -> AsyncGenerator[tuple[int, Embedding], None]:
+    """Run `inputs` of a model made for embedding; yield the index and the feature [D] of each as soon as it has run.
+
+    A feature is the mean of the rows at all ends of sentences of an input. The input up to each of them is a request of
+    its own, which goes on from the one before if the cache keeps states.
+    """
+    calls, owners = [], []
+    for number, tokens in enumerate(inputs):
+        for beginning in _closed_beginnings(f"input {number}", tokens, end_of_sentence(engine.info.shape)):
+            calls.append(GenerateRequest(beginning, initial_state=initial_state, max_tokens=0, keep_row=True))
+            owners.append(number)
+    _check(engine, calls, owners)
+    lasts = {number: call for call, number in enumerate(owners)}  # the call for the whole input
+    counts = Counter(owners)
+    rows: dict[int, list[F32]] = {number: [] for number in lasts}
+    costs: dict[int, Cost] = {}
+    async with ParallelRequests(engine, calls, engine.info.num_slots, wait_for_room=wait_for_room) as running:
+        async for events in running:
+            for call, event in events:
+                number = owners[call]
+                if isinstance(event, Started):
+                    costs[call] = Cost(event.prompt_tokens, event.cached_tokens)
+                elif isinstance(event, Finished):
+                    assert event.row is not None  # it was requested
+                    rows[number].append(event.row)
+                    if len(rows[number]) == counts[number]:
+                        yield number, Embedding(np.mean(rows.pop(number), axis=0), costs[lasts[number]])
+
+
+def end_of_sentence(shape: ModelShape) -> int:
+    """Return the token that ends every text of a model made for embedding: the last of its vocabulary."""
+    return shape.vocab_size - 1
+
+
+def _closed_beginnings(name: str, tokens: Sequence[int], end: int) -> Iterator[tuple[int, ...]]:
+    """Yield the beginnings of an input that end with the token `end`; it is added to the whole input if missing.
+
+    Raises InvalidRequestError for an empty input, and for one with too many of these tokens; `name` is the input's.
+    """
+    if len(tokens) == 0:
+        raise InvalidRequestError(name, [], "at least one token")
+    closed = tuple(tokens) if tokens[-1] == end else (*tokens, end)
+    places = [place for place, token in enumerate(closed, 1) if token == end]
+    if len(places) > MAX_ENDS:
+        raise InvalidRequestError(name, f"{len(places)} of token {end}", f"at most {MAX_ENDS} of it")
+    return (closed[:place] for place in places)
 
 
 async def run_states(
@@ -283,7 +377,19 @@ async def run_states(
     calls = [
         GenerateRequest(prompt=tokens, initial_state=initial_state, max_tokens=0, keep_end=True) for tokens in inputs
     ]
-    _check(engine, calls)
+    _check(engine, calls, range(len(calls)))
+    async with aclosing(end_states(engine, calls, wait_for_room=wait_for_room)) as ends:
+        async for number, end in ends:
+            yield number, end
+
+
+async def end_states(
+    engine: EngineLike, calls: Sequence[GenerateRequest], *, wait_for_room: bool = False
+) -> AsyncGenerator[tuple[int, InputState], None]:
+    """Run requests that keep their end, in parallel; yield each one's index and last state as soon as it ends.
+
+    Raises StepError for a state that is not finite. `wait_for_room` is as in `ParallelRequests`.
+    """
     costs: dict[int, Cost] = {}
     limit = engine.info.num_slots
     async with ParallelRequests(engine, calls, limit, wait_for_room=wait_for_room) as running:
@@ -296,10 +402,11 @@ async def run_states(
                     yield number, InputState(_finite(event.end.state), costs[number])
 
 
-def _check(engine: EngineLike, calls: Sequence[GenerateRequest]) -> None:
+def _check(engine: EngineLike, calls: Sequence[GenerateRequest], inputs: Sequence[int]) -> None:
+    """Raise InvalidRequestError for the first call that is not allowed; `inputs` has the number of each one's input."""
     if not calls:
         raise InvalidRequestError("input", [], "at least one text or list of token ids")
-    for number, call in enumerate(calls):
+    for number, call in zip(inputs, calls, strict=True):
         try:
             call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
         except InvalidRequestError as error:

@@ -233,7 +233,7 @@ async def settle_end(
 async def check_room(engine: EngineLike, name: str, retention: Retention) -> None:
     """Raise the error with which storing a new state under `name` would fail now, before tokens are run for it."""
     shape = engine.info.shape
-    await engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)
+    await engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.row_size)
 
 
 F64 = NDArray[np.float64]

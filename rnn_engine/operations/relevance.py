@@ -1,21 +1,30 @@
-"""Score how well documents answer queries: ask the model, and compare the probabilities of the answers Yes and No.
+"""Score how well documents answer queries: by a reranker, or by asking the model.
 
-Any model that follows a chat can do it; none is trained for it. The server uses only `relevance_prompts`,
-`num_prompt_tokens` and `score_relevance`, so a model that is trained to rerank could take their place.
+A reranker reads the state of its embedding model after a document and a query. Any other model that follows a chat is
+asked if the document answers the query, and the probabilities of the answers Yes and No are compared. None is trained
+for that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt
+from rnn_engine.operations.chat_prompt import make_chat_prompt, token_positions
+from rnn_engine.operations.embedding import InputState, end_of_sentence, end_states
 from rnn_engine.operations.parallel import Cost
-from rnn_engine.operations.scoring import score_after, shared_cost
+from rnn_engine.operations.scoring import Context, score_after, shared_cost
+from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import InitialState
+
+Method: TypeAlias = Literal["reranker", "yes_no"]
+"""How relevance is found: by a model that reads the state after a pair, or by the probabilities of Yes and No."""
 
 _YES, _NO = "Yes", "No"
 _EXAMPLES = (
@@ -33,72 +42,192 @@ _EXAMPLES = (
 _MOST_ADDED = 1 << 16  # characters that a template may add to a conversation
 
 
+_INSTRUCTION = "Instruct: Given a query, retrieve documents that answer the query\n"  # as rerankers were trained
+
+
 @dataclass(frozen=True, slots=True)
 class Relevance:
     """How likely it is, to the model, that a document answers a query."""
 
-    log_odds: float  # ln P(Yes) - ln P(No)
-    cost: Cost  # of the prompt and both answers
+    log_odds: float  # ln P(Yes) - ln P(No), or what a reranker gives
+    cost: Cost  # of the prompt and, if the model was asked, both answers
 
     @property
     def score(self) -> float:
-        """P(Yes) / (P(Yes) + P(No)), from 0 to 1."""
+        """The probability that the document answers the query, P(Yes) / (P(Yes) + P(No)): the sigmoid of `log_odds`."""
         smaller = math.exp(-abs(self.log_odds))
         return (1.0 if self.log_odds >= 0 else smaller) / (1.0 + smaller)
 
 
+@dataclass(frozen=True, slots=True)
+class RelevancePrompt:
+    """The tokens that ask how well one document answers one query."""
+
+    tokens: Sequence[int]
+    text: str
+    num_shared: int  # the first tokens, which all prompts share
+    num_document: int | None = None  # the first tokens, which all prompts about the document share; None: only others
+
+
+def method(engine: EngineLike) -> Method:
+    """Return how the relevance of documents is found with this engine's model.
+
+    Raises InvalidRequestError for a model made for embedding without a reranker, which can't be asked.
+    """
+    info = engine.info
+    if info.embedding is None:
+        return "yes_no"
+    if info.embedding.reranker is None:
+        message = f"the model {info.model} was made for vectors and has no reranker; its operator can load one with it"
+        raise InvalidRequestError("model", info.model, "a model with a reranker, or a language model", message)
+    return "reranker"
+
+
+def document_tokens(engine: EngineLike, document: str) -> Sequence[int]:
+    """Return the tokens with which every prompt about `document` begins if the document comes first.
+
+    `score_relevance` can go on from the state after them.
+    """
+    if method(engine) == "reranker":
+        return engine.tokenize(f"{_INSTRUCTION}Document: {document}\n")
+    prompt = _prompt(engine, "", document, "", document_first=True)
+    end = prompt.text.rindex("\nQuery:")  # without a query, nothing of this kind follows
+    sizes = {token: len(text.encode()) for text, token in engine.info.special_tokens.items()}
+    [position] = token_positions(engine, prompt.tokens, [len(prompt.text[:end].encode())], sizes)
+    return prompt.tokens[:position]
+
+
 def relevance_prompts(
-    engine: EngineLike, pairs: Iterable[tuple[str, str]], *, before: str = ""
-) -> tuple[ChatPrompt, ...]:
+    engine: EngineLike, pairs: Iterable[tuple[str, str]], *, before: str = "", document_first: bool = False
+) -> tuple[RelevancePrompt, ...]:
     """Return the prompt that asks for each pair of a query and a document if the document answers the query.
 
-    All prompts begin with the same examples, and those of one query with that query, so that the cache has the state
-    after it. The query is asked again after the document, since a state keeps best what it read last. `before` is a
-    text that separates the prompts from what the initial state has taken in.
+    All prompts begin with the same examples. Those of one query go on with that query, so that the cache has the state
+    after it. With `document_first`, those of one document go on with that document, as `document_tokens` does. The
+    query is asked again at the end, since a state keeps best what it read last. `before` is a text that separates the
+    prompts from what the initial state has taken in.
+
+    The prompts of a reranker always have the document first.
     """
-    examples = [
-        message
-        for query, document, answer in _EXAMPLES
-        for message in (_question(query, document), ChatMessage(Role.ASSISTANT, answer))
-    ]
-    return tuple(_prompt(engine, [*examples, _question(*pair)], before) for pair in pairs)
+    if method(engine) == "reranker":
+        return tuple(_reranker_prompt(engine, query, document, before) for query, document in pairs)
+    if not document_first:
+        return tuple(_prompt(engine, query, document, before, document_first=False) for query, document in pairs)
+    prompts, begins = [], dict[str, Sequence[int]]()
+    for query, document in pairs:
+        prompt = _prompt(engine, query, document, before, document_first=True)
+        if document not in begins:
+            begins[document] = document_tokens(engine, document)
+        num_document = len(begins[document])
+        is_same = not before and list(prompt.tokens[:num_document]) == list(begins[document])
+        prompts.append(replace(prompt, num_document=num_document) if is_same else prompt)
+    return tuple(prompts)
 
 
-def num_prompt_tokens(prompts: Sequence[ChatPrompt]) -> int:
+def num_prompt_tokens(prompts: Sequence[RelevancePrompt]) -> int:
     """Return the number of tokens of `prompts`, without the examples that all of them begin with."""
-    return sum(len(prompt.tokens) - _num_example_tokens(prompt) for prompt in prompts)
+    return sum(len(prompt.tokens) - prompt.num_shared for prompt in prompts)
 
 
 async def score_relevance(
-    engine: EngineLike, prompts: Sequence[ChatPrompt], *, initial_state: InitialState | None = None
+    engine: EngineLike,
+    prompts: Sequence[RelevancePrompt],
+    *,
+    initial_state: InitialState | None = None,
+    document_states: Sequence[InitialState | None] | None = None,
 ) -> tuple[Relevance, ...]:
     """Return the relevance for each of `prompts`, which `relevance_prompts` made.
 
-    Raises OverloadedError if the queue is full, before anything runs.
+    `document_states` has a state for each prompt, the one after the `document_tokens` of its document, or None. A
+    prompt with such a state runs only its other tokens. Raises OverloadedError if the queue is full, before anything
+    runs.
     """
+    if method(engine) == "reranker":
+        return await _read_states(engine, prompts, initial_state, document_states)
     # An answer begins with a space unless the template ends with white space.
     space = "" if prompts[0].text[-1:].isspace() else " "
     answers = [engine.tokenize(space + answer) for answer in (_YES, _NO)]
-    found = await score_after(
-        engine,
-        [prompt.tokens for prompt in prompts],
-        answers,
-        initial_state=initial_state,
-        checkpoint_positions=[_num_example_tokens(prompts[0])],
-    )
+    found = await score_after(engine, _contexts(prompts, initial_state, document_states), answers)
     return tuple(Relevance(yes.total - no.total, shared_cost([yes, no])) for yes, no in found)
 
 
-def _question(query: str, document: str) -> ChatMessage:
-    asked = f"Query: {query}\nDocument: {document}\nDoes the document answer the query: {query}\nAnswer Yes or No."
+async def _read_states(
+    engine: EngineLike,
+    prompts: Sequence[RelevancePrompt],
+    initial_state: InitialState | None,
+    document_states: Sequence[InitialState | None] | None,
+) -> tuple[Relevance, ...]:
+    """Return the relevance by a reranker, which reads the states after the prompts as they come, some at a time."""
+    calls = [
+        GenerateRequest(
+            context.tokens,
+            initial_state=context.initial_state,
+            checkpoint_positions=context.checkpoint_positions,
+            max_tokens=0,
+            keep_end=True,
+        )
+        for context in _contexts(prompts, initial_state, document_states)
+    ]
+    size = engine.info.num_slots
+    found: dict[int, Relevance] = {}
+    unread: dict[int, InputState] = {}
+    async with aclosing(end_states(engine, calls)) as ends:
+        async for number, end in ends:
+            unread[number] = end
+            if len(unread) == size or len(unread) + len(found) == len(calls):
+                scores = await engine.score_states([each.state for each in unread.values()])
+                for (read, each), score in zip(unread.items(), scores.tolist(), strict=True):
+                    found[read] = Relevance(score, each.cost)
+                unread.clear()
+    return tuple(found[number] for number in range(len(calls)))
+
+
+def _contexts(
+    prompts: Sequence[RelevancePrompt],
+    initial_state: InitialState | None,
+    document_states: Sequence[InitialState | None] | None,
+) -> list[Context]:
+    states = document_states or [None] * len(prompts)
+    return [_context(prompt, state, initial_state) for prompt, state in zip(prompts, states, strict=True)]
+
+
+def _context(
+    prompt: RelevancePrompt, document_state: InitialState | None, initial_state: InitialState | None
+) -> Context:
+    """Return the part of a prompt that has to be run, and the state from which it runs."""
+    if document_state is not None and prompt.num_document is not None:
+        return Context(prompt.tokens[prompt.num_document :], document_state)
+    kept = [prompt.num_shared, *([] if prompt.num_document is None else [prompt.num_document])]
+    return Context(prompt.tokens, initial_state, kept)
+
+
+def _reranker_prompt(engine: EngineLike, query: str, document: str, before: str) -> RelevancePrompt:
+    earlier = engine.tokenize(before)
+    begins = [*earlier, *document_tokens(engine, document)]
+    asked = f"Query: {query}"
+    tokens = [*begins, *engine.tokenize(asked), end_of_sentence(engine.info.shape)]
+    return RelevancePrompt(tokens, f"{before}{_INSTRUCTION}Document: {document}\n{asked}", len(earlier), len(begins))
+
+
+def _question(query: str, document: str, *, document_first: bool) -> ChatMessage:
+    given = [f"Query: {query}", f"Document: {document}"]
+    first, second = reversed(given) if document_first else given
+    asked = f"{first}\n{second}\nDoes the document answer the query: {query}\nAnswer Yes or No."
     return ChatMessage(Role.USER, asked)
 
 
-def _prompt(engine: EngineLike, messages: Sequence[ChatMessage], before: str) -> ChatPrompt:
+def _prompt(engine: EngineLike, query: str, document: str, before: str, *, document_first: bool) -> RelevancePrompt:
+    examples = [
+        message
+        for example_query, example_document, answer in _EXAMPLES
+        for message in (
+            _question(example_query, example_document, document_first=document_first),
+            ChatMessage(Role.ASSISTANT, answer),
+        )
+    ]
+    messages = [*examples, _question(query, document, document_first=document_first)]
     conversation = Conversation(messages, thinking=False)
     template = engine.info.chat_template
-    return make_chat_prompt(engine, template, conversation, 2 * conversation.characters + _MOST_ADDED, before=before)
-
-
-def _num_example_tokens(prompt: ChatPrompt) -> int:
-    return prompt.turns.get(2 * len(_EXAMPLES), 0)
+    most = 2 * conversation.characters + _MOST_ADDED
+    prompt = make_chat_prompt(engine, template, conversation, most, before=before)
+    return RelevancePrompt(prompt.tokens, prompt.text, prompt.turns.get(len(examples), 0))

@@ -116,26 +116,32 @@ async def score_choices(
     return tuple(ChoiceScore(*runs) for runs in (zip(given, alone, strict=True) if calibrate else zip(given)))
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The tokens of a context, and the state from which they run.
+
+    The cache keeps the states at `checkpoint_positions` in the context in preference to others.
+    """
+
+    tokens: Sequence[int]
+    initial_state: InitialState | None = None
+    checkpoint_positions: Sequence[int] = ()
+
+
 async def score_after(
-    engine: EngineLike,
-    contexts: Sequence[Sequence[int]],
-    continuations: Sequence[Sequence[int]],
-    *,
-    initial_state: InitialState | None = None,
-    checkpoint_positions: Sequence[int] = (),
+    engine: EngineLike, contexts: Sequence[Context], continuations: Sequence[Sequence[int]]
 ) -> tuple[tuple[Continuation, ...], ...]:
     """Return the scores of all `continuations`, lists of token ids, after each of `contexts`, in their order.
 
-    `checkpoint_positions` are positions in every context whose states the cache keeps in preference to others.
-    `initial_state` and errors are as for `score_choices`.
+    Errors are as for `score_choices`.
     """
 
     def make() -> list[GenerateRequest]:
         calls = []
         for context in contexts:
-            _check(engine, context, continuations)
-            begun = context or empty_prompt(initial_state)
-            calls += [_call(begun, each, initial_state, checkpoint_positions) for each in continuations]
+            _check(engine, context.tokens, continuations)
+            begun = context.tokens or empty_prompt(context.initial_state)
+            calls += [_call(begun, each, context.initial_state, context.checkpoint_positions) for each in continuations]
         return calls
 
     found = await _score(engine, await asyncio.to_thread(make), engine.info.num_slots)

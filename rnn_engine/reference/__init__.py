@@ -123,9 +123,10 @@ def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
 
 
 def project_to_logits(weights: Weights, x: Array) -> Array:
-    """Return the logits [R, V] for the output x [R, D] of the last layer."""
+    """Return the logits [R, V] for the output x [R, D] of the last layer; without a head, the normed output [R, D]."""
     names = weights.shape.tensor_names
-    return weights.matmul(layer_norm(x, weights, names.head_norm), names.head)
+    normed = layer_norm(x, weights, names.head_norm)
+    return weights.matmul(normed, names.head) if weights.shape.has_head else normed
 
 
 def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:

@@ -462,7 +462,7 @@ class Scheduler:
             self.failure = "no request of a step had finite logits"
         accepted = self.counters.accepted_tokens
         deliveries: list[Delivery] = []
-        for outcome in take_in(step, readout, self._runner.shape.vocab_size, self._draws):
+        for outcome in take_in(step, readout, self._runner.shape.row_size, self._draws):
             self._conclude(outcome, deliveries)
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)

@@ -522,11 +522,13 @@ class SamplingSequence(SlotSequence):
         """End the request and return its last event. `row` returns the logit row after the state in the slot."""
         for sequence in self.sequences:
             sequence.enter(Done())
-        end = None
-        if self.request.keep_end:
-            logits = row().read_full().copy() if self.row is None else self.row
-            end = EndState(tuple(self.tokens_run), self._read_state(self.slot), logits)
-        return Finished(ending.reason, len(self.generated), self._seed, ending.stop, end, ending.stop_token)
+        end = last_row = None
+        if self.request.keep_end or self.request.keep_row:
+            last_row = row().read_full().copy() if self.row is None else self.row
+        if self.request.keep_end and last_row is not None:
+            end = EndState(tuple(self.tokens_run), self._read_state(self.slot), last_row)
+        count, stop_token = len(self.generated), ending.stop_token
+        return Finished(ending.reason, count, self._seed, ending.stop, end, stop_token, row=last_row)
 
 
 def _make_mask(request: GenerateRequest, vocab_size: int) -> SequenceMask | None:

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
-from rnn_engine.tensor_files.pth_pickle import TensorRef, ZipArchive, read_tensor_refs
+from rnn_engine.tensor_files.pth_pickle import Entry, TensorRef, ZipArchive, read_tensor_refs
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo, show
 
 _PICKLE_NAME: Final = "data.pkl"
+_INTEGER: Final = np.dtype(np.int64)
 _PICKLE_LIMIT: Final = 1 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
 
 
@@ -42,13 +43,17 @@ class PthFile:
         self._zip = ZipArchive(file)
         self._folder = _find_folder(file.path, self._zip)
         _check_byte_order(file.path, self._zip, f"{self._folder}byteorder")
-        self._refs = _read_refs(file.path, self._zip, f"{self._folder}{_PICKLE_NAME}")
+        entries = _read_entries(file.path, self._zip, f"{self._folder}{_PICKLE_NAME}")
+        self._refs = {name: entry for name, entry in entries.items() if isinstance(entry, TensorRef)}
+        self._lists = {name: entry for name, entry in entries.items() if not isinstance(entry, TensorRef)}
         for name, ref in self._refs.items():
             _check_inside(file.path, self._zip, self._entry(ref), name, ref)
         self._tensors = {name: _info(file.path, name, ref) for name, ref in self._refs.items()}
+        self._tensors |= {name: TensorInfo((len(numbers),), _INTEGER) for name, numbers in self._lists.items()}
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
+        """The shape and type of every tensor; a list of whole numbers in the file counts as one."""
         return self._tensors
 
     @property
@@ -56,6 +61,8 @@ class PthFile:
         return self._file.stamp
 
     def read(self, name: str) -> NDArray[Any]:
+        if name in self._lists:
+            return _integers_of(self._file.path, name, self._lists[name])
         ref = self._refs[name]
         if 0 in ref.shape:
             return np.empty(ref.shape, ref.storage.dtype)
@@ -101,7 +108,7 @@ def _check_byte_order(path: Path, archive: ZipArchive, entry: str) -> None:
         raise ModelError(f"{path} has the byte order {order!r}; expected b'little'")
 
 
-def _read_refs(path: Path, archive: ZipArchive, entry: str) -> dict[str, TensorRef]:
+def _read_entries(path: Path, archive: ZipArchive, entry: str) -> dict[str, Entry]:
     size = archive.size(entry)
     if size > _PICKLE_LIMIT:
         raise ModelError(f"{path} has a pickle of {size} bytes; expected at most {_PICKLE_LIMIT}")
@@ -110,6 +117,13 @@ def _read_refs(path: Path, archive: ZipArchive, entry: str) -> dict[str, TensorR
         return read_tensor_refs(data)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _integers_of(path: Path, name: str, numbers: Sequence[int]) -> NDArray[np.int64]:
+    try:
+        return np.array(numbers, _INTEGER)
+    except OverflowError:
+        raise ModelError(f"{path}: a number of the list {show(name)} is too large; expected less than 2^63") from None
 
 
 def _info(path: Path, name: str, ref: TensorRef) -> TensorInfo:
@@ -143,6 +157,7 @@ _STORAGES: Final = {
     np.dtype(np.float32): "FloatStorage",
     np.dtype(np.float16): "HalfStorage",
     np.dtype(ml_dtypes.bfloat16): "BFloat16Storage",
+    np.dtype(np.int64): "LongStorage",
 }
 _EMPTY_ORDERED_DICT: Final = b"ccollections\nOrderedDict\n)R"
 

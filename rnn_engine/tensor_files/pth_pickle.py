@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, KeysView, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final, TypeGuard
+from typing import IO, Any, Final, TypeAlias, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -166,10 +166,14 @@ class TensorRef:
     strides: tuple[int, ...]
 
 
-def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
-    """Return the tensors that the pickle of a .pth file describes, by name.
+Entry: TypeAlias = TensorRef | tuple[int, ...]
+"""An entry of a .pth file: a tensor, or a list of whole numbers that are not negative."""
 
-    Raises ModelError if the pickle is damaged, asks for anything other than tensors, or holds no dict of them.
+
+def read_tensor_refs(data: bytes) -> dict[str, Entry]:
+    """Return the tensors, and the lists of whole numbers, that the pickle of a .pth file describes, by name.
+
+    Raises ModelError if the pickle is damaged, asks for anything else, or holds no dict of them.
     """
     try:
         content = _Machine().run(data)
@@ -180,15 +184,21 @@ def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
     return _state_dict(content)
 
 
-def _state_dict(content: object) -> dict[str, TensorRef]:
+def _state_dict(content: object) -> dict[str, Entry]:
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]  # a trainer's checkpoint keeps its weights under this key
     if not isinstance(content, dict):
         raise ModelError(f"the pickle holds a {type(content).__name__}; expected a dict of tensors")
-    for name, value in content.items():
-        if not isinstance(value, TensorRef):
-            raise ModelError(f"the pickle's entry {show(name)} is a {type(value).__name__}; expected a tensor")
-    return content
+    return {name: _entry(name, value) for name, value in content.items()}
+
+
+def _entry(name: str, value: object) -> Entry:
+    if isinstance(value, TensorRef):
+        return value
+    if isinstance(value, list) and len(value) > 0 and all(_is_count(item) for item in value):
+        return tuple(value)
+    expected = "a tensor or a list of whole numbers"
+    raise ModelError(f"the pickle's entry {show(name)} is a {type(value).__name__}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)

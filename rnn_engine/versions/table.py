@@ -16,7 +16,7 @@ from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
 from rnn_engine.reference import RunBackward, RunLayers
 from rnn_engine.tensor_files.source import TensorInfo, show_all
-from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
+from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed, v7_retrieval
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,22 @@ VERSIONS: Final = VersionTable(
             layout=Layout(v7_deep_embed.list_tensors, v7_deep_embed.make_shape),
             run_layers=v7_deep_embed.run_layers,
             load_layers=v7_deep_embed.load_layers,
+        ),
+        Version(
+            name="v7-embedding",
+            title="EmbeddingRWKV",
+            pattern=re.compile(r"head\.(cls|sts|retr)_head\..*|rwkv\.blocks\.\d+\.att\.r_k"),
+            layout=v7_retrieval.EMBEDDING_LAYOUT,
+            run_layers=v7.run_layers,
+            load_layers=v7.load_layers,
+        ),
+        Version(
+            name="v7-reranker",
+            title="reranker of EmbeddingRWKV",
+            pattern=re.compile(r"(reranker\.)?head\.[02]\..*|reranker\.blocks\.\d+\.att\.r_k"),
+            layout=v7_retrieval.RERANKER_LAYOUT,
+            run_layers=v7.run_layers,
+            load_layers=v7.load_layers,
         ),
         Version(
             name="v7",

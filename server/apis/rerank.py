@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.relevance import Relevance
+from rnn_engine.operations.relevance import Method, Relevance, method
 from server.apis.common.answering import usage_of
 from server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
 from server.auth.engine import engine_of
@@ -39,8 +39,9 @@ def _parse_document(document: object) -> str:
 
 
 class RerankRequest(RelevanceBody):
-    """Texts to rank by how well they answer a query. The model is asked after each text if it answers the query, and
-    the text's score is P(Yes) / (P(Yes) + P(No)), from 0 to 1. The model was not trained to rerank."""
+    """Texts to rank by how well they answer a query. A score is from 0 to 1. A reranker, if the server has one beside
+    its embedding model, reads the model's state after a text and the query. Any other model is asked after each text
+    if it answers the query, and the score is P(Yes) / (P(Yes) + P(No)); it was not trained to rerank."""
 
     ignored: ClassVar = frozenset(
         {"max_chunks_per_doc", "metadata", "priority", "request_id", "truncate", "truncation_direction", "user"}
@@ -58,7 +59,8 @@ class RerankRequest(RelevanceBody):
     return_documents: bool = Field(default=False, description="Return the texts, too.")
     return_text: bool = Field(default=False, description="Return the texts, too.")
     raw_scores: bool = Field(
-        default=False, description="Return ln P(Yes) - ln P(No) as the score, of which the usual score is the sigmoid."
+        default=False,
+        description="Return log-odds, such as ln P(Yes) - ln P(No), as scores. The usual score is their sigmoid.",
     )
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401
@@ -116,7 +118,8 @@ class CohereMeta(TypedDict):
 
 
 class Reranked(TypedDict):
-    """The ranked texts, the best first. `usage` counts tokens as OpenAI does, `meta` as Cohere does."""
+    """The ranked texts, the best first. `usage` counts tokens as OpenAI does, `meta` as Cohere does. `method` says how
+    the scores were found: by a `reranker`, or by the probabilities of Yes and No."""
 
     id: str
     object: Literal["list"]
@@ -124,6 +127,7 @@ class Reranked(TypedDict):
     results: list[RankedDocument]
     usage: Usage
     meta: CohereMeta
+    method: Method
 
 
 async def rerank(request: web.Request) -> web.Response:
@@ -153,6 +157,7 @@ def _answer(
             "api_version": {"version": version},
             "tokens": {"input_tokens": usage["prompt_tokens"], "output_tokens": 0},
         },
+        "method": method(engine),
     }
     return answer
 

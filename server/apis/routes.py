@@ -5,7 +5,7 @@ from __future__ import annotations
 from server import web
 from server.apis import ai00, astrai, koboldcpp, llama_server, mistral, realizar, rerank, rwkv_runner, tei, tgi, vllm
 from server.apis.anthropic import routes as anthropic
-from server.apis.engine import cache, choices, state_comparison, state_files, states, status, tokens
+from server.apis.engine import cache, choices, collections, state_comparison, state_files, states, status, tokens
 from server.apis.ollama import pull
 from server.apis.ollama import routes as ollama
 from server.apis.openai import chat, completions, conversations, embeddings, models, responses
@@ -24,6 +24,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *states.ROUTES,
     *state_files.ROUTES,
     *state_comparison.ROUTES,
+    *collections.ROUTES,
     *cache.ROUTES,
     *status.ROUTES,
     *anthropic.ROUTES,

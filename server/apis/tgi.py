@@ -171,8 +171,19 @@ class TgiEvent(TypedDict):
     details: TgiStreamDetails | None
 
 
+class TeiPooling(TypedDict):
+    pooling: Literal["last_token"]
+
+
+class TeiModelType(TypedDict):
+    """What a model made for embedding is for, in text-embeddings-inference's form."""
+
+    embedding: TeiPooling
+
+
 class TgiInfo(TypedDict):
-    """The description of the served model, and the limits on a request."""
+    """The description of the served model, and the limits on a request. A model made for embedding also has what
+    clients of text-embeddings-inference read here."""
 
     model_id: str
     model_sha: None
@@ -189,6 +200,9 @@ class TgiInfo(TypedDict):
     router: str
     sha: None
     docker_label: None
+    model_type: NotRequired[TeiModelType]
+    max_batch_tokens: NotRequired[int]
+    max_client_batch_size: NotRequired[int]
 
 
 ErrorType: TypeAlias = Literal["validation", "overloaded", "generation", "healthcheck"]
@@ -417,6 +431,10 @@ async def info(request: web.Request) -> web.Response:
         "sha": None,
         "docker_label": None,
     }
+    if facts.embedding is not None:
+        answer["model_type"] = {"embedding": {"pooling": "last_token"}}
+        answer["max_batch_tokens"] = limits.max_prompt_tokens
+        answer["max_client_batch_size"] = limits.max_inputs
     return json_response(answer)
 
 

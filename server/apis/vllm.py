@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.operations.relevance import Relevance
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.relevance import Method, Relevance, method
+from rnn_engine.types import EmbeddingTask
 from server.apis.common.answering import usage_of
 from server.apis.common.generation import STRINGS
 from server.apis.common.relevance import RelevanceBody, check_texts, find_relevance
-from server.apis.openai.embeddings import EmbeddingsRequest, VectorEntry, find_vectors, send_vectors
+from server.apis.openai.embeddings import EmbeddingsRequest, VectorEntry, find_vectors, parse_task, send_vectors
 from server.auth.engine import engine_of
 from server.core.bodies import long_json_response, read_body
 from server.core.routing import Route
-from server.core.schema import STRING, RefusedError, Usage, only
+from server.core.schema import STRING, RefusedError, Usage
 from server.core.settings import Limits
 
 _POOLING = {"request_id", "priority", "add_special_tokens"}
@@ -79,7 +81,7 @@ class ScoreEntry(TypedDict):
 
 
 class ScoreList(TypedDict):
-    """The scores: one entry for each pair, in the order of the request."""
+    """The scores: one entry for each pair, in the order of the request. `method` is as for /v1/rerank."""
 
     id: str
     object: Literal["list"]
@@ -87,6 +89,11 @@ class ScoreList(TypedDict):
     model: str
     data: list[ScoreEntry]
     usage: Usage
+    method: Method
+
+
+def _parse_task(value: object) -> object:
+    return None if value == "embed" else parse_task(value)
 
 
 class PoolingRequest(EmbeddingsRequest):
@@ -95,8 +102,8 @@ class PoolingRequest(EmbeddingsRequest):
     ignored: ClassVar = EmbeddingsRequest.ignored | _POOLING
     neutral: ClassVar = {"truncate_prompt_tokens": (-1,), "use_activation": (True,)}
 
-    task: Annotated[Literal["embed"] | None, only(None, "embed", because="it has no other vectors")] = Field(
-        default=None, description='Only null or "embed".'
+    task: Annotated[EmbeddingTask | None, BeforeValidator(_parse_task)] = Field(
+        default=None, description='Null or "embed", or a task as for /v1/embeddings.'
     )
 
 
@@ -120,17 +127,18 @@ async def score(request: web.Request) -> web.Response:
     body = await read_body(request, ScoreRequest)
     engine = engine_of(request, body.cache_salt)
     found = await find_relevance(request, engine, body, "text_2", body.pairs)
-    return await long_json_response(request, len(found), lambda: _scores(engine.info.model, found))
+    return await long_json_response(request, len(found), lambda: _scores(engine, found))
 
 
-def _scores(model: str, found: Sequence[Relevance]) -> ScoreList:
+def _scores(engine: EngineLike, found: Sequence[Relevance]) -> ScoreList:
     return {
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
-        "model": model,
+        "model": engine.info.model,
         "data": [{"index": index, "object": "score", "score": each.score} for index, each in enumerate(found)],
         "usage": usage_of([each.cost for each in found]),
+        "method": method(engine),
     }
 
 

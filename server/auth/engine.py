@@ -14,6 +14,7 @@ from rnn_engine.errors import ForbiddenError, NotFoundError
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
+from rnn_engine.types import F32, EmbeddingTask, State
 from server.auth.admission import PRINCIPAL, client_of
 from server.auth.keys import INCLUDED, Principal, Scope
 from server.auth.quotas import RateLimiter, Spending
@@ -142,6 +143,12 @@ class OwnEngine:
         request = replace(request, client=self._client, cache_scope=self._cache_scope or request.cache_scope)
         events = self._engine.generate(request, wait_for_room=wait_for_room)
         return events if self._spending is None else self._spending.follow(request, events, has_begun=wait_for_room)
+
+    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
+        return await self._engine.apply_head(features, task)
+
+    async def score_states(self, states: Sequence[State]) -> F32:
+        return await self._engine.score_states(states)
 
     async def close(self) -> None:
         await self._engine.close()

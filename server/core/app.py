@@ -16,6 +16,7 @@ from aiohttp import web
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
+from server.apis.engine.collections import COLLECTIONS
 from server.apis.koboldcpp import GENERATIONS, Generations
 from server.apis.openai.kept import CONVERSATIONS, RESPONSES, ConversationStore, ResponseStore
 from server.apis.routes import ALL_ROUTES
@@ -65,6 +66,7 @@ from server.telemetry.records import (
     telemetry_middleware,
 )
 from server.telemetry.traces import RequestTracer, make_tracer
+from states.documents import CollectionLimits, DocumentStore
 
 
 def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
@@ -95,8 +97,12 @@ def make_app(
     settings: ServerSettings,
     tracer: RequestTracer | None = None,
     embedder: Embedder | None = None,
+    collections: DocumentStore | None = None,
 ) -> web.Application:
-    """Build the application that serves one engine or several; its clean-up closes the engines and the tracer."""
+    """Build the application that serves one engine or several; its clean-up closes all of the arguments.
+
+    Without `collections`, they are opened as `settings` say.
+    """
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     app = web.Application(
         middlewares=[
@@ -118,6 +124,7 @@ def make_app(
     app[RESPONSES] = ResponseStore(settings.limits)
     app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[SLOT_PROMPTS] = PromptTable()
+    app[COLLECTIONS] = collections or open_collections(settings)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
@@ -129,7 +136,7 @@ def make_app(
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_models, _run_workers))
+    app.cleanup_ctx.extend((_close_collections, _close_models, _run_workers))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
     if embedder is not None:
@@ -146,16 +153,17 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
 
     See `stop_signals` for the signals. A signal that comes while `load` runs ends the process at once with code 0,
     since the loading thread can't be ended. The address is bound before `load` is called, so that OSError for a port in
-    use comes at once. InvalidRequestError comes as early: for an address that other machines reach although no API key
-    is required, for an unusable certificate, and for traces that the environment asks for and nothing can send.
-    `on_ready` is called once the server takes requests. It gets the models' facts, those of the default model first,
-    and the server's URL.
+    use comes at once. StateError comes as early, for a folder of collections that can't be used. So does
+    InvalidRequestError: for an address that other machines reach although no API key is required, for an unusable
+    certificate, and for traces that the environment asks for and nothing can send. `on_ready` is called once the server
+    takes requests. It gets the models' facts, those of the default model first, and the server's URL.
     """
     tls = None if settings.auth.tls is None else settings.auth.tls.make_context()
     with open_listeners(settings) as listeners:
         for listener in listeners:
             check_listener(listener, settings.auth)
-        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer()))
+        collections = open_collections(settings)
+        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections))
 
 
 async def _serve(
@@ -165,11 +173,12 @@ async def _serve(
     listeners: Sequence[socket.socket],
     tls: ssl.SSLContext | None,
     tracer: RequestTracer | None,
+    collections: DocumentStore,
 ) -> None:
     folder = settings.embed_model
     embedder = None if folder is None else load_embedder(folder)
     with stop_signals() as stop:
-        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder)
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections)
         models = app[MODELS]
         async with serving(app, listeners, settings, tls):
             on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
@@ -246,6 +255,18 @@ async def _run_workers(app: web.Application) -> AsyncIterator[None]:
     app[WORKERS] = workers = make_workers()
     yield
     workers.shutdown(wait=False, cancel_futures=True)
+
+
+def open_collections(settings: ServerSettings) -> DocumentStore:
+    """Open the collections of documents, in their folder if there is one. Raises StateError if it can't be used."""
+    limits = settings.limits
+    most = CollectionLimits(limits.max_collections, limits.max_collection_documents, limits.max_collection_bytes)
+    return DocumentStore(settings.collection_folder, most)
+
+
+async def _close_collections(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[COLLECTIONS].close()
 
 
 async def _close_models(app: web.Application) -> AsyncIterator[None]:

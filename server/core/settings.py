@@ -129,6 +129,15 @@ class Limits:
     max_conversation_bytes: Annotated[
         int, Bound("bytes", "Memory for all conversations that are kept for an API key.")
     ] = 64 * 2**20
+    max_collections: Annotated[int, Bound("collections", "Collections of documents of an API key.")] = 1024
+    max_collection_documents: Annotated[int, Bound("documents", "Documents of a collection.")] = 100_000
+    max_collection_bytes: Annotated[
+        int,
+        Bound(
+            "bytes",
+            "The size of all collections of an API key: on disk, or in memory without `--collection-folder`.",
+        ),
+    ] = 2**30
     max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 24 * 3600
 
     def __post_init__(self) -> None:
@@ -209,6 +218,7 @@ class ServerSettings:
     model_folder: Path | None = None  # from which admins may load; None = nothing
     admin_folders: tuple[Path, ...] = ()  # in which admins may read and write files, too
     unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
+    collection_folder: Path | None = None  # for collections of documents; None = they are kept in memory
     embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
     web: bool = True  # serve the web page at /; else that of the routes
     strict: bool = False  # refuse unknown fields of bodies; else they are left out, and the answer lists them

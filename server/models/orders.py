@@ -39,10 +39,12 @@ class LoadOrder:
     slots: int | None = None
     device: str | None = None
     tokenizer: str | None = None
+    reranker: Path | None = None  # of an embedding model; None: it has none
 
     def uses(self, path: Path) -> bool:
         """Return True if the model is loaded from `path`, from a file in it, or from a folder that contains it."""
-        files = (self.path, *(lora.path for lora in self.loras), *(state.path for state in self.states))
+        files = [self.path, *(lora.path for lora in self.loras), *(state.path for state in self.states)]
+        files += [] if self.reranker is None else [self.reranker]
         used = [_real(file) for file in files]
         return any(each.is_relative_to(path) or path.is_relative_to(each) for each in used)
 

@@ -130,6 +130,7 @@ _ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "AddDocumentsRequest": {"documents": ["The sky is blue.", {"id": "grass", "text": "Grass is green."}]},
         "AddItemsRequest": {"items": _ASKED},
         "AdvanceStateRequest": {"input": "My name is Ben.", "top_k": 3},
         "Ai00ChatRequest": {"messages": [{"role": "User", "content": "Hello"}], "max_tokens": 64},
@@ -143,6 +144,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "CompareStatesRequest": {"state": "guide", "other": "guide 2"},
         "CompletionRequest": {"prompt": "The sky is", "max_tokens": 16},
         "CountTokensRequest": {"model": "rwkv", "messages": _ASKED},
+        "CreateCollectionRequest": {"name": "colours"},
         "CreateConversationRequest": {"items": _ASKED, "metadata": {"topic": "France"}},
         "CreateStateRequest": {"name": "guide", "prompt": "User: You are a guide.\n\nAssistant: Welcome."},
         "DetokenizeRequest": {"tokens": [72, 105]},
@@ -166,6 +168,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ReloadRequest": {"model_path": "rwkv7-1.5b.st", "name": "rwkv", "add": True},
         "PoolingRequest": {"input": ["The sky is blue.", "The sea is deep."]},
         "PullRequest": {"model": "rwkv7-1.5b", "stream": False},
+        "QueryRequest": {"query": "What is blue?", "top_n": 1},
+        "RemoveDocumentsRequest": {"ids": ["grass"]},
         "RerankRequest": {"query": "What is blue?", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1},
         "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
         "SaveConfigRequest": {

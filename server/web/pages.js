@@ -30,7 +30,14 @@ export const PAGES = [
     title: "nav.score",
     icon: "score",
     load: () => import("./pages/score/page.js"),
-    styles: ["style/pages.css", "style/write.css", "style/score.css"],
+    styles: ["style/pages.css", "style/write.css", "style/bars.css", "style/score.css"],
+  },
+  {
+    name: "search",
+    title: "nav.search",
+    icon: "search",
+    load: () => import("./pages/search/page.js"),
+    styles: ["style/pages.css", "style/bars.css", "style/search.css"],
   },
   {
     name: "states",

@@ -210,9 +210,9 @@ def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: s
     check_state(arrays, shape, path.name)
     logits = None
     if summary.has_logits:
-        check_shape(file.tensors[_LOGITS].shape, (shape.vocab_size,), f"{path.name}: logits")
+        check_shape(file.tensors[_LOGITS].shape, (shape.row_size,), f"{path.name}: logits")
         tensor = _checked_tensor(file, _LOGITS, metadata, path)
-        logits = check_array(tensor, (shape.vocab_size,), f"{path.name}: logits")
+        logits = check_array(tensor, (shape.row_size,), f"{path.name}: logits")
     return SavedState(summary.origin, summary.tokens, Payload(arrays, logits))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cli import Command
 from tests.support.processes import serving_process
+from tests.support.retrieval import EMBEDDING, RERANKER
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,14 @@ def test_doors_that_can_not_be_are_told_at_once(
 ) -> None:
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, *options, code=2)
     assert message in " ".join(said.split())
+
+
+def test_an_embedding_model_with_its_reranker() -> None:
+    options = ("--reranker", RERANKER, "--device", "cpu", "--tokenizer", "none", "--port", 0)
+    with serving_process("serve", EMBEDDING, *options) as serving:
+        assert "embedding: RWKV v7-embedding" in serving.said
+        assert "tokenizer none, reranker reranker\n" in serving.said
+        assert f"curl {serving.address}/v1/embeddings -d" in serving.said
+        with openai.OpenAI(base_url=f"{serving.address}/v1", api_key="any") as client:
+            answer = client.embeddings.create(model="embedding", input=[[1, 2, 3]])
+        assert len(answer.data[0].embedding) == 128

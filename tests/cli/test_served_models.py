@@ -18,6 +18,7 @@ from rnn_engine.loading.settings import LoadSettings, StateSettings
 from server.core.app import ModelRegistry
 from states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
+from tests.support.retrieval import EMBEDDING, RERANKER
 
 
 def choice(path: Path, folder: Path | None = None) -> EngineChoice:
@@ -73,3 +74,13 @@ async def test_a_model_is_loaded_again_with_what_it_kept(model_file: Path, tmp_p
 async def test_a_default_that_there_is_not(model_file: Path) -> None:
     with pytest.raises(InvalidRequestError, match="--default-model: no model is called 'two'; there are: one"):
         await load_models(choice(model_file), [NamedModel("one", model_file)], "two", load_engine)
+
+
+async def test_a_reranker_is_for_the_first_model(model_file: Path) -> None:
+    settings = EngineChoice(EMBEDDING, LoadSettings("cpu", "none", reranker=RERANKER), 2)
+    async with loaded(settings, NamedModel("vectors", EMBEDDING), NamedModel("two", model_file)) as registry:
+        vectors, other = registry.infos()
+        assert vectors.embedding is not None
+        assert vectors.embedding.reranker == "reranker"
+        assert other.embedding is None
+        assert next(model for model in registry if model.name == "vectors").order.uses(RERANKER)

@@ -16,6 +16,8 @@ from tools.python_api import DOCUMENT, document
 def test_other_examples_run(tmp_path: Path) -> None:
     [embeddings] = python_blocks("docs/embeddings.md", "## From Python")
     assert run_program(embeddings, tmp_path) == "(2, 64)\n"
+    [collection] = python_blocks("docs/retrieval.md", "### From Python")
+    assert run_program(collection, tmp_path).endswith("] yes_no\n")
     [first] = python_blocks("README.md", "## A first chat in 30 seconds")
     assert "Paris" in run_program(first.replace("path/to/model.pth", str(model_path())), tmp_path)
 

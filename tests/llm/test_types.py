@@ -14,17 +14,22 @@ from pydantic import BaseModel
 
 from rnn_engine import (
     LLM,
+    AsyncCollection,
     AsyncLLM,
     ChatMessage,
+    Collection,
     Completion,
+    Document,
     EmbeddingSettings,
     Engine,
     GenerationInterrupted,
+    Hit,
     LoadSettings,
     Model,
     RankedChoice,
     RnnEngineError,
     SamplingParams,
+    Search,
     State,
     Tool,
     ToolCall,
@@ -77,6 +82,17 @@ def test_scores_vectors_and_states_are_typed(llm: LLM) -> None:
     assert_type(llm.engine, Engine)
 
 
+def collections_are_typed(llm: LLM) -> None:
+    notes = llm.collection("notes", "folder")
+    assert_type(notes, Collection)
+    assert_type(notes.add(["x", {"text": "y"}, Document("z", "z")]), list[str])
+    found = notes.query("x", top_n=1)
+    assert_type(found, Search)
+    assert_type(found.hits, tuple[Hit, ...])
+    assert_type(found.hits[0].document, Document)
+    assert_type(list(notes), list[Document])
+
+
 def test_the_model_is_typed() -> None:
     with Model(device="cpu") as model:
         logits, state = model.forward(model.tokenize("x"))
@@ -111,5 +127,8 @@ async def the_twin_is_typed_likewise(twin: AsyncLLM) -> None:
     assert_type(await twin.generate("x"), Completion)
     assert_type(await twin.generate(["x"]), list[Completion])
     assert_type(await twin.json("x", Place), Place)
+    notes = await twin.collection()
+    assert_type(notes, AsyncCollection)
+    assert_type(await notes.query("x"), Search)
     async for piece in twin.stream("x"):
         assert_type(piece, str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,8 @@ from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
-from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.models import random_model, reranker_shape, save_safetensors, tiny_shape
+from tests.support.retrieval import EMBEDDING, RERANKER, golden
 
 SHAPE = tiny_shape(vocab=50)
 TOKENS = [1, 2, 3]
@@ -30,10 +33,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def parts_of(path: Path, device: str, cache: CacheConfig | None = None) -> Iterator[EngineParts]:
+def parts_of(
+    path: Path, device: str, cache: CacheConfig | None = None, reranker: Path | None = None
+) -> Iterator[EngineParts]:
     parts = open_parts(
         path,
-        LoadSettings(device, "none", weights="f32"),
+        LoadSettings(device, "none", weights="f32", reranker=reranker),
         name=None,
         num_slots=2,
         cache=cache,
@@ -53,6 +58,22 @@ def run(runner: Runner) -> F32:
 
 def nothing() -> None:
     """Do nothing, so that the load goes on."""
+
+
+def test_a_reranker_is_opened_again_with_its_model(tmp_path: Path) -> None:
+    reranker = Path(shutil.copy(RERANKER, tmp_path / "reranker.pth"))
+    with parts_of(EMBEDDING, "0", reranker=reranker) as parts:
+        assert isinstance(parts.runner, GpuRunner)
+        assert parts.reranker is not None
+        state = {**parts.runner.shape.initial_state(), "wkv": golden("wkv.1")}
+        assert parts.reranker.score([state] * 5) == pytest.approx([golden("score.1")[0]] * 5, abs=1e-5)
+        parts.runner.device.wgpu_device.destroy()
+        parts.reopen(nothing)
+        assert parts.reranker.score([state]) == pytest.approx(golden("score.1"), abs=1e-5)
+        other = random_model(reranker_shape(tiny_shape()), 1)
+        os.replace(save_safetensors(other, tmp_path / "other.safetensors"), reranker)
+        with pytest.raises(ModelError, match=r"reranker\.pth: the weights have changed since they were loaded"):
+            parts.reopen(nothing)
 
 
 def test_a_device_that_was_destroyed_is_opened_again_with_what_the_host_keeps(path: Path) -> None:

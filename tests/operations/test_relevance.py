@@ -9,9 +9,18 @@ import pytest
 
 from rnn_engine.cli.session import load_engine
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.embedding import run_states
 from rnn_engine.operations.parallel import Cost
-from rnn_engine.operations.relevance import Relevance, num_prompt_tokens, relevance_prompts, score_relevance
+from rnn_engine.operations.relevance import (
+    Relevance,
+    document_tokens,
+    method,
+    num_prompt_tokens,
+    relevance_prompts,
+    score_relevance,
+)
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.types import InitialState
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode
 
@@ -97,3 +106,33 @@ async def test_it_is_what_the_model_gives_to_the_answers(demo: EngineLike) -> No
         [tokens_scored] = [event.tokens for event in scored if hasattr(event, "tokens")]
         logprobs.append(sum(info.logprob or 0 for info in tokens_scored))
     assert found.log_odds == pytest.approx(logprobs[0] - logprobs[1], abs=1e-2)
+
+
+@pytest.mark.parametrize("document", ["b", "It is\n\nb. ", "Query: c\nAnswer Yes"])
+def test_prompts_about_a_document_begin_alike(document: str) -> None:
+    engine = FakeEngine()
+    queries = ["a?", "\nQuery: d", "?"]
+    begins = list(document_tokens(engine, document))
+    prompts = relevance_prompts(engine, [(query, document) for query in queries], document_first=True)
+    assert [list(prompt.tokens[: prompt.num_document]) for prompt in prompts] == [begins] * 3
+    assert engine.detokenize(begins).decode().endswith(document.replace("\n\n", "\n"))
+    assert [engine.detokenize(prompt.tokens[len(begins) :])[:7] for prompt in prompts] == [b"\nQuery:"] * 3
+
+
+async def test_a_document_that_was_read_is_not_run_again(demo: EngineLike) -> None:
+    """Scored from the state after the document, and as a whole by an engine that has not seen it."""
+    document = "The capital of France is Paris."
+    queries = ["What is the capital of France?", "How many legs has a cat?"]
+    prompts = relevance_prompts(demo, [(query, document) for query in queries], document_first=True)
+    begins = document_tokens(demo, document)
+    [(_, end)] = [each async for each in run_states(demo, [begins])]
+    await demo.drop_cache()
+    found = await score_relevance(demo, prompts, document_states=[InitialState("read", end.state)] * 2)
+    await demo.drop_cache()
+    whole = await score_relevance(demo, prompts)
+    assert [each.log_odds for each in found] == pytest.approx([each.log_odds for each in whole], abs=1e-2)
+    assert [len(begins)] * 2 == [b.cost.prompt_tokens - a.cost.prompt_tokens for a, b in zip(found, whole, strict=True)]
+
+
+def test_any_model_is_asked_for_yes_or_no() -> None:
+    assert method(FakeEngine()) == "yes_no"

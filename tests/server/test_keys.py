@@ -150,6 +150,7 @@ class TestRoutes:
             *(route.path for route in conversations.ROUTES),
             "/v1/responses/{id}/cancel",
             "/v1/states/compare",
+            "/query",  # of a collection
         )
         for route in ALL_ROUTES:
             if route.scope is Scope.USE:

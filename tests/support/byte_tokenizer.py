@@ -1,4 +1,4 @@
-"""A tokenizer of single bytes: token b + 1 stands for byte b. Token 0 ends a text and stands for no byte."""
+"""A tokenizer of single bytes: token b + 1 stands for byte b. Token 0, which ends a text, and others stand for none."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ class ByteTokenizer:
         return [byte + 1 for byte in text.encode()]
 
     def decode_bytes(self, token: int) -> bytes:
-        return bytes([token - 1]) if token > 0 else b""
+        return bytes([token - 1]) if 0 < token < self.size else b""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
-from rnn_engine.errors import EngineClosedError, RnnEngineError, StepError, check_token_ids
+from rnn_engine.errors import EngineClosedError, InvalidRequestError, RnnEngineError, StepError, check_token_ids
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import (
@@ -34,7 +34,7 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse, Timing
-from rnn_engine.types import F32
+from rnn_engine.types import F32, EmbeddingTask, State
 from states.cache.browse import CacheTree, SnapshotNode, SummaryChanges, TreeQuery, list_positions, make_tree, snapshot
 from states.cache.cache import StateCache
 from states.cache.checkpoint import position_missing
@@ -201,6 +201,12 @@ class FakeEngine:
 
     def forget_root(self, root: str) -> None:
         self.forgotten.append(root)
+
+    async def apply_head(self, features: F32, task: EmbeddingTask) -> F32:
+        raise InvalidRequestError("task", task, "null, since the model was not made for embedding")
+
+    async def score_states(self, states: Sequence[State]) -> F32:
+        raise InvalidRequestError("model", self.model, "a model that was loaded with a reranker")
 
     async def close(self) -> None:
         self.closed = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,9 @@ from safetensors.numpy import save_file
 
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
-from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
+from rnn_engine.versions.v7.layout import AdapterRanks, AnyShapeV7, ShapeV7
 from rnn_engine.versions.v7_deep_embed.layout import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
+from rnn_engine.versions.v7_retrieval import TASKS, ShapeV7Embedding, ShapeV7Reranker
 from tests.support.older_models import draw_older
 
 FileDtype = Literal["f16", "bf16", "f32"]
@@ -76,15 +77,22 @@ def tiny_shape(
 
 def deep_embedded(shape: ShapeV7) -> ShapeV7DeepEmbed:
     """Return a shape of the same sizes with DeepEmbed."""
-    return ShapeV7DeepEmbed(
-        num_layers=shape.num_layers,
-        width=shape.width,
-        num_heads=shape.num_heads,
-        head_size=shape.head_size,
-        ffn_width=shape.ffn_width,
-        vocab_size=shape.vocab_size,
-        ranks=shape.ranks,
-    )
+    return _as_kind(ShapeV7DeepEmbed, shape)
+
+
+def embedding_shape(shape: ShapeV7) -> ShapeV7Embedding:
+    """Return a shape of the same sizes of an EmbeddingRWKV."""
+    return _as_kind(ShapeV7Embedding, shape)
+
+
+def reranker_shape(shape: ShapeV7) -> ShapeV7Reranker:
+    """Return a shape of the same sizes, except for the vocabulary, of a reranker."""
+    return replace(_as_kind(ShapeV7Reranker, shape), vocab_size=1)
+
+
+def _as_kind(kind: type[AnyShapeV7], shape: ShapeV7) -> AnyShapeV7:
+    sizes = {each.name: getattr(shape, each.name) for each in fields(ShapeV7) if each.init}
+    return kind(**sizes)
 
 
 def random_model(
@@ -111,7 +119,8 @@ def save_safetensors(
     specs = {spec.name: spec for spec in VERSIONS.get(model.shape.version).layout.specs(model.shape.num_layers)}
     stored = {}
     for name, values in model.tensors.items():
-        spec, stored_name = specs[name], name
+        spec = specs[name]
+        stored_name = spec.file_name
         if convention == "ai00":
             stored_name = spec.ai00_name or name
             values = values.swapaxes(-1, -2) if spec.ai00_swaps else values
@@ -131,7 +140,15 @@ def _draw_v7(shape: ShapeV7, generator: np.random.Generator) -> Iterator[tuple[s
         yield from _draw_time_mix(f"blocks.{layer}.att", shape, generator)
         yield from _draw_channel_mix(f"blocks.{layer}.ffn", shape, generator)
     yield from _draw_norm("ln_out", shape.width, generator)
-    yield "head.weight", 4.0 * _draw_matrix(shape.vocab_size, shape.width, generator)
+    if shape.has_head:
+        yield "head.weight", 4.0 * _draw_matrix(shape.vocab_size, shape.width, generator)
+    if isinstance(shape, ShapeV7Embedding):
+        for head in TASKS.values():
+            yield from _draw_task_head(head, shape.width, generator)
+    if isinstance(shape, ShapeV7Reranker):
+        yield "head.0.weight", _draw_matrix(shape.width, shape.width, generator)
+        yield "head.0.bias", generator.normal(0.0, 0.1, shape.width)
+        yield "head.2.weight", _draw_matrix(1, shape.width, generator)
     if isinstance(shape, ShapeV7DeepEmbed):
         for layer in range(shape.num_layers):
             yield from _draw_deep_embed(f"blocks.{layer}.ffn", shape, generator)
@@ -174,6 +191,14 @@ def _draw_deep_embed(
     yield f"{prefix}.s1", generator.normal(0.0, shape.width**-0.5, (shape.width, SIDE))
     yield f"{prefix}.s2", generator.normal(0.0, SIDE**-0.5, (SIDE, shape.ffn_width))
     yield f"{prefix}.s0", generator.normal(1.0, 0.1, shape.ffn_width)
+
+
+def _draw_task_head(
+    prefix: str, width: int, generator: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    for name in ("fc1", "fc2"):
+        yield f"{prefix}.{name}.weight", _draw_matrix(width, width, generator)
+    yield from _draw_norm(f"{prefix}.norm", width, generator)
 
 
 def _draw_matrix(rows: int, columns: int, generator: np.random.Generator) -> NDArray[np.float64]:

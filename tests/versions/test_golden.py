@@ -30,7 +30,8 @@ def test_golden_numbers(name: str, dtype: DTypeLike) -> None:
 
 def test_golden_files_are_those_of_the_tool() -> None:
     assert set(NAMES) == {case.name for case in CASES}
-    assert {case.shape.version for case in CASES} == {version.name for version in VERSIONS.rows}
+    retrieval = {"v7-embedding", "v7-reranker"}  # test_retrieval.py has their golden files
+    assert {case.shape.version for case in CASES} == {version.name for version in VERSIONS.rows} - retrieval
     for case in CASES:
         assert load_golden(case.name).logits.shape == (case.num_tokens, case.shape.vocab_size)
 

@@ -5,7 +5,7 @@
     rnn-engine serve & clients/bin/python -m tools.clients --url http://127.0.0.1:65530
 
 The tool tries the packages that you name, or else all that are installed. Their requirements contradict each other, so
-there are three files of requirements, each for its own environment. `ai` is the AI SDK of Vercel; it, promptfoo and the
+there are four files of requirements, each for its own environment. `ai` is the AI SDK of Vercel; it, promptfoo and the
 packages whose names begin with npm run on node. The coding agents (claude, codex, opencode, aider) are those on the
 path; their prompts are long, so that a first answer may take minutes on a CPU.
 
@@ -39,6 +39,15 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "guidance": ("guidance", "guidance_checks"),
     "lm-eval": ("lm_eval", "lm_eval_checks"),
     "mistralai": ("mistralai", "mistralai_checks"),
+    "cohere": ("cohere", "cohere_checks"),
+    "langchain-cohere": ("langchain_cohere", "langchain_retrieval_checks"),
+    "llama-index-postprocessor-tei-rerank": (
+        "llama_index.postprocessor.tei_rerank",
+        "llama_index_retrieval_checks",
+    ),
+    "chromadb": ("chromadb", "chromadb_checks"),
+    "haystack-ai": ("haystack", "haystack_checks"),
+    "huggingface_hub": ("huggingface_hub", "huggingface_hub_checks"),
 }
 """Distribution -> what Python imports, and the module with its checks."""
 
@@ -66,7 +75,7 @@ def main() -> None:
 def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
     """Run the checks of the packages in `wanted` that are installed. Yield the package with its version, and a row."""
     for package, (imported, module) in PACKAGES.items():
-        if package in wanted and find_spec(imported) is not None:
+        if package in wanted and _is_installed(imported):
             checks: Checks = import_module(f"tools.clients.{module}").CHECKS
             for what, check in checks.items():
                 yield f"{package} {version(package)}", _run(what, check, url)
@@ -81,6 +90,13 @@ def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
         if agent in wanted and (found := agent_checks.version(agent)) is not None:
             for row in agent_checks.rows(agent, url):
                 yield f"{agent} {found}", row
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that has the module in it
+        return False
 
 
 def _run(what: str, check: Check, url: str) -> Row:

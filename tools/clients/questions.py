@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +27,7 @@ MODEL = "demo"
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
 FRANCE_QUESTION = "What is the capital of France?"
 PERSON_QUESTION = "Anna is 31 years old and likes red and blue."
+TEXTS = ["The capital of France is Paris.", "A cat has four legs.", "Madrid is the capital of Spain."]
 WEATHER_QUESTION = "What is the weather in Paris?"
 
 
@@ -95,6 +96,44 @@ def gives_person(ask: Ask) -> Check:
 def calls_weather(ask: Ask) -> Check:
     """Return a check that asks for the weather and tests that the package receives a tool call from the model."""
     return lambda url: ask(url, WEATHER_QUESTION)
+
+
+Ranking: TypeAlias = Sequence[tuple[int, float]]
+"""The places in `TEXTS` of the ranked texts with their scores, the best first."""
+
+
+def ranks_texts(rank: Callable[[str, str], Ranking]) -> Check:
+    """Return a check that has `TEXTS` ranked by a query, and tests that all come back, ordered by their scores.
+
+    Whether the order is right is the model's business.
+    """
+
+    def check(url: str) -> Ranking:
+        ranking = rank(url, FRANCE_QUESTION)
+        scores = [score for _, score in ranking]
+        assert sorted(index for index, _ in ranking) == list(range(len(TEXTS))), ranking
+        assert scores == sorted(scores, reverse=True), ranking
+        assert all(0 <= score <= 1 for score in scores), ranking
+        return ranking
+
+    return check
+
+
+def embeds_texts(embed: Callable[[str], Sequence[Sequence[float]]]) -> Check:
+    """Return a check that has `TEXTS` embedded, and tests that each has a vector of the same length."""
+
+    def check(url: str) -> str:
+        vectors = embed(url)
+        assert len(vectors) == len(TEXTS), len(vectors)
+        [length] = {len(vector) for vector in vectors}
+        return f"{len(vectors)} vectors of {length} numbers"
+
+    return check
+
+
+def root_of(url: str) -> str:
+    """Return the server's root; `url` is that of OpenAI's API."""
+    return url.removesuffix("/v1")
 
 
 def _holds(ask: Ask, question: str, part: str) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rnn_engine.model.layout import Sizes, TensorSpec
 from rnn_engine.versions.shared.layout import (
@@ -34,14 +35,22 @@ class ShapeV7(HeadsShape):
     ranks: AdapterRanks
 
 
+AnyShapeV7 = TypeVar("AnyShapeV7", bound=ShapeV7)
+
+
 def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7:
     """Return the shape of an RWKV-7 model from the sizes of its tensor dimensions.
 
     Raises ModelError if they contradict each other.
     """
+    return shape_of(ShapeV7, num_layers, sizes)
+
+
+def shape_of(kind: type[AnyShapeV7], num_layers: int, sizes: Sizes) -> AnyShapeV7:
+    """Return the shape of a model of RWKV-7 or of a variant, of the class `kind`. Raises as `make_shape` does."""
     width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
     check_heads("blocks.0.att.r_k", num_heads, head_size, width)
-    return ShapeV7(
+    return kind(
         num_layers=num_layers,
         width=width,
         num_heads=num_heads,

@@ -8,7 +8,7 @@ from typing import Final
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import Sizes, TensorSpec
 from rnn_engine.versions import v7
-from rnn_engine.versions.v7.layout import ShapeV7
+from rnn_engine.versions.v7.layout import ShapeV7, shape_of
 
 SIDE: Final = 32  # S, the side of each token's matrix
 MATRIX_SIZE: Final = SIDE * SIDE  # E
@@ -30,21 +30,13 @@ def make_shape(num_layers: int, sizes: Sizes) -> ShapeV7DeepEmbed:
 
     Raises ModelError if they contradict each other.
     """
-    plain = v7.make_shape(num_layers, sizes)
+    shape = shape_of(ShapeV7DeepEmbed, num_layers, sizes)
     if (sizes["S"], sizes["E"]) != (SIDE, MATRIX_SIZE):
         raise ModelError(
             f"blocks.0.ffn.s1 has {sizes['S']} columns and blocks.0.ffn.s_emb.weight {sizes['E']}; "
             f"expected {SIDE} and {MATRIX_SIZE}"
         )
-    return ShapeV7DeepEmbed(
-        num_layers=num_layers,
-        width=plain.width,
-        num_heads=plain.num_heads,
-        head_size=plain.head_size,
-        ffn_width=plain.ffn_width,
-        vocab_size=plain.vocab_size,
-        ranks=plain.ranks,
-    )
+    return shape
 
 
 # The tensors that DeepEmbed adds to RWKV-7's, in BlinkDL's names and orientation.

@@ -9,8 +9,14 @@ from pydantic import Field
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.chat_prompt import ChatPrompt, text_before_chat
-from rnn_engine.operations.relevance import Relevance, num_prompt_tokens, relevance_prompts, score_relevance
+from rnn_engine.operations.chat_prompt import text_before_chat
+from rnn_engine.operations.relevance import (
+    Relevance,
+    RelevancePrompt,
+    num_prompt_tokens,
+    relevance_prompts,
+    score_relevance,
+)
 from server.apis.common.generation import check_prompts
 from server.apis.common.states import ModelBody, ResolvedState, resolve_state
 from server.core.bodies import SHORT_WORK, work
@@ -41,7 +47,7 @@ async def find_relevance(
     """
     limits, start = request.app[SETTINGS].limits, await resolve_state(engine, body.state)
 
-    def make() -> Sequence[ChatPrompt]:
+    def make() -> Sequence[RelevancePrompt]:
         prompts = _prompts(engine, body, start, pairs)
         limits.check("max_prompt_tokens", field, num_prompt_tokens(prompts))
         return prompts
@@ -55,7 +61,7 @@ async def find_relevance(
 
 def _prompts(
     engine: EngineLike, body: RelevanceBody, start: ResolvedState, pairs: Sequence[tuple[str, str]]
-) -> Sequence[ChatPrompt]:
+) -> Sequence[RelevancePrompt]:
     before = text_before_chat(engine, start.frozen, engine.info.chat_template)
     most = body.max_tokens_per_doc
     if most is not None:

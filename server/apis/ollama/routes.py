@@ -243,7 +243,7 @@ def model_facts(info: EngineInfo, most_prompt_tokens: int) -> OllamaModelFacts:
             f"{family}.block_count": info.shape.sizes["num_layers"],
             **sizes,
         },
-        "capabilities": ["completion", "tools", "thinking", "embedding"],
+        "capabilities": ["completion", "tools", "thinking", "embedding"] if info.embedding is None else ["embedding"],
         "modified_at": timestamp(info.created),
     }
 

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: vectors of texts, made from the states after them."""
+"""OpenAI's embeddings: the vectors of texts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from aiohttp import web
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, check_token_ids
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import Embedding, EmbeddingSettings, Layers, Pooling, embed, find_centre
 from rnn_engine.operations.parallel import Cost
-from rnn_engine.types import F32
+from rnn_engine.types import F32, EmbeddingTask, ModelShape
 from server.apis.common.answering import usage_of
 from server.apis.common.generation import PROMPTS_SCHEMA, AnyPrompt, Prompts, check_prompts, parse_prompts, tokens_of
 from server.apis.common.messages import TEXT_PART, parse_content
@@ -43,6 +43,21 @@ def parse_layer(value: object) -> Layers:
     if is_integers(value) and value:
         return tuple(value)
     raise RefusedError(value, 'a layer\'s number, a list of numbers, "all" or "mean"')
+
+
+_TASKS: Mapping[str, EmbeddingTask] = {
+    "[RETR]": "retrieval",
+    "[STS]": "similarity",
+    "[CLS]": "classification",
+    "retrieval.query": "retrieval",
+    "retrieval.passage": "retrieval",
+    "text-matching": "similarity",
+}
+"""Other names of the tasks of vectors: EmbeddingRWKV's and Jina's."""
+
+
+def parse_task(value: object) -> object:
+    return _TASKS.get(value, value) if isinstance(value, str) else value
 
 
 def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
@@ -72,7 +87,8 @@ LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"
 
 
 class EmbeddingsRequest(ModelBody):
-    """A request for vectors of texts, made from the model's states after them."""
+    """A request for vectors of texts. A model made for embedding has vectors of its own for each `task`; those of any
+    other model are made from its states after the texts, as `layer`, `part` and `pooling` say."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -104,6 +120,11 @@ class EmbeddingsRequest(ModelBody):
         default=_DEFAULT.dimensions, description="Project the vector to this many numbers. Null keeps it as it is."
     )
     normalize: bool = Field(default=_DEFAULT.normalize, description="Scale every vector to length 1.")
+    task: Annotated[EmbeddingTask | None, BeforeValidator(parse_task)] = Field(
+        default=None,
+        description="What the vectors are for, of a model made for embedding; null is `retrieval`. EmbeddingRWKV's "
+        "names, such as `[STS]`, and Jina's, such as `text-matching`, mean the same.",
+    )
     center_on: Prompts = Field(
         default=(), description="Texts or token ids whose mean vector is subtracted from every vector."
     )
@@ -115,9 +136,12 @@ class EmbeddingsRequest(ModelBody):
         limits.check("max_inputs", "center_on", len(self.center_on))
         check_prompts(limits, "center_on", self.center_on)
 
-    @property
-    def settings(self) -> EmbeddingSettings:
-        return EmbeddingSettings(self.layer, self.part, self.pooling, self.dimensions, self.normalize)
+    def settings_for(self, shape: ModelShape) -> EmbeddingSettings:
+        """Return the settings for a model of this `shape`; the defaults of a dialect are only for vectors of states."""
+        settings = EmbeddingSettings(dimensions=self.dimensions, normalize=self.normalize, task=self.task)
+        if shape.has_head or not self.model_fields_set.isdisjoint(("layer", "part", "pooling")):
+            settings = replace(settings, layer=self.layer, part=self.part, pooling=self.pooling)
+        return settings
 
 
 class EmbeddingEntry(TypedDict):
@@ -231,7 +255,7 @@ async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: b
     """
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
-    settings = body.settings
+    settings = body.settings_for(shape)
     settings.check(shape)
     numbers_each = settings.dimensions or settings.size(shape)
     inputs = await tokens_of_inputs(request, engine, "input", body.input, numbers_each)
@@ -295,7 +319,7 @@ ROUTES = (
         "POST",
         "/v1/embeddings",
         embeddings,
-        "Vectors of texts or tokens, from the states after them.",
+        "Vectors of texts or tokens.",
         EmbeddingList,
         request=EmbeddingsRequest,
         ai00_paths=False,

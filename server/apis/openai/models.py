@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Literal, NotRequired, cast
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import ModelNotFoundError
 from rnn_engine.telemetry import HealthStatus
+from rnn_engine.types import EmbeddingTask
 from server.core.bodies import json_response
 from server.core.routing import Route
 from server.models.registry import MODELS, ModelStatus, ServedModel
@@ -22,6 +24,14 @@ class LoraEntry(TypedDict):
 
     name: str
     alpha: float | None
+
+
+class EmbeddingMeta(TypedDict):
+    """What a model made for embedding has: vectors of this width for these tasks, and perhaps a reranker beside it."""
+
+    width: int
+    tasks: list[EmbeddingTask]
+    reranker: str | None
 
 
 class ModelMeta(TypedDict):
@@ -47,11 +57,12 @@ class ModelMeta(TypedDict):
     loras: list[LoraEntry]
     state_bytes: int
     chat_template: dict[str, str] | str
+    embedding: EmbeddingMeta | None
     status: ModelStatus
 
 
 class Capabilities(TypedDict):
-    """What a model can do, in Mistral's form."""
+    """What a model can do, in Mistral's form. A model made for embedding writes no text."""
 
     completion_chat: bool
     function_calling: bool
@@ -113,6 +124,7 @@ def model_entry(model: ServedModel) -> ModelEntry:
     info = model.info
     if info is None:
         raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")
+    has_head = info.shape.has_head
     meta = {
         "version": info.shape.version,
         **info.shape.sizes,
@@ -125,6 +137,7 @@ def model_entry(model: ServedModel) -> ModelEntry:
         "loras": [{"name": lora.path.name, "alpha": lora.alpha} for lora in info.loras],
         "state_bytes": info.shape.state_bytes,
         "chat_template": info.chat_template.source,
+        "embedding": None if info.embedding is None else asdict(info.embedding),
         "status": model.status,
     }
     return {
@@ -133,7 +146,7 @@ def model_entry(model: ServedModel) -> ModelEntry:
         "created": info.created,
         "owned_by": "rnn-engine",
         "type": "base",
-        "capabilities": {"completion_chat": True, "function_calling": True, "completion_fim": False},
+        "capabilities": {"completion_chat": has_head, "function_calling": has_head, "completion_fim": False},
         "meta": cast(ModelMeta, meta),  # TypedDict can't be checked where keys depend on the version
     }
 

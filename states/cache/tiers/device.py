@@ -87,7 +87,7 @@ class HostTier(Tier):
         self.queue = EvictionQueue(self.name, capacity)
         self._precision: Precision = precision
         self._state_bytes = shape.state_bytes // (2 if precision == "f16" else 1)
-        self._logits_bytes = 4 * shape.vocab_size
+        self._logits_bytes = 4 * shape.row_size
         self._payloads: dict[Checkpoint, Payload] = {}
 
     def copy_bytes(self, checkpoint: Checkpoint) -> int:

@@ -77,7 +77,7 @@ def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
     """
     dtype = np.float16 if precision == "f16" else np.float32
     state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
-    logits: F32 = np.broadcast_to(np.float32(0), (shape.vocab_size,))
+    logits: F32 = np.broadcast_to(np.float32(0), (shape.row_size,))
     return Payload(state, logits)
 
 

@@ -1,9 +1,8 @@
 // A table of questions, pasted or dropped: how many of them the model answers right.
 
 import { Button } from "../../components/button.js";
-import { TextField } from "../../components/fields.js";
-import { Icon } from "../../components/icons.js";
-import { notify, notifyError } from "../../components/notices.js";
+import { FileField } from "../../components/file_field.js";
+import { notifyError } from "../../components/notices.js";
 import { chosenModel } from "../../server.js";
 import { useStore } from "../../store.js";
 import { formatNumber, t } from "../../strings/index.js";
@@ -18,7 +17,6 @@ import { change, draft } from "./state.js";
 /** @typedef {import("./run.js").Outcome} Outcome */
 
 const SHOWN_ERRORS = 20;
-const MOST_BYTES = 20_000_000;
 
 export function DataSetPart() {
   const { table, settings } = useStore(draft);
@@ -81,49 +79,17 @@ function read(table) {
 
 /** @param {{table: string}} props */
 function TableField({ table }) {
-  const [over, setOver] = useState(false);
-  /** @param {FileList | null | undefined} files */
-  const load = async (files) => {
-    const file = files?.[0];
-    if (!file) return;
-    if (file.size > MOST_BYTES) notify(t("score.tooLarge", { name: file.name }), "error");
-    else change({ table: await file.text() });
-  };
   return html`
-    <div
-      class=${over ? "drop is-over" : "drop"}
-      onDragOver=${(/** @type {DragEvent} */ event) => {
-        event.preventDefault();
-        setOver(true);
-      }}
-      onDragLeave=${() => setOver(false)}
-      onDrop=${(/** @type {DragEvent} */ event) => {
-        event.preventDefault();
-        setOver(false);
-        load(event.dataTransfer?.files);
-      }}
-    >
-      <${TextField}
-        label=${t("score.table")}
-        value=${table}
-        rows=${8}
-        placeholder=${t("score.table.placeholder")}
-        spellcheck=${false}
-        onChange=${(/** @type {string} */ text) => change({ table: text })}
-      />
-      <div class="row">
-        <label class="button file">
-          <input
-            class="unseen"
-            type="file"
-            accept=".csv,.tsv,.txt,text/csv,text/plain"
-            onChange=${(/** @type {any} */ event) => load(event.target.files)}
-          />
-          <${Icon} name="upload" />${t("score.file")}
-        </label>
-        <span class="muted small">${t("score.file.hint")}</span>
-      </div>
-    </div>
+    <${FileField}
+      label=${t("score.table")}
+      value=${table}
+      placeholder=${t("score.table.placeholder")}
+      accept=".csv,.tsv,.txt,text/csv,text/plain"
+      button=${t("score.file")}
+      hint=${t("score.file.hint")}
+      onChange=${(/** @type {string} */ text) => change({ table: text })}
+      onFiles=${(/** @type {string[]} */ texts) => change({ table: texts[0] })}
+    />
   `;
 }
 

@@ -1,0 +1,108 @@
+"""The sizes and tensors of EmbeddingRWKV and of its rerankers, whose layers are RWKV-7's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.layout import Layout, Sizes, TensorSpec
+from rnn_engine.types import EmbeddingTask
+from rnn_engine.versions.shared.layout import TENSOR_NAMES, list_norm
+from rnn_engine.versions.v7.layout import ShapeV7, list_tensors, shape_of
+
+TASKS: Final[Mapping[EmbeddingTask, str]] = {
+    "retrieval": "head.retr_head",
+    "similarity": "head.sts_head",
+    "classification": "head.cls_head",
+}
+"""The tasks, the default first -> what the names of the tensors of a task's head begin with."""
+
+LAYER_INDEX: Final = "reranker_layer_idx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShapeWithoutHead(ShapeV7):
+    """The sizes of an RWKV-7 whose rows are the output of the last layer after the norm."""
+
+    @property
+    def has_head(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeV7Embedding(_ShapeWithoutHead):
+    """The sizes of an EmbeddingRWKV. A text ends with the last token of its vocabulary, whose row is its feature."""
+
+    version: str = field(default="v7-embedding", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeV7Reranker(_ShapeWithoutHead):
+    """The sizes of a reranker. Its vocabulary has one token."""
+
+    version: str = field(default="v7-reranker", init=False)
+
+
+def _embedding_shape(num_layers: int, sizes: Sizes) -> ShapeV7Embedding:
+    return shape_of(ShapeV7Embedding, num_layers, sizes)
+
+
+def _reranker_shape(num_layers: int, sizes: Sizes) -> ShapeV7Reranker:
+    shape = shape_of(ShapeV7Reranker, num_layers, sizes)
+    if shape.vocab_size != 1 or sizes["O"] != 1:
+        raise ModelError(
+            f"the reranker has {shape.vocab_size} tokens and {sizes['O']} scores; expected one token and one score"
+        )
+    if sizes.get("B", num_layers) != num_layers:
+        raise ModelError(f"{LAYER_INDEX} has {sizes['B']} numbers; expected {num_layers}, one for each layer")
+    return shape
+
+
+# The tensors. O outputs, B entries of the list of layers; the other letters are RWKV-7's.
+
+
+def _embedding_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
+    heads = [
+        spec
+        for head in TASKS.values()
+        for spec in (
+            TensorSpec(f"{head}.fc1.weight", ("D", "D")),
+            TensorSpec(f"{head}.fc2.weight", ("D", "D")),
+            *list_norm(f"{head}.norm"),
+        )
+    ]
+    return (*_stored_under("rwkv.", _layers(num_layers)), *heads)
+
+
+def _reranker_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
+    head = (
+        TensorSpec("head.0.weight", ("D", "D")),
+        TensorSpec("head.0.bias", ("D",)),
+        TensorSpec("head.2.weight", ("O", "D")),
+    )
+    embedding, *others = _stored_under("reranker.", (*_layers(num_layers), *head))
+    return (
+        replace(embedding, file_names=(*embedding.file_names, "reranker.token.weight")),
+        *others,
+        TensorSpec(LAYER_INDEX, ("B",), required=False, is_integer=True),
+    )
+
+
+def _layers(num_layers: int) -> Iterator[TensorSpec]:
+    return (spec for spec in list_tensors(num_layers) if spec.name != TENSOR_NAMES.head)
+
+
+def _stored_under(prefix: str, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the specs with names in files that begin with `prefix`. ai00 has no such files."""
+    return tuple(replace(spec, file_names=(prefix + spec.name,), ai00_swaps=False) for spec in specs)
+
+
+EMBEDDING_LAYOUT: Final = Layout(
+    _embedding_tensors, _embedding_shape, unused=re.compile(r"rwkv\.head\.weight|(vit|proj)\..*")
+)
+"""EmbeddingRWKV's tensors. Its files may also have a head of the vocabulary and an encoder of pictures."""
+
+RERANKER_LAYOUT: Final = Layout(_reranker_tensors, _reranker_shape)
