@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from server.apis.routes import ALL_ROUTES
 from server.auth.keys import Scope
-from server.core.routing import JSON, Kind, Route
+from server.core.routing import FORM, JSON, Kind, Route
 from server.core.schema import RequestBody
 from server.core.settings import BOUNDS, Limits
 from server.openapi.document import plain_path
@@ -66,6 +66,8 @@ def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
         most = route.most_body_bytes(Limits().max_body_bytes)
         size = "" if most == Limits().max_body_bytes else f", at most {most} bytes"
         lines.append(f"Body: {bodies.link(route.request)}{size}.")
+    if route.form is not None:
+        lines.append(f"Body: a form (`{FORM}`), {bodies.link(route.form)}.")
     lines.append(_answer(route, bodies))
     if route.chunk is not None:
         lines.append(f"With `stream` (`{route.stream_type}`), each event: {bodies.link(route.chunk)}.")

@@ -139,6 +139,7 @@ models_options = option_group(
 P = ParamSpec("P")
 
 _DEFAULT = ServerSettings()
+_JOBS = "jobs"  # the folder within that of the states
 
 
 def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
@@ -182,6 +183,7 @@ class ServeOptions:
     cache: CacheConfig
     states: StateSettings
     collection_folder: Path | None
+    job_folder: Path | None
     auth: AuthSettings
     limits: Limits
     connections: ConnectionSettings
@@ -205,6 +207,7 @@ class ServeOptions:
             unzip_folders=served.unzip_folders,
             embed_model=served.embed_model,
             collection_folder=self.collection_folder,
+            job_folder=self._job_folder,
             any_model=served.any_model,
             idle_unload_seconds=served.idle_unload,
             auth=self.auth,
@@ -212,6 +215,12 @@ class ServeOptions:
             connections=self.connections,
             logs=self.logs,
         )
+
+    @property
+    def _job_folder(self) -> Path | None:
+        """The folder of jobs, by default one beside the persistent states; None = a temporary one."""
+        states = self.states.folder
+        return self.job_folder or (None if states is None else states / _JOBS)
 
 
 _request_options = option_group(
@@ -308,6 +317,22 @@ _collection_options = option_group(
 )
 
 
+def _job_folder(job_folder: Path | None) -> Path | None:
+    return job_folder
+
+
+_job_options = option_group(
+    "Jobs",
+    _job_folder,
+    click.option(
+        "--job-folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Keep the files of /v1/files in this folder over restarts. Only one server at a time may use it.  "
+        f"[default: {_JOBS} in --state-folder, or else a temporary folder]",
+    ),
+)
+
+
 def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
     """Return the command `serve_command` with a server's options added, which it takes as one `ServeOptions`.
 
@@ -322,6 +347,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
     @cache_options
     @state_options
     @_collection_options
+    @_job_options
     @door_options
     @limit_options
     @connection_options
@@ -332,6 +358,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
         connections: ConnectionSettings,
         limits: Limits,
         auth: AuthSettings,
+        job_folder: Path | None,
         collection_folder: Path | None,
         states: StateSettings,
         cache: CacheConfig,
@@ -351,6 +378,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
             cache,
             states,
             collection_folder,
+            job_folder,
             auth,
             limits,
             connections,

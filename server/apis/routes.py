@@ -8,7 +8,7 @@ from server.apis.anthropic import routes as anthropic
 from server.apis.engine import cache, choices, collections, state_comparison, state_files, states, status, tokens
 from server.apis.ollama import pull
 from server.apis.ollama import routes as ollama
-from server.apis.openai import chat, completions, conversations, embeddings, models, responses
+from server.apis.openai import chat, completions, conversations, embeddings, files, models, responses
 from server.core.routing import Route
 from server.openapi import routes as document
 
@@ -18,6 +18,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *conversations.ROUTES,
     *embeddings.ROUTES,
+    *files.ROUTES,
     *models.ROUTES,
     *choices.ROUTES,
     *tokens.ROUTES,

@@ -18,6 +18,7 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
 from server.apis.engine.collections import COLLECTIONS
 from server.apis.koboldcpp import GENERATIONS, Generations
+from server.apis.openai.files import FILES
 from server.apis.openai.kept import CONVERSATIONS, RESPONSES, ConversationStore, ResponseStore
 from server.apis.routes import ALL_ROUTES
 from server.auth.admission import (
@@ -52,6 +53,7 @@ from server.core.routing import (
     errors_middleware,
 )
 from server.core.settings import ServerSettings
+from server.jobs.files import FileStore
 from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
 from server.openapi.document import DocumentMaker
@@ -98,10 +100,11 @@ def make_app(
     tracer: RequestTracer | None = None,
     embedder: Embedder | None = None,
     collections: DocumentStore | None = None,
+    files: FileStore | None = None,
 ) -> web.Application:
     """Build the application that serves one engine or several; its clean-up closes all of the arguments.
 
-    Without `collections`, they are opened as `settings` say.
+    Without `collections` or `files`, they are opened as `settings` say.
     """
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     app = web.Application(
@@ -125,6 +128,7 @@ def make_app(
     app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[SLOT_PROMPTS] = PromptTable()
     app[COLLECTIONS] = collections or open_collections(settings)
+    app[FILES] = files or FileStore(settings.job_folder, settings.limits)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
@@ -136,7 +140,7 @@ def make_app(
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_collections, _close_models, _run_workers))
+    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
     if embedder is not None:
@@ -153,7 +157,7 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
 
     See `stop_signals` for the signals. A signal that comes while `load` runs ends the process at once with code 0,
     since the loading thread can't be ended. The address is bound before `load` is called, so that OSError for a port in
-    use comes at once. StateError comes as early, for a folder of collections that can't be used. So does
+    use comes at once. StateError comes as early, for a folder of collections or jobs that can't be used. So does
     InvalidRequestError: for an address that other machines reach although no API key is required, for an unusable
     certificate, and for traces that the environment asks for and nothing can send. `on_ready` is called once the server
     takes requests. It gets the models' facts, those of the default model first, and the server's URL.
@@ -163,7 +167,8 @@ def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
         for listener in listeners:
             check_listener(listener, settings.auth)
         collections = open_collections(settings)
-        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections))
+        files = FileStore(settings.job_folder, settings.limits)
+        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer(), collections, files))
 
 
 async def _serve(
@@ -174,11 +179,12 @@ async def _serve(
     tls: ssl.SSLContext | None,
     tracer: RequestTracer | None,
     collections: DocumentStore,
+    files: FileStore,
 ) -> None:
     folder = settings.embed_model
     embedder = None if folder is None else load_embedder(folder)
     with stop_signals() as stop:
-        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections)
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder, collections, files)
         models = app[MODELS]
         async with serving(app, listeners, settings, tls):
             on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
@@ -267,6 +273,11 @@ def open_collections(settings: ServerSettings) -> DocumentStore:
 async def _close_collections(app: web.Application) -> AsyncIterator[None]:
     yield
     app[COLLECTIONS].close()
+
+
+async def _close_files(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[FILES].close()
 
 
 async def _close_models(app: web.Application) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ import math
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -123,6 +123,22 @@ async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
         return function()
     run = partial(copy_context().run, function)
     return await asyncio.get_running_loop().run_in_executor(request.app[WORKERS], run)
+
+
+@asynccontextmanager
+async def on_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Return a context manager that enters and leaves `manager` on threads, since both may block for the disk."""
+    entering = asyncio.create_task(asyncio.to_thread(manager.__enter__))
+    try:
+        yield await asyncio.shield(entering)
+    except BaseException as error:
+        await asyncio.wait((entering,))  # the client may leave before the manager was entered
+        if entering.exception() is not None:
+            raise
+        if not await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
 
 
 # The keys under which the application and each request hold the memory budget, the worker threads and unknown fields.

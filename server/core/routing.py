@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 JSON = "application/json"
 EVENTS = "text/event-stream"
 HTML = "text/html"
+FORM = "multipart/form-data"
 
 _OPENAI_PREFIX = "/v1/"
 AI00_PREFIX = "/api/oai/"
@@ -49,6 +50,7 @@ class Route:
     summary: str
     response: Kind | None  # None = the answer is no JSON
     request: type[RequestBody] | None = None
+    form: type[RequestBody] | None = None  # the fields of a body of the type multipart/form-data
     chunk: Kind | None = None  # what one event holds, if the request may ask for a stream
     content_type: str = JSON  # of the answer; of a stream, if the route always streams
     stream_type: str = EVENTS  # of the stream that a request asks for

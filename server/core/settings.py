@@ -139,6 +139,10 @@ class Limits:
         ),
     ] = 2**30
     max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 24 * 3600
+    max_file_bytes: Annotated[int, Bound("bytes", "The size of a file that is uploaded for a job.")] = 512 * 2**20
+    max_key_files: Annotated[int, Bound("files", "Files of an API key, uploaded ones and results.")] = 10_000
+    max_key_file_bytes: Annotated[int, Bound("bytes", "The size of all files of an API key.")] = 4 * 2**30
+    max_all_file_bytes: Annotated[int, Bound("bytes", "The size of the files of all API keys.")] = 16 * 2**30
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""
@@ -220,6 +224,7 @@ class ServerSettings:
     unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
     collection_folder: Path | None = None  # for collections of documents; None = they are kept in memory
     embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
+    job_folder: Path | None = None  # of files; None = a temporary one
     web: bool = True  # serve the web page at /; else that of the routes
     strict: bool = False  # refuse unknown fields of bodies; else they are left out, and the answer lists them
     any_model: bool | None = None  # the default model answers for unknown names, too; None = if it is the only model

@@ -17,7 +17,7 @@ from pydantic_core.core_schema import CoreSchema, ModelSchema
 from typing_extensions import TypedDict
 
 from server.core.errors import ErrorForm, Failure
-from server.core.routing import EVENTS, JSON, MODEL_QUERY, Kind, Route
+from server.core.routing import EVENTS, FORM, JSON, MODEL_QUERY, Kind, Route
 from server.core.schema import ErrorBody, RequestBody
 
 
@@ -305,6 +305,8 @@ class _Operations:
             if (example := EXAMPLES.get(route.request.__name__)) is not None:
                 content["example"] = example
             operation["requestBody"] = {"required": not route.request.may_be_empty, "content": {JSON: content}}
+        elif route.form is not None:
+            operation["requestBody"] = {"required": True, "content": {FORM: {"schema": self._schemas[route.form]}}}
         elif route.method == "PUT":
             operation["requestBody"] = {"required": True, "content": {_BINARY: {"schema": {}}}}
         if route.always:
@@ -372,7 +374,7 @@ class _Operations:
 
 def _kinds(routes: Iterable[Route]) -> Iterator[Kind]:
     for route in routes:
-        kinds = (route.request, route.response, route.chunk, *route.also_answers.values())
+        kinds = (route.request, route.form, route.response, route.chunk, *route.also_answers.values())
         yield from (kind for kind in kinds if kind is not None)
         yield _error_body(route.error_form)
 

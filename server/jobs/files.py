@@ -1,0 +1,264 @@
+"""The files of clients: kept in one folder, whole or not at all, within bounds for each API key and for all together.
+
+A file is its content, `ID.data`, and a record of what it is, `ID.json`. It exists only if both do. So after a crash at
+any moment, what lacks one of the two is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Literal, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
+from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, delete_file, read_record, write_record
+from server.core.settings import Limits
+from states.files.exchange import OwnedFolder
+
+FOLDER_LOCK = "jobs-in-use.lock"
+
+UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
+"""What an uploaded file is for, under OpenAI's names."""
+FilePurpose: TypeAlias = Literal["batch", "batch_output", "fine-tune", "fine-tune-results"]
+"""What a file is for: uploaded ones, and those that the server writes."""
+
+_DATA, _RECORD = ".data", ".json"
+_ID = "file-"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What a file is. It never changes."""
+
+    id: str
+    owner: str  # the name of an API key; empty without keys
+    filename: str  # as the client calls it
+    purpose: FilePurpose
+    num_bytes: int
+    sha256: str  # of the content, in hexadecimal digits
+    created: float  # Unix time, seconds
+    expires: float | None = None  # Unix time, seconds; None = never
+
+    def has_expired(self, now: float) -> bool:
+        """Return True if the file must be deleted at the time `now`."""
+        return self.expires is not None and self.expires <= now
+
+
+_STORED = TypeAdapter(StoredFile)
+
+
+class NewFile:
+    """A file that is being written, part by part. Made by `FileStore.create`; for one thread at a time.
+
+    It must be described before the end of the `with` block.
+    """
+
+    def __init__(self, file: IO[bytes], make_room: Callable[[int], None]) -> None:
+        self.num_bytes = 0
+        self.description: tuple[str, FilePurpose, float | None] | None = None
+        self.stored: StoredFile | None = None
+        self._file = file
+        self._make_room = make_room
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what has been written."""
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Append `data` to the file.
+
+        Raises InvalidRequestError or StorageError if there is no room for it, and OSError if it can't be written.
+        """
+        self._make_room(len(data))
+        self.num_bytes += len(data)
+        self._digest.update(data)
+        self._file.write(data)
+
+    def describe(self, filename: str, purpose: FilePurpose, lifetime: float | None) -> None:
+        """Say what the file is. It is deleted after `lifetime` seconds; None = never."""
+        self.description = filename, purpose, lifetime
+
+
+class FileStore:
+    """The files of all owners in one folder. An owner sees its own alone. Thread-safe; methods block for the disk."""
+
+    def __init__(
+        self, folder: Path | None = None, limits: Limits | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Open the files in `folder`, which is created if it is missing, and delete what crashes left unfinished.
+
+        None is a temporary folder, which is deleted when the store is closed. A file with a damaged record is left
+        alone and logged. Raises StateError if the folder can't be used, or if another process uses it.
+        """
+        self.limits = limits or Limits()
+        self.folder = Path(tempfile.mkdtemp(prefix="rnn-engine-jobs-")) if folder is None else folder
+        self._delete_folder = None
+        if folder is None:
+            self._delete_folder = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._owned = OwnedFolder(self.folder, "folder of jobs", FOLDER_LOCK)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._unfinished: dict[str, tuple[str, int]] = {}  # id -> owner and bytes so far
+        self._files = {stored.id: stored for stored in sorted(self._recover(), key=lambda each: each.created)}
+
+    def list(self, owner: str) -> list[StoredFile]:
+        """Return the owner's files, the oldest first."""
+        with self._lock:
+            self._drop_expired()
+            return [stored for stored in self._files.values() if stored.owner == owner]
+
+    def get(self, owner: str, file_id: str) -> StoredFile:
+        """Return the owner's file with this id. Raises NotFoundError if there is none, or none any more."""
+        with self._lock:
+            self._drop_expired()
+            stored = self._files.get(file_id)
+        if stored is None or stored.owner != owner:
+            raise NotFoundError(f"there is no file {file_id[:80]!r}")
+        return stored
+
+    def content_path(self, stored: StoredFile) -> Path:
+        """Return the path of a file's content, which exists until the file is deleted or has expired."""
+        return self.folder / f"{stored.id}{_DATA}"
+
+    @contextmanager
+    def create(self, owner: str) -> Iterator[NewFile]:
+        """Begin a new file, which is stored at the end of the `with` block, or deleted if the block raises an error.
+
+        Its `stored` is what was stored. Raises InvalidRequestError if the owner may have no more files, and
+        StorageError if the disk or the room for all files is full.
+        """
+        file_id = f"{_ID}{uuid.uuid4().hex}"
+        path = self.folder / f"{file_id}{_DATA}"
+        self._begin(owner, file_id)
+        try:
+            with _storage_errors():
+                with atomic_file(path) as file:
+                    new = NewFile(file, lambda num_bytes: self._grow(file_id, num_bytes))
+                    yield new
+                    if new.description is None:
+                        raise RuntimeError("a new file was not described")
+                filename, purpose, lifetime = new.description
+                now = self._clock()
+                expires = None if lifetime is None else now + lifetime
+                stored = StoredFile(file_id, owner, filename, purpose, new.num_bytes, new.sha256, now, expires)
+                try:
+                    write_record(self._record_path(file_id), asdict(stored))
+                except OSError:
+                    with suppress(OSError):
+                        path.unlink()
+                    raise
+            with self._lock:
+                self._files[file_id] = new.stored = stored
+        finally:
+            with self._lock:
+                del self._unfinished[file_id]
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Delete the owner's file with this id.
+
+        Raises NotFoundError if there is none, and StorageError if it can't be deleted.
+        """
+        stored = self.get(owner, file_id)
+        with self._lock, _storage_errors():
+            self._delete(stored)
+
+    def close(self) -> None:
+        """Unlock the folder, and delete it if it is temporary. Idempotent."""
+        self._owned.release()
+        if self._delete_folder is not None:
+            self._delete_folder()
+
+    def _begin(self, owner: str, file_id: str) -> None:
+        most = self.limits.max_key_files
+        with self._lock:
+            self._drop_expired()
+            owners = [stored.owner for stored in self._files.values()]
+            owners += [other for other, _ in self._unfinished.values()]
+            if owners.count(owner) >= most:
+                raise InvalidRequestError(
+                    "file", f"file {most + 1}", f"at most {most} files of an API key (max_key_files); delete some"
+                )
+            self._unfinished[file_id] = owner, 0
+
+    def _grow(self, file_id: str, num_bytes: int) -> None:
+        """Count `num_bytes` more of an unfinished file. Raises InvalidRequestError or StorageError without room."""
+        with self._lock:
+            owner, written = self._unfinished[file_id]
+            sizes = [(stored.owner, stored.num_bytes) for stored in self._files.values()]
+            sizes += self._unfinished.values()
+            used = sum(size for other, size in sizes if other == owner)
+            most = self.limits.max_key_file_bytes
+            if used + num_bytes > most:
+                allowed = f"at most {most} bytes in all files of an API key (max_key_file_bytes); delete some"
+                raise InvalidRequestError("file", f"{written + num_bytes} bytes", allowed)
+            most = self.limits.max_all_file_bytes
+            if sum(size for _, size in sizes) + num_bytes > most:
+                raise StorageError(f"the files of all clients take {most} bytes, the most (max_all_file_bytes)")
+            self._unfinished[file_id] = owner, written + num_bytes
+
+    def _drop_expired(self) -> None:
+        """Delete the files whose time has passed. The lock must be held."""
+        now = self._clock()
+        for stored in [each for each in self._files.values() if each.has_expired(now)]:
+            try:
+                self._delete(stored)
+            except OSError as error:
+                _log.warning("the expired file %s can't be deleted: %s", stored.id, error.strerror)
+
+    def _delete(self, stored: StoredFile) -> None:
+        """Delete a file, the record first: without it the file does not exist. The lock must be held."""
+        if stored.id in self._files:
+            delete_file(self._record_path(stored.id))
+            del self._files[stored.id]
+            with suppress(OSError):  # else the next start deletes it
+                self.content_path(stored).unlink(missing_ok=True)
+
+    def _record_path(self, file_id: str) -> Path:
+        return self.folder / f"{file_id}{_RECORD}"
+
+    def _recover(self) -> Iterator[StoredFile]:
+        """Yield the files of the folder that are whole. Delete parts of others."""
+        names = set(os.listdir(self.folder))
+        for name in sorted(name for name in names if name.startswith(_ID)):
+            path = self.folder / name
+            pair = {_DATA: path.with_suffix(_RECORD).name, _RECORD: path.with_suffix(_DATA).name}.get(path.suffix)
+            if path.suffix == TEMPORARY_SUFFIX or (pair is not None and pair not in names):
+                with suppress(OSError):
+                    path.unlink()
+            elif path.suffix == _RECORD and (stored := _read(path)) is not None:
+                yield stored
+
+
+def _read(path: Path) -> StoredFile | None:
+    """Read a file's record. Return None, after logging it, if the record is damaged."""
+    try:
+        return _STORED.validate_python(read_record(path))
+    except ValidationError:
+        _log.warning("%s is left out: it is damaged", path)
+        return None
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError:
+        raise  # the client has left
+    except OSError as error:
+        raise StorageError(f"the file can't be written to the folder of jobs: {error.strerror}") from error

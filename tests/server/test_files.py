@@ -1,0 +1,278 @@
+"""OpenAI's files, with the official client: uploads within bounds, owners, expiry, and what a crash leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from aiohttp import FormData
+from aiohttp.test_utils import TestServer
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
+from server.apis.openai.files import FILES, FileDeleted, FileList, FileObject
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.jobs.files import FileStore, StoredFile
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Client, Serve, Through, check_shape, error_of
+
+PATH = "/v1/files"
+KEYS = (
+    ApiKey.of("ann's key", "ann", Scope.MANAGE),
+    ApiKey.of("bob's key", "bob", Scope.MANAGE),
+    ApiKey.of("eve's key", "eve", Scope.USE),
+)
+LINES = b'{"custom_id": "1"}\n' * 1000
+
+
+@pytest.fixture
+async def client(through: Through) -> AsyncIterator[openai.AsyncOpenAI]:
+    app = make_app(await through(FakeEngine()), ServerSettings(auth=AuthSettings(KEYS)))
+    async with (
+        TestServer(app) as server,
+        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
+    ):
+        yield client
+
+
+class TestOfficialClient:
+    async def test_a_file_is_uploaded_read_and_deleted(self, client: openai.AsyncOpenAI) -> None:
+        made = await client.files.create(file=("lines.jsonl", LINES), purpose="batch")
+        assert (made.object, made.filename, made.purpose, made.bytes) == ("file", "lines.jsonl", "batch", len(LINES))
+        assert made.expires_at == made.created_at + 30 * 24 * 3600
+        assert made.to_dict()["sha256"] == hashlib.sha256(LINES).hexdigest()
+        assert await client.files.wait_for_processing(made.id) == made
+        assert await client.files.retrieve(made.id) == made
+        assert (await client.files.content(made.id)).content == LINES
+        assert (await client.files.delete(made.id)).deleted
+        for call in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.NotFoundError, match="there is no file"):
+                await call(made.id)
+
+    async def test_a_file_expires_when_the_client_says(self, client: openai.AsyncOpenAI) -> None:
+        hour = await client.files.create(
+            file=b"1", purpose="fine-tune", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+        assert hour.expires_at == hour.created_at + 3600
+        assert (await client.files.create(file=b"2", purpose="fine-tune")).expires_at is None
+        with pytest.raises(openai.BadRequestError, match=r"expires_after\.seconds: 60 .* at least 3600"):
+            await client.files.create(file=b"3", purpose="batch", expires_after={"anchor": "created_at", "seconds": 60})
+
+    async def test_pages(self, client: openai.AsyncOpenAI) -> None:
+        made = [(await client.files.create(file=b"1", purpose="batch")).id for _ in range(3)]
+        made.append((await client.files.create(file=b"1", purpose="fine-tune")).id)
+        assert [each.id async for each in client.files.list(limit=2)] == made[::-1]  # the client reads all pages
+        assert [each.id async for each in client.files.list(limit=1, order="asc")] == made
+        assert [each.id async for each in client.files.list(purpose="batch", order="asc")] == made[:3]
+        with pytest.raises(openai.BadRequestError, match="after: 'file-x' is not allowed; expected the id of a file"):
+            await client.files.list(after="file-x")
+        with pytest.raises(openai.BadRequestError, match="purpose: 'cats' is not allowed; expected one of batch, "):
+            await client.files.list(purpose="cats")
+
+    async def test_a_file_belongs_to_its_key(self, client: openai.AsyncOpenAI) -> None:
+        made = await client.files.create(file=LINES, purpose="batch")
+        bob = client.with_options(api_key="bob's key")
+        assert (await bob.files.list()).data == []
+        for call in (bob.files.retrieve, bob.files.content, bob.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                await call(made.id)
+        with pytest.raises(openai.PermissionDeniedError, match="needs 'manage'"):
+            await client.with_options(api_key="eve's key").files.create(file=LINES, purpose="batch")
+
+    async def test_other_purposes_are_refused(self, client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="purpose: 'vision' is not allowed; expected 'batch' or 'fine"):
+            await client.files.create(file=LINES, purpose="vision")
+        assert (await client.files.list()).data == []
+
+
+async def send(client: Client, *fields: tuple[str, bytes | str, str | None]) -> int:
+    form = FormData(default_to_multipart=True)
+    for name, value, filename in fields:
+        form.add_field(name, value, filename=filename)
+    return (await client.post(PATH, data=form)).status
+
+
+async def test_the_shapes_of_the_answers(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    form = FormData({"purpose": "fine-tune"})
+    form.add_field("file", LINES, filename="a.jsonl")
+    made = await (await client.post(PATH, data=form)).json()
+    check_shape(FileObject, made)
+    check_shape(FileList, await (await client.get(PATH)).json())
+    check_shape(FileDeleted, await (await client.delete(f"{PATH}/{made['id']}")).json())
+
+
+async def test_fields_come_in_any_order_and_bad_forms_leave_nothing(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    purpose, file = ("purpose", "batch", None), ("file", LINES, "a.jsonl")
+    assert await send(client, file, purpose) == 200
+    assert await send(client, purpose) == 400
+    assert await send(client, file) == 400
+    assert await send(client, file, purpose, file) == 400
+    assert await send(client, file, purpose, ("expires_after", "soon", None)) == 400
+    assert await send(client, file, ("purpose", "x" * 5000, None)) == 400
+    assert await send(client, file, *((f"field {number}", "x", None) for number in range(20))) == 400
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    cut = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nwithout an end'
+    not_utf8 = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n\xff\r\n--b--\r\n'
+    for data in (b"", b"nothing", cut, not_utf8):
+        error = await error_of(await client.post(PATH, data=data, headers=headers), 400)
+        assert error["param"] in ("body", "file", "purpose"), error
+    error = await error_of(await client.post(PATH, json={"purpose": "batch"}), 400)
+    assert "content-type: 'application/json' is not allowed" in error["message"]
+    store = client.app[FILES]
+    assert len(store.list("")) == 1
+    assert len(contents(store.folder)) == 2
+
+
+async def test_an_upload_beyond_a_bound_is_refused(serve: Serve) -> None:
+    limits = Limits(max_file_bytes=100_000, max_key_files=2, max_key_file_bytes=150_000)
+    client = await serve(FakeEngine(), ServerSettings(limits=limits))
+    purpose = ("purpose", "batch", None)
+    assert await send(client, purpose, ("file", b"x" * 100_000, "a")) == 200
+    assert await send(client, purpose, ("file", b"x" * 100_001, "a")) == 413  # the length alone does not tell
+    assert await send(client, purpose, ("file", b"x" * 1_000_000, "a")) == 413
+    assert await send(client, purpose, ("file", b"x" * 50_001, "a")) == 400
+    assert await send(client, purpose, ("file", b"x" * 50_000, "a")) == 200
+    form = FormData({"purpose": "batch"})
+    form.add_field("file", b"", filename="a")
+    error = await error_of(await client.post(PATH, data=form), 400)
+    assert "at most 2 files of an API key (max_key_files)" in error["message"]
+    assert len(contents(client.app[FILES].folder)) == 4
+
+
+async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    store = client.app[FILES]
+    head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 100_000
+    _, writer = await asyncio.open_connection(client.host, client.port, family=socket.AF_INET)
+    writer.write(head + b"Content-Length: 1000000\r\n\r\n" + part)
+    while not contents(store.folder):
+        await asyncio.sleep(0)
+    writer.transport.abort()
+    while contents(store.folder):
+        await asyncio.sleep(0)
+    assert store.list("") == []
+
+
+def put(store: FileStore, owner: str, content: bytes = b"content", lifetime: float | None = None) -> StoredFile:
+    with store.create(owner) as new:
+        new.write(content)
+        new.describe("a.jsonl", "batch", lifetime)
+    assert new.stored is not None
+    return new.stored
+
+
+def contents(folder: Path) -> list[str]:
+    """Return the names of the files in a folder of jobs, except the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
+class TestStore:
+    @pytest.fixture
+    def now(self) -> list[float]:
+        return [1000.0]
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, now: list[float]) -> Iterator[FileStore]:
+        store = FileStore(tmp_path, Limits(max_all_file_bytes=100), lambda: now[0])
+        yield store
+        store.close()
+
+    def test_files_outlive_the_process(self, store: FileStore, tmp_path: Path, now: list[float]) -> None:
+        stored = []
+        for owner in ("ann", "bob", "ann"):
+            now[0] += 1.0
+            stored.append(put(store, owner))
+        with pytest.raises(StateError, match="another process uses it"):
+            FileStore(tmp_path)
+        store.close()
+        again = FileStore(tmp_path, clock=lambda: now[0])
+        assert again.list("ann") == [stored[0], stored[2]]
+        assert again.content_path(stored[1]).read_bytes() == b"content"
+        again.close()
+
+    def test_what_a_crash_left_is_deleted(self, store: FileStore, tmp_path: Path) -> None:
+        whole, no_record, no_content = (put(store, "ann") for _ in range(3))
+        store.close()
+        (tmp_path / f"{no_record.id}.json").unlink()
+        (tmp_path / f"{no_content.id}.data").unlink()
+        (tmp_path / f"{no_content.id}.data.123.partial").write_bytes(b"cont")
+        (tmp_path / "notes.txt").write_text("the user's own")
+        again = FileStore(tmp_path, clock=lambda: 1001.0)
+        assert again.list("ann") == [whole]
+        assert contents(tmp_path) == [f"{whole.id}.data", f"{whole.id}.json", "notes.txt"]
+        again.close()
+
+    def test_a_damaged_record_is_left_alone(
+        self, store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stored = put(store, "ann")
+        store.close()
+        record = tmp_path / f"{stored.id}.json"
+        record.write_bytes(record.read_bytes().replace(b"ann", b"bob"))
+        again = FileStore(tmp_path)
+        assert again.list("bob") == []
+        assert "is damaged" in caplog.text
+        assert len(contents(tmp_path)) == 2
+        again.close()
+
+    def test_expired_files_are_deleted(self, store: FileStore, tmp_path: Path, now: list[float]) -> None:
+        brief, lasting = put(store, "ann", lifetime=60.0), put(store, "ann")
+        now[0] += 59.0
+        assert store.get("ann", brief.id) == brief
+        now[0] += 1.0
+        with pytest.raises(NotFoundError):
+            store.get("ann", brief.id)
+        assert store.list("ann") == [lasting]
+        assert len(contents(tmp_path)) == 2
+
+    def test_unfinished_files_count(self, store: FileStore) -> None:
+        with store.create("ann") as one:
+            one.write(b"x" * 60)
+            with pytest.raises(StorageError, match="max_all_file_bytes"):
+                put(store, "bob", b"x" * 41)
+            one.describe("a.jsonl", "batch", 60.0)
+        store.delete("ann", store.list("ann")[0].id)
+        assert put(store, "ann", b"x" * 100).num_bytes == 100
+
+    def test_a_key_has_bounds_of_its_own(self, tmp_path: Path) -> None:
+        store = FileStore(tmp_path, Limits(max_key_files=1, max_key_file_bytes=10))
+        with pytest.raises(InvalidRequestError, match="11 bytes"):
+            put(store, "ann", b"x" * 11)
+        put(store, "ann")
+        with pytest.raises(InvalidRequestError, match="max_key_files"):
+            put(store, "ann")
+        put(store, "bob")
+        store.close()
+
+    def test_a_full_disk_leaves_nothing(
+        self, store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("server.jobs.files.NewFile.write", fail)
+            with pytest.raises(StorageError, match="No space left"):
+                put(store, "ann")
+        monkeypatch.setattr("server.jobs.files.write_record", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            put(store, "ann")
+        assert contents(tmp_path) == []
+        assert store.list("ann") == []
+
+    def test_a_temporary_folder_ends_with_the_store(self) -> None:
+        store = FileStore()
+        put(store, "")
+        assert store.folder.exists()
+        store.close()
+        assert not store.folder.exists()
