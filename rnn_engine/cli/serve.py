@@ -327,7 +327,7 @@ _job_options = option_group(
     click.option(
         "--job-folder",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Keep the files of /v1/files in this folder over restarts. Only one server at a time may use it.  "
+        help="Keep files and batches in this folder over restarts. Only one server at a time may use it.  "
         f"[default: {_JOBS} in --state-folder, or else a temporary folder]",
     ),
 )

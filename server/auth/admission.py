@@ -311,8 +311,17 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request. Absent if the key was wrong, or if none was checked, as on routes that always answer."""
 
 
+CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
+"""The client of a call that the server makes itself. Absent for those that come over a connection."""
+
+
 def client_of(request: web.Request) -> Client:
-    """Return the client to whose limits a request counts: its API key or, without keys, its address or IPv6 network."""
+    """Return the client to whose limits a request counts: its API key or, without keys, its address or IPv6 network.
+
+    Calls that the server makes itself say whose they are.
+    """
+    if CLIENT in request:
+        return request[CLIENT]
     principal = request[PRINCIPAL]
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
 

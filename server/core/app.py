@@ -18,6 +18,7 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
 from server.apis.engine.collections import COLLECTIONS
 from server.apis.koboldcpp import GENERATIONS, Generations
+from server.apis.openai.batches import BATCHES, RUNNER
 from server.apis.openai.files import FILES
 from server.apis.openai.kept import CONVERSATIONS, RESPONSES, ConversationStore, ResponseStore
 from server.apis.routes import ALL_ROUTES
@@ -29,6 +30,7 @@ from server.auth.admission import (
     origins_middleware,
 )
 from server.auth.engine import RATE_LIMITER, tell_quota
+from server.auth.keys import ANYONE
 from server.auth.quotas import RateLimiter
 from server.connections.acceptor import Acceptor, fit_descriptors
 from server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
@@ -41,6 +43,7 @@ from server.core.bodies import (
     memory_middleware,
     tell_left_out,
 )
+from server.core.inner import InnerCalls
 from server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
 from server.core.process import end_process, notify, open_listeners, stop_signals, url_of
 from server.core.routing import (
@@ -53,7 +56,9 @@ from server.core.routing import (
     errors_middleware,
 )
 from server.core.settings import ServerSettings
+from server.jobs.batches import BatchStore
 from server.jobs.files import FileStore
+from server.jobs.runner import BatchRunner
 from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
 from server.openapi.document import DocumentMaker
@@ -129,6 +134,8 @@ def make_app(
     app[SLOT_PROMPTS] = PromptTable()
     app[COLLECTIONS] = collections or open_collections(settings)
     app[FILES] = files or FileStore(settings.job_folder, settings.limits)
+    app[BATCHES] = BatchStore(app[FILES], settings.limits)
+    app[RUNNER] = _make_runner(app, settings)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
@@ -140,7 +147,7 @@ def make_app(
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers))
+    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers, _run_batches))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
     if embedder is not None:
@@ -273,6 +280,32 @@ def open_collections(settings: ServerSettings) -> DocumentStore:
 async def _close_collections(app: web.Application) -> AsyncIterator[None]:
     yield
     app[COLLECTIONS].close()
+
+
+def _make_runner(app: web.Application, settings: ServerSettings) -> BatchRunner:
+    """Return the runner of the batches, whose lines pass the middlewares that don't check connections and keys."""
+    middlewares = (
+        telemetry_middleware,
+        errors_middleware,
+        deadlines_middleware(settings.limits.max_request_seconds),
+        memory_middleware,
+        models_middleware(settings),
+    )
+    principals = {key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}
+    return BatchRunner(
+        app[BATCHES],
+        InnerCalls(app, middlewares),
+        principals.get,
+        lambda: sum(info.num_slots for info in app[MODELS].infos()),
+        settings.limits,
+        strict=settings.strict,
+    )
+
+
+async def _run_batches(app: web.Application) -> AsyncIterator[None]:
+    app[RUNNER].wake_all()
+    yield
+    await app[RUNNER].close()
 
 
 async def _close_files(app: web.Application) -> AsyncIterator[None]:

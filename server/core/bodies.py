@@ -365,6 +365,22 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
     return int(text)
 
 
+def query_page(request: web.Request, items: Mapping[str, T], default: int, most: int) -> tuple[list[T], bool]:
+    """Return the page of `items` that the query's `order`, `after` and `limit` select, and whether more come after it.
+
+    `items` are by id, the oldest first. Without `limit` the page has `default` items. Raises InvalidRequestError.
+    """
+    order, after = request.query.get("order", "desc"), request.query.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError("order", order, "asc or desc")
+    if after is not None and after not in items:
+        raise InvalidRequestError("after", after, "the id of an item in this list")
+    ids = list(items)[:: 1 if order == "asc" else -1]
+    start = 0 if after is None else ids.index(after) + 1
+    limit = query_count(request, "limit", default, most)
+    return [items[each] for each in ids[start : start + limit]], start + limit < len(ids)
+
+
 def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:
     """Return the number of seconds in the query parameter `name`, or `default` if the parameter is missing.
 

@@ -143,6 +143,13 @@ class Limits:
     max_key_files: Annotated[int, Bound("files", "Files of an API key, uploaded ones and results.")] = 10_000
     max_key_file_bytes: Annotated[int, Bound("bytes", "The size of all files of an API key.")] = 4 * 2**30
     max_all_file_bytes: Annotated[int, Bound("bytes", "The size of the files of all API keys.")] = 16 * 2**30
+    max_batch_lines: Annotated[int, Bound("lines", "Requests of one batch.")] = 50_000
+    max_key_batches: Annotated[
+        int,
+        Bound(
+            "batches", "Batches of an API key; beyond them, the oldest that has ended is forgotten, without its files."
+        ),
+    ] = 1000
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -115,9 +116,10 @@ class FileStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._unfinished: dict[str, tuple[str, int]] = {}  # id -> owner and bytes so far
+        self._held: Counter[str] = Counter()  # id -> how many jobs need it
         self._files = {stored.id: stored for stored in sorted(self._recover(), key=lambda each: each.created)}
 
-    def list(self, owner: str) -> list[StoredFile]:
+    def of_owner(self, owner: str) -> list[StoredFile]:
         """Return the owner's files, the oldest first."""
         with self._lock:
             self._drop_expired()
@@ -143,7 +145,7 @@ class FileStore:
         Its `stored` is what was stored. Raises InvalidRequestError if the owner may have no more files, and
         StorageError if the disk or the room for all files is full.
         """
-        file_id = f"{_ID}{uuid.uuid4().hex}"
+        file_id = self.new_id()
         path = self.folder / f"{file_id}{_DATA}"
         self._begin(owner, file_id)
         try:
@@ -172,11 +174,60 @@ class FileStore:
     def delete(self, owner: str, file_id: str) -> None:
         """Delete the owner's file with this id.
 
-        Raises NotFoundError if there is none, and StorageError if it can't be deleted.
+        Raises NotFoundError if there is none, InvalidRequestError if a job needs it, and StorageError if it can't be
+        deleted.
         """
         stored = self.get(owner, file_id)
         with self._lock, _storage_errors():
+            if self._held[file_id]:
+                raise InvalidRequestError("file", file_id, "a file that no unfinished job needs; cancel the job first")
             self._delete(stored)
+
+    def hold(self, file_id: str) -> None:
+        """Keep a file from being deleted or expiring until `release` is called as often."""
+        with self._lock:
+            self._held[file_id] += 1
+
+    def release(self, file_id: str) -> None:
+        """Undo one call of `hold`."""
+        with self._lock:
+            self._held[file_id] -= 1
+
+    def adopt(
+        self, path: Path, file_id: str, owner: str, filename: str, purpose: FilePurpose, lifetime: float | None
+    ) -> None:
+        """Make the file at `path`, in the same folder, a stored file with an id from `new_id`, whatever its size.
+
+        It is deleted after `lifetime` seconds; None = never. A second call after a crash completes the first. Raises
+        StorageError.
+        """
+        if self.has(file_id):
+            return
+        with _storage_errors():
+            with path.open("rb+") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            now = self._clock()
+            expires = None if lifetime is None else now + lifetime
+            stored = StoredFile(file_id, owner, filename, purpose, path.stat().st_size, digest, now, expires)
+            write_record(self._record_path(file_id), asdict(stored))
+            path.replace(self.content_path(stored))
+        with self._lock:
+            self._files[file_id] = stored
+
+    def has(self, file_id: str) -> bool:
+        """Return True if there is a file with this id, of any owner."""
+        with self._lock:
+            return file_id in self._files
+
+    @staticmethod
+    def new_id() -> str:
+        """Return an id for a new file."""
+        return f"{_ID}{uuid.uuid4().hex}"
+
+    def now(self) -> float:
+        """Return the Unix time in seconds by which files expire."""
+        return self._clock()
 
     def close(self) -> None:
         """Unlock the folder, and delete it if it is temporary. Idempotent."""
@@ -215,7 +266,7 @@ class FileStore:
     def _drop_expired(self) -> None:
         """Delete the files whose time has passed. The lock must be held."""
         now = self._clock()
-        for stored in [each for each in self._files.values() if each.has_expired(now)]:
+        for stored in [each for each in self._files.values() if each.has_expired(now) and not self._held[each.id]]:
             try:
                 self._delete(stored)
             except OSError as error:

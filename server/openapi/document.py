@@ -137,6 +137,11 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Ai00CompletionRequest": {"prompt": ["The sky is"], "max_tokens": 16},
         "Ai00EmbeddingsRequest": {"input": "The sky is blue.", "layer": 0},
         "BatchCompletionRequest": {"prompts": ["The sky is", "The sea is"], "max_tokens": 16},
+        "BatchRequest": {
+            "input_file_id": "file-0123456789abcdef0123456789abcdef",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
         "BatchTokenizeRequest": {"texts": ["The sky", "The sea"]},
         "ChatRequest": {"messages": _ASKED, "max_tokens": 64},
         "ChoicesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},

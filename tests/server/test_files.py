@@ -71,7 +71,7 @@ class TestOfficialClient:
         assert [each.id async for each in client.files.list(limit=2)] == made[::-1]  # the client reads all pages
         assert [each.id async for each in client.files.list(limit=1, order="asc")] == made
         assert [each.id async for each in client.files.list(purpose="batch", order="asc")] == made[:3]
-        with pytest.raises(openai.BadRequestError, match="after: 'file-x' is not allowed; expected the id of a file"):
+        with pytest.raises(openai.BadRequestError, match="after: 'file-x' is not allowed; expected the id of an item"):
             await client.files.list(after="file-x")
         with pytest.raises(openai.BadRequestError, match="purpose: 'cats' is not allowed; expected one of batch, "):
             await client.files.list(purpose="cats")
@@ -128,7 +128,7 @@ async def test_fields_come_in_any_order_and_bad_forms_leave_nothing(serve: Serve
     error = await error_of(await client.post(PATH, json={"purpose": "batch"}), 400)
     assert "content-type: 'application/json' is not allowed" in error["message"]
     store = client.app[FILES]
-    assert len(store.list("")) == 1
+    assert len(store.of_owner("")) == 1
     assert len(contents(store.folder)) == 2
 
 
@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(serve: Serve) 
     writer.transport.abort()
     while contents(store.folder):
         await asyncio.sleep(0)
-    assert store.list("") == []
+    assert store.of_owner("") == []
 
 
 def put(store: FileStore, owner: str, content: bytes = b"content", lifetime: float | None = None) -> StoredFile:
@@ -196,7 +196,7 @@ class TestStore:
             FileStore(tmp_path)
         store.close()
         again = FileStore(tmp_path, clock=lambda: now[0])
-        assert again.list("ann") == [stored[0], stored[2]]
+        assert again.of_owner("ann") == [stored[0], stored[2]]
         assert again.content_path(stored[1]).read_bytes() == b"content"
         again.close()
 
@@ -208,7 +208,7 @@ class TestStore:
         (tmp_path / f"{no_content.id}.data.123.partial").write_bytes(b"cont")
         (tmp_path / "notes.txt").write_text("the user's own")
         again = FileStore(tmp_path, clock=lambda: 1001.0)
-        assert again.list("ann") == [whole]
+        assert again.of_owner("ann") == [whole]
         assert contents(tmp_path) == [f"{whole.id}.data", f"{whole.id}.json", "notes.txt"]
         again.close()
 
@@ -220,7 +220,7 @@ class TestStore:
         record = tmp_path / f"{stored.id}.json"
         record.write_bytes(record.read_bytes().replace(b"ann", b"bob"))
         again = FileStore(tmp_path)
-        assert again.list("bob") == []
+        assert again.of_owner("bob") == []
         assert "is damaged" in caplog.text
         assert len(contents(tmp_path)) == 2
         again.close()
@@ -232,7 +232,7 @@ class TestStore:
         now[0] += 1.0
         with pytest.raises(NotFoundError):
             store.get("ann", brief.id)
-        assert store.list("ann") == [lasting]
+        assert store.of_owner("ann") == [lasting]
         assert len(contents(tmp_path)) == 2
 
     def test_unfinished_files_count(self, store: FileStore) -> None:
@@ -241,7 +241,7 @@ class TestStore:
             with pytest.raises(StorageError, match="max_all_file_bytes"):
                 put(store, "bob", b"x" * 41)
             one.describe("a.jsonl", "batch", 60.0)
-        store.delete("ann", store.list("ann")[0].id)
+        store.delete("ann", store.of_owner("ann")[0].id)
         assert put(store, "ann", b"x" * 100).num_bytes == 100
 
     def test_a_key_has_bounds_of_its_own(self, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ class TestStore:
         with pytest.raises(StorageError, match="No space left"):
             put(store, "ann")
         assert contents(tmp_path) == []
-        assert store.list("ann") == []
+        assert store.of_owner("ann") == []
 
     def test_a_temporary_folder_ends_with_the_store(self) -> None:
         store = FileStore()

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from server.auth.admission import PRINCIPAL
 from server.auth.keys import Scope
-from server.core.bodies import json_response, on_thread, query_count, to_json
+from server.core.bodies import json_response, on_thread, query_page, to_json
 from server.core.routing import FORM, SETTINGS, Route
 from server.core.schema import RequestBody
 from server.jobs.files import FilePurpose, FileStore, NewFile, StoredFile, UploadPurpose
@@ -110,28 +110,18 @@ async def upload(request: web.Request) -> web.Response:
 
 
 async def list_files(request: web.Request) -> web.Response:
-    query = request.query
-    purpose, order, after = query.get("purpose"), query.get("order", "desc"), query.get("after")
+    purpose = request.query.get("purpose")
     if purpose is not None and purpose not in get_args(FilePurpose):
         raise InvalidRequestError("purpose", purpose, f"one of {', '.join(get_args(FilePurpose))}")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("order", order, "asc or desc")
-    limit = query_count(request, "limit", _MOST_LISTED, _MOST_LISTED)
-    found = await asyncio.to_thread(request.app[FILES].list, request[PRINCIPAL].name)
-    ordered = found if order == "asc" else found[::-1]
-    if after is not None:
-        ids = [stored.id for stored in ordered]
-        if after not in ids:
-            raise InvalidRequestError("after", after, "the id of a file")
-        ordered = ordered[ids.index(after) + 1 :]
-    chosen = [stored for stored in ordered if purpose in (None, stored.purpose)]
-    page = chosen[:limit]
+    found = await asyncio.to_thread(request.app[FILES].of_owner, request[PRINCIPAL].name)
+    chosen = {stored.id: stored for stored in found if purpose in (None, stored.purpose)}
+    page, has_more = query_page(request, chosen, _MOST_LISTED, _MOST_LISTED)
     answer: FileList = {
         "object": "list",
         "data": list(map(file_object, page)),
         "first_id": page[0].id if page else None,
         "last_id": page[-1].id if page else None,
-        "has_more": len(chosen) > limit,
+        "has_more": has_more,
     }
     return json_response(answer)
 

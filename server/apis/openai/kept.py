@@ -15,9 +15,9 @@ from typing import Any
 from aiohttp import web
 from pydantic_core import to_json
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError
+from rnn_engine.errors import NotFoundError
 from server.apis.openai.response_items import Item, KeptItem, new_item_id
-from server.core.bodies import query_count
+from server.core.bodies import query_page
 from server.core.kept import BoundedStore, KeptUsage
 from server.core.settings import Limits
 
@@ -306,17 +306,8 @@ def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
 
     Raises InvalidRequestError.
     """
-    order = request.query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError("order", order, "asc or desc")
-    ordered = items if order == "asc" else items[::-1]
-    ids = [item.id for item in ordered]
-    after = request.query.get("after")
-    if after is not None and after not in ids:
-        raise InvalidRequestError("after", after, "the id of an item in this list")
-    start = 0 if after is None else ids.index(after) + 1
-    limit = query_count(request, "limit", 20, _MOST_ITEMS)
-    return item_list(ordered[start : start + limit], has_more=start + limit < len(ordered))
+    page, has_more = query_page(request, {item.id: item for item in items}, 20, _MOST_ITEMS)
+    return item_list(page, has_more=has_more)
 
 
 def item_list(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:

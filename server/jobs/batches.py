@@ -1,0 +1,289 @@
+"""The batches of clients: what each is and how far it has come, kept beside the files that they read and write.
+
+A batch goes through the states that `FOLLOWS` lists. Each change is written before it counts. The lines that it has
+finished are in its journal; at its end the two files of the journal become files of its owner.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+from uuid import uuid4
+
+from pydantic import TypeAdapter, ValidationError
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
+from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, read_record, write_record
+from server.core.settings import Limits
+from server.jobs.files import FileStore
+from server.jobs.lines import BatchError, Journal
+
+BatchStatus: TypeAlias = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+FOLLOWS: Mapping[BatchStatus, tuple[BatchStatus, ...]] = MappingProxyType(
+    {
+        "validating": ("in_progress", "failed", "cancelling"),
+        "in_progress": ("finalizing", "cancelling"),
+        "finalizing": ("completed", "expired", "failed"),
+        "cancelling": ("cancelled",),
+        "failed": (),
+        "completed": (),
+        "expired": (),
+        "cancelled": (),
+    }
+)
+"""The states of a batch, each with those that may follow it. It has ended in a state that none follows."""
+
+MOST_WINDOW = 30 * 24 * 3600.0  # seconds
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0}
+_ID = "batch_"
+_log = logging.getLogger(__name__)
+
+
+def parse_window(text: str) -> float:
+    """Return the seconds of a completion window such as `24h`. Raises InvalidRequestError."""
+    match = _WINDOW.fullmatch(text)
+    seconds = 0.0 if match is None else int(match[1]) * _UNITS[match[2]]
+    if not 0.0 < seconds <= MOST_WINDOW:
+        raise InvalidRequestError(
+            "completion_window", text, "a whole number with s, m, h or d, such as 24h; 30d at most"
+        )
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch is, and how far it has come."""
+
+    id: str
+    owner: str  # the name of an API key; empty without keys
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created: float  # Unix time, seconds, like the next
+    expires: float
+    output_id: str  # of the file of answers, once there is one
+    error_id: str  # of the file of errors
+    output_lifetime: float | None = None  # seconds after which both are deleted; None = never
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    status: BatchStatus = "validating"
+    ends_as: BatchStatus = "completed"  # after `finalizing`
+    entered: Mapping[str, float] = field(default_factory=dict)  # Unix time at which it came into each status
+    errors: tuple[BatchError, ...] = ()  # for which it failed
+    total: int = 0  # lines
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return not FOLLOWS[self.status]
+
+
+_BATCH = TypeAdapter(Batch)
+
+
+class BatchStore:
+    """The batches of all owners, in the folder of their files. Thread-safe; methods block for the disk."""
+
+    def __init__(self, files: FileStore, limits: Limits) -> None:
+        """Read the batches that are in the folder of `files`. A damaged record is left alone and logged."""
+        self.files = files
+        self.limits = limits
+        self._lock = threading.RLock()
+        self._journals: dict[str, Journal] = {}  # of the running batches
+        for unfinished in files.folder.glob(f"{_ID}*{TEMPORARY_SUFFIX}"):
+            with suppress(OSError):
+                unfinished.unlink()
+        found = (_read(path) for path in files.folder.glob(f"{_ID}*.json"))
+        known = sorted((batch for batch in found if batch is not None), key=lambda batch: batch.created)
+        self._batches = {batch.id: batch for batch in known}
+        for batch in known:
+            if not batch.has_ended:
+                files.hold(batch.input_file_id)
+
+    def create(
+        self,
+        owner: str,
+        endpoint: str,
+        input_file_id: str,
+        completion_window: str,
+        *,
+        output_lifetime: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Batch:
+        """Store a new batch, which is to be checked and run, and return it.
+
+        Raises NotFoundError if the owner has no such file, and InvalidRequestError for a file with another purpose, for
+        a wrong window, or if the owner may have no more batches. If all of the owner's batches but some have ended, the
+        oldest of those gives way.
+        """
+        now, seconds = self.files.now(), parse_window(completion_window)
+        stored = self.files.get(owner, input_file_id)
+        if stored.purpose != "batch":
+            raise InvalidRequestError(
+                "input_file_id", input_file_id, f"a file with the purpose batch, not {stored.purpose}"
+            )
+        batch = Batch(
+            id=f"{_ID}{uuid4().hex}",
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=completion_window,
+            created=now,
+            expires=now + seconds,
+            output_id=self.files.new_id(),
+            error_id=self.files.new_id(),
+            output_lifetime=output_lifetime,
+            metadata=dict(metadata or {}),
+        )
+        with self._lock:
+            self._make_place(owner)
+            self._write(batch)
+            self.files.hold(input_file_id)
+        return batch
+
+    def of_owner(self, owner: str) -> list[Batch]:
+        """Return the owner's batches, the oldest first."""
+        with self._lock:
+            return [self._counted(batch) for batch in self._batches.values() if batch.owner == owner]
+
+    def get(self, owner: str, batch_id: str) -> Batch:
+        """Return the owner's batch with this id. Raises NotFoundError if there is none."""
+        with self._lock:
+            batch = self._batches.get(batch_id)
+            if batch is None or batch.owner != owner:
+                raise NotFoundError(f"there is no batch {batch_id[:80]!r}")
+            return self._counted(batch)
+
+    def unfinished(self, owner: str | None = None) -> list[Batch]:
+        """Return the batches that have not ended, of one owner or of all, the oldest first."""
+        with self._lock:
+            return [batch for batch in self._batches.values() if not batch.has_ended and owner in (None, batch.owner)]
+
+    def enter(
+        self,
+        batch_id: str,
+        status: BatchStatus,
+        *,
+        total: int | None = None,
+        errors: tuple[BatchError, ...] = (),
+        ends_as: BatchStatus | None = None,
+    ) -> Batch:
+        """Write that a batch comes into `status`, and return it as it is then; unchanged if that may not follow.
+
+        Raises StorageError.
+        """
+        with self._lock:
+            batch = self._counted(self._batches[batch_id])
+            if status not in FOLLOWS[batch.status]:
+                return batch
+            changed = replace(
+                batch,
+                status=status,
+                entered={**batch.entered, status: self.files.now()},
+                errors=errors or batch.errors,
+                total=batch.total if total is None else total,
+                ends_as=ends_as or batch.ends_as,
+            )
+            self._write(changed)
+            if changed.has_ended:
+                self.files.release(batch.input_file_id)
+            return changed
+
+    @contextmanager
+    def journal(self, batch: Batch) -> Iterator[Journal]:
+        """Open the journal of a batch during a `with` block; its counts are those of the batch. Raises StorageError."""
+        with _storage_errors():
+            journal = Journal(*self._journal_paths(batch))
+        with self._lock:
+            self._journals[batch.id] = journal
+        try:
+            yield journal
+        finally:
+            with self._lock:
+                self._batches[batch.id] = self._counted(self._batches[batch.id])
+                del self._journals[batch.id]
+            journal.close()
+
+    def finish(self, batch_id: str) -> Batch:
+        """Make files of the journal of a batch that is finalizing or cancelling, and end it. Raises StorageError.
+
+        A second call after a crash completes the first.
+        """
+        batch = self._batches[batch_id]
+        adopted = self.files.has(batch.output_id) or self.files.has(batch.error_id)
+        if batch.status == "cancelling" and not adopted:  # lines may have ended after that was written
+            with self.journal(batch):
+                pass
+            self._write(self._batches[batch_id])
+        for path, file_id, name in zip(
+            self._journal_paths(batch), (batch.output_id, batch.error_id), ("output", "errors"), strict=True
+        ):
+            if path.exists() and path.stat().st_size:
+                filename = f"{batch.id}_{name}.jsonl"
+                self.files.adopt(path, file_id, batch.owner, filename, "batch_output", batch.output_lifetime)
+            with _storage_errors():
+                path.unlink(missing_ok=True)
+        return self.enter(batch_id, "cancelled" if batch.status == "cancelling" else batch.ends_as)
+
+    def result_ids(self, batch: Batch) -> tuple[str | None, str | None]:
+        """Return the ids of the files of answers and of errors; None for one that does not exist."""
+        if not batch.has_ended:
+            return None, None
+        return (batch.output_id if batch.completed else None, batch.error_id if batch.failed else None)
+
+    def _make_place(self, owner: str) -> None:
+        """Delete the owner's oldest batch that has ended if it has as many as it may have. The lock must be held."""
+        own, most = [batch for batch in self._batches.values() if batch.owner == owner], self.limits.max_key_batches
+        if len(own) < most:
+            return
+        ended = next((batch for batch in own if batch.has_ended), None)
+        if ended is None:
+            allowed = f"at most {most} unfinished batches of an API key (max_key_batches); cancel one"
+            raise InvalidRequestError("batch", f"batch {most + 1}", allowed)
+        with _storage_errors():
+            delete_file(self._path(ended.id))
+        del self._batches[ended.id]
+
+    def _counted(self, batch: Batch) -> Batch:
+        """Return a batch with the present counts of its lines. The lock must be held."""
+        journal = self._journals.get(batch.id)
+        return batch if journal is None else replace(batch, completed=journal.completed, failed=journal.failed)
+
+    def _write(self, batch: Batch) -> None:
+        with _storage_errors():
+            write_record(self._path(batch.id), _BATCH.dump_python(batch))
+        self._batches[batch.id] = batch
+
+    def _path(self, batch_id: str) -> Path:
+        return self.files.folder / f"{batch_id}.json"
+
+    def _journal_paths(self, batch: Batch) -> tuple[Path, Path]:
+        return self.files.folder / f"{batch.id}.output", self.files.folder / f"{batch.id}.errors"
+
+
+def _read(path: Path) -> Batch | None:
+    """Read a batch's record. Return None, after logging it, if the record is damaged."""
+    try:
+        return _BATCH.validate_python(read_record(path))
+    except ValidationError:
+        _log.warning("%s is left out: it is damaged", path)
+        return None
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the batch can't be written to the folder of jobs: {error.strerror}") from error

@@ -1,0 +1,231 @@
+"""The lines of a batch: requests that are checked before any is run, put in order, and answered in files of results."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+from uuid import uuid4
+
+from pydantic_core import from_json
+
+from rnn_engine.errors import InvalidRequestError
+from server.core.bodies import to_json
+from server.core.routing import Route
+from server.core.schema import UnknownFields
+from server.core.settings import Limits
+
+MOST_ERRORS = 100  # of the lines of a batch that are listed
+
+_MOST_ID = 512  # characters of a `custom_id`
+_LINE_BYTES = 1 << 12  # of a line, besides the body
+_BEGINNING = 1024  # characters of a prompt by which lines are ordered
+_PROMPTS = ("messages", "prompt", "input", "query", "documents")  # the fields of a body that its prompt begins with
+
+
+@dataclass(frozen=True, slots=True)
+class BatchError:
+    """What is wrong with a batch: with its file, or with one of its lines, counted from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a batch."""
+
+    custom_id: str
+    body: dict[str, Any]
+
+    @classmethod
+    def parse(cls, data: bytes, url: str) -> Line:
+        """Parse a line of a batch whose requests are all for `url`. Raises InvalidRequestError."""
+        try:
+            line = from_json(data, allow_inf_nan=False)
+        except ValueError as error:
+            raise InvalidRequestError("line", data[:80].decode(errors="replace"), f"JSON ({error})") from None
+        if not isinstance(line, dict):
+            raise InvalidRequestError("line", line, "an object with custom_id, method, url and body")
+        custom_id, body = line.get("custom_id"), line.get("body")
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_ID:
+            raise InvalidRequestError("custom_id", custom_id, f"a text of 1 to {_MOST_ID} characters")
+        if line.get("method") != "POST":
+            raise InvalidRequestError("method", line.get("method"), "POST")
+        if line.get("url") != url:
+            raise InvalidRequestError("url", line.get("url"), f"{url}, the endpoint of the batch")
+        if not isinstance(body, dict):
+            raise InvalidRequestError("body", body, "an object, the body of the request")
+        if unknown := line.keys() - {"custom_id", "method", "url", "body"}:
+            raise InvalidRequestError(min(unknown), line[min(unknown)], "custom_id, method, url and body alone")
+        return cls(custom_id, body)
+
+
+@dataclass(slots=True)
+class LineCheck:
+    """What a check of all lines has found: their number, and the first errors."""
+
+    total: int = 0
+    errors: list[BatchError] = field(default_factory=list)
+
+
+def check_lines(path: Path, route: Route, limits: Limits, *, strict: bool) -> LineCheck:
+    """Check each line of the file at `path`, as its route would check its body. Raises OSError.
+
+    With `strict`, unknown fields are refused. It stops after `MOST_ERRORS` lines with errors.
+    """
+    found, ids = LineCheck(), set[str]()
+    for number, _, data in _read_lines(path, limits):
+        try:
+            if data is None:
+                raise InvalidRequestError("line", "more bytes", f"at most {limits.max_body_bytes} (max_body_bytes)")
+            limits.check("max_batch_lines", "lines", found.total + 1)
+            line = Line.parse(data, route.path)
+            if line.custom_id in ids:
+                raise InvalidRequestError("custom_id", line.custom_id, "an id that no other line has")
+            ids.add(line.custom_id)
+            _check_body(line.body, route, limits, strict=strict)
+        except InvalidRequestError as error:
+            found.errors.append(BatchError("invalid_request", str(error), error.field, number))
+            if len(found.errors) == MOST_ERRORS or error.field == "lines":
+                break
+        found.total += 1
+    if not found.total and not found.errors:
+        found.errors.append(BatchError("empty_file", "the file of the batch has no line with a request"))
+    return found
+
+
+def _check_body(body: dict[str, Any], route: Route, limits: Limits, *, strict: bool) -> None:
+    assert route.request is not None
+    if body.get("stream"):
+        raise InvalidRequestError("body.stream", body["stream"], "false: the answers of a batch are whole")
+    try:
+        route.request.parse(to_json(body), limits, UnknownFields(refuse=strict))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"body.{error.field}", error.value, error.allowed, f"body: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LinePlace:
+    """Where a line is in its file, in bytes."""
+
+    offset: int
+    length: int
+
+
+def order_lines(path: Path, url: str, limits: Limits, done: set[str]) -> list[LinePlace]:
+    """Return the places of the lines that are not `done`, by the beginnings of their prompts.
+
+    So prompts that begin alike run one after another, and what they share is run once. The lines were checked before.
+    Takes about a kilobyte of memory for each line. Raises OSError.
+    """
+    keyed = []
+    for number, offset, data in _read_lines(path, limits):
+        line = Line.parse(data or b"", url)
+        if line.custom_id not in done:
+            keyed.append((_beginning(line.body), number, LinePlace(offset, len(data or b""))))
+    keyed.sort(key=lambda each: each[:2])
+    return [place for _, _, place in keyed]
+
+
+def read_line(file: IO[bytes], place: LinePlace, url: str) -> Line:
+    """Read the line at `place` of an open file. Raises OSError."""
+    return Line.parse(os.pread(file.fileno(), place.length, place.offset), url)
+
+
+def _beginning(body: dict[str, Any]) -> str:
+    prompt = next((body[name] for name in _PROMPTS if name in body), "")
+    return f"{body.get('model', '')} {json.dumps(prompt, ensure_ascii=False)[:_BEGINNING]}"
+
+
+def _read_lines(path: Path, limits: Limits) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield for each line that is not blank its number from 1, its offset in bytes, and its content.
+
+    The content of a line that is too long is None; it is never in memory as a whole.
+    """
+    most, offset, number = limits.max_body_bytes + _LINE_BYTES, 0, 0
+    with path.open("rb") as file:
+        while data := file.readline(most + 1):
+            number += 1
+            begun, piece, is_long = offset, data, len(data) > most
+            offset += len(data)
+            while is_long and piece and not piece.endswith(b"\n"):
+                piece = file.readline(most)
+                offset += len(piece)
+            if is_long or not data.isspace():
+                yield number, begun, None if is_long else data
+
+
+class Journal:
+    """The finished lines of a batch, in two files: those that succeeded, and those that failed.
+
+    A line is written by one call of the system, so that it is there as a whole when the process is killed the moment
+    after. For one thread at a time.
+    """
+
+    def __init__(self, outputs: Path, errors: Path) -> None:
+        """Open both files, which are created if they are missing. A part of a line at an end is cut off.
+
+        Raises OSError.
+        """
+        self.done = set[str]()  # the `custom_id` of each line
+        self._outputs, self.completed = self._open(outputs)
+        self._errors, self.failed = self._open(errors)
+
+    def add_answer(self, custom_id: str, request_id: str, status: int, body: bytes) -> None:
+        """Write the answer to a line, whose `body` is JSON. Raises OSError, with nothing written."""
+        head = to_json({"id": _result_id(), "custom_id": custom_id})[:-1]
+        inner = to_json({"status_code": status, "request_id": request_id})[:-1]
+        self._add(custom_id, head + b',"response":' + inner + b',"body":' + body + b'},"error":null}', status == 200)
+
+    def add_error(self, custom_id: str, code: str, message: str) -> None:
+        """Write that a line was not run. Raises OSError, with nothing written."""
+        error = {"code": code, "message": message}
+        self._add(custom_id, to_json({"id": _result_id(), "custom_id": custom_id, "response": None, "error": error}))
+
+    def close(self) -> None:
+        """Close both files. Idempotent."""
+        self._outputs.close()
+        self._errors.close()
+
+    def _add(self, custom_id: str, line: bytes, is_success: bool = False) -> None:
+        file = self._outputs if is_success else self._errors
+        begun = file.seek(0, os.SEEK_END)
+        rest = memoryview(line + b"\n")
+        try:
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+        except OSError:  # such as a full disk
+            file.truncate(begun)
+            raise
+        self.done.add(custom_id)
+        if is_success:
+            self.completed += 1
+        else:
+            self.failed += 1
+
+    def _open(self, path: Path) -> tuple[IO[bytes], int]:
+        """Open a file for more lines. Return it with the number of lines that it has."""
+        file = path.open("ab+", buffering=0)
+        with path.open("rb") as lines:
+            count = whole = 0
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # a kill came before its end
+                try:
+                    self.done.add(json.loads(line)["custom_id"])
+                except (ValueError, KeyError, TypeError):
+                    break  # a crash of the system lost what was to be written here
+                whole += len(line)
+                count += 1
+        file.truncate(whole)
+        return file, count
+
+
+def _result_id() -> str:
+    return f"batch_req_{uuid4().hex}"

@@ -1,0 +1,443 @@
+"""OpenAI's batches, with the official client: checks, results, cancelling, expiry, owners, and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from aiohttp.test_utils import TestServer
+from openai.types import Batch
+from typing_extensions import Buffer
+
+from rnn_engine.errors import InvalidRequestError, OverloadedError
+from rnn_engine.requests import Client as EngineClient
+from rnn_engine.requests import GenerateRequest
+from server.apis.openai.batches import BATCHES, BatchList, BatchObject
+from server.apis.openai.completions import ROUTES as COMPLETIONS
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.jobs.batches import FOLLOWS, BatchStore, parse_window
+from server.jobs.files import FileStore
+from server.jobs.lines import MOST_ERRORS, Journal, check_lines, order_lines, read_line
+from server.jobs.runner import WEIGHT
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Body, check_shape
+
+KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0), ApiKey.of("bob's key", "bob", Scope.MANAGE))
+URL: Literal["/v1/completions"] = "/v1/completions"
+[ROUTE] = COMPLETIONS
+LIMITS = Limits()
+
+
+def line(custom_id: object, body: object, url: str = URL, method: str = "POST") -> Body:
+    return {"custom_id": custom_id, "method": method, "url": url, "body": body}
+
+
+def jsonl(lines: Sequence[object]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def echo(request: GenerateRequest) -> str:
+    return f" {bytes(token - 1 for token in request.prompt).decode()}!"
+
+
+LINES = [line(f"line {number}", {"prompt": f"{number % 3} {number}"}) for number in range(10)]
+ANSWERS = {f"line {number}": f" {number % 3} {number}!" for number in range(10)}
+
+
+class Server:
+    """A server of batches over a fake engine, with a folder of jobs."""
+
+    def __init__(self, folder: Path, engine: FakeEngine | None = None, now: float | None = None) -> None:
+        self.folder = folder
+        self.engine = engine or FakeEngine(reply=echo)
+        self.files = FileStore(folder) if now is None else FileStore(folder, clock=lambda: now)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
+        app = make_app(self.engine, ServerSettings(auth=AuthSettings(KEYS)), files=self.files)
+        self.batches = app[BATCHES]
+        async with (
+            TestServer(app) as server,
+            openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
+        ):
+            yield client
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with server.run() as client:
+        yield client
+
+
+async def begin(client: openai.AsyncOpenAI, data: bytes, endpoint: str = URL, **fields: object) -> Batch:
+    file = await client.files.create(file=("lines.jsonl", data), purpose="batch")
+    wanted: Any = {"completion_window": "24h", **fields, "endpoint": endpoint}
+    return await client.batches.create(input_file_id=file.id, **wanted)
+
+
+async def until(client: openai.AsyncOpenAI, batch: Batch, *statuses: str) -> Batch:
+    while batch.status not in (statuses or [status for status, others in FOLLOWS.items() if not others]):
+        batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[Body]:
+    assert file_id is not None
+    content = (await client.files.content(file_id)).content
+    return [json.loads(each) for each in content.splitlines()]
+
+
+def texts(found: Sequence[Body]) -> dict[str, str]:
+    """Return the texts of the answers to completions, after checking that no line was answered twice."""
+    assert len({each["custom_id"] for each in found}) == len(found)
+    return {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in found}
+
+
+class TestOfficialClient:
+    async def test_a_batch_is_run_and_read(self, client: openai.AsyncOpenAI, server: Server) -> None:
+        begun = await begin(client, jsonl(LINES), metadata={"a": "b"})
+        assert (begun.object, begun.status, begun.metadata) == ("batch", "validating", {"a": "b"})
+        assert begun.expires_at == begun.created_at + 24 * 3600
+        batch = await until(client, begun)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 10, "completed": 10, "failed": 0}
+        assert (batch.error_file_id, batch.errors) == (None, None)
+        assert batch.completed_at is not None
+        found = await results(client, batch.output_file_id)
+        assert texts(found) == ANSWERS
+        assert {each["response"]["status_code"] for each in found} == {200}
+        assert {each["error"] for each in found} == {None}
+        assert len({each["id"] for each in found} | {each["response"]["request_id"] for each in found}) == 20
+        file = await client.files.retrieve(str(batch.output_file_id))
+        assert (file.purpose, file.filename, file.expires_at) == ("batch_output", f"{batch.id}_output.jsonl", None)
+        assert {request.client for request in server.engine.requests} == {EngineClient("ann batches", 2.0 * WEIGHT)}
+        assert (await client.files.list(purpose="batch_output")).data == [file]
+
+    async def test_what_fails_is_in_a_file_of_its_own(self, client: openai.AsyncOpenAI) -> None:
+        bad = line("bad", {"prompt": "x", "state": "nobody's"})
+        begun = await begin(
+            client, jsonl([*LINES, bad]), output_expires_after={"anchor": "created_at", "seconds": 7200}
+        )
+        batch = await until(client, begun)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 11, "completed": 10, "failed": 1}
+        [failed] = await results(client, batch.error_file_id)
+        assert (failed["custom_id"], failed["response"]["status_code"]) == ("bad", 404)
+        assert "nobody's" in failed["response"]["body"]["error"]["message"]
+        file = await client.files.retrieve(str(batch.error_file_id))
+        assert file.expires_at == file.created_at + 7200
+
+    @pytest.mark.parametrize(
+        ("url", "body", "kind"),
+        [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "chat.completion"),
+            ("/v1/embeddings", {"input": "Hi"}, "list"),
+            ("/v1/responses", {"input": "Hi"}, "response"),
+            ("/v1/choices", {"input": "a", "choices": ["b", "c"]}, None),
+        ],
+    )
+    async def test_routes(self, client: openai.AsyncOpenAI, url: str, body: Body, kind: str | None) -> None:
+        batch = await until(client, await begin(client, jsonl([line("1", body, url)]), url))
+        [found] = await results(client, batch.output_file_id)
+        assert found["response"]["status_code"] == 200
+        assert found["response"]["body"].get("object") == kind or kind is None
+
+    async def test_bad_lines_fail_the_batch_before_it_starts(self, client: openai.AsyncOpenAI, server: Server) -> None:
+        bad = [
+            (b"{", "line"),
+            (b"[]", "line"),
+            (jsonl([line("1", {"prompt": "x"})]), "custom_id"),
+            (jsonl([line(2, {"prompt": "x"})]), "custom_id"),
+            (jsonl([line("3", {"prompt": "x"}, method="GET")]), "method"),
+            (jsonl([line("4", {"prompt": "x"}, url="/v1/embeddings")]), "url"),
+            (jsonl([line("5", "x")]), "body"),
+            (jsonl([line("6", {"promt": "x"})]), "body.promt"),
+            (jsonl([line("7", {"prompt": "x", "stream": True})]), "body.stream"),
+            (jsonl([{**line("8", {"prompt": "x"}), "priority": 1}]), "priority"),
+        ]
+        data = jsonl([line("1", {"prompt": "x"})]) + b"\n" + b"\n".join(each.strip() for each, _ in bad)
+        batch = await until(client, await begin(client, data))
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert [(each.line, each.param) for each in batch.errors.data] == [
+            (number, param) for number, (_, param) in enumerate(bad, 3)
+        ]
+        assert server.engine.requests == []
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+    async def test_requests_that_make_no_batch(self, client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.NotFoundError, match="there is no file 'file-x'"):
+            await client.batches.create(input_file_id="file-x", endpoint=URL, completion_window="24h")
+        with pytest.raises(openai.BadRequestError, match="completion_window: 'soon' is not allowed"):
+            await begin(client, b"", completion_window="soon")
+        with pytest.raises(openai.BadRequestError, match="endpoint: '/v1/videos' is not allowed; expected '/v1/chat"):
+            await begin(client, b"", "/v1/videos")
+        file = await client.files.create(file=b"{}", purpose="fine-tune")
+        with pytest.raises(openai.BadRequestError, match="a file with the purpose batch, not fine-tune"):
+            await client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        assert (await client.batches.list()).data == []
+
+    async def test_pages_and_owners(self, client: openai.AsyncOpenAI) -> None:
+        made = [await until(client, await begin(client, jsonl(LINES[:1]))) for _ in range(3)]
+        assert [each.id async for each in client.batches.list(limit=2)] == [each.id for each in made[::-1]]
+        bob = client.with_options(api_key="bob's key")
+        assert (await bob.batches.list()).data == []
+        for call in (bob.batches.retrieve, bob.batches.cancel):
+            with pytest.raises(openai.NotFoundError, match="there is no batch"):
+                await call(made[0].id)
+        with pytest.raises(openai.NotFoundError):
+            await bob.files.content(str(made[0].output_file_id))
+
+    async def test_the_shapes_of_the_answers(self, client: openai.AsyncOpenAI) -> None:
+        batch = await begin(client, b"")
+        raw: Any = await client.get(f"/batches/{batch.id}", cast_to=object)
+        check_shape(BatchObject, raw)
+        check_shape(BatchList, await client.get("/batches", cast_to=object))
+        failed = await until(client, batch)
+        assert failed.errors is not None
+        check_shape(BatchObject, await client.get(f"/batches/{batch.id}", cast_to=object))
+
+
+async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOpenAI, server: Server) -> None:
+    engine = server.engine
+    first = await until(client, await begin(client, jsonl(LINES[:1])))
+    engine.hold = 0
+    running, waiting = [await begin(client, jsonl(LINES)) for _ in range(2)]
+    await engine.held.wait()
+    with pytest.raises(openai.BadRequestError, match="cancel the job first"):
+        await client.files.delete(running.input_file_id)
+    assert (await client.batches.cancel(waiting.id)).status == "cancelled"
+    assert (await client.batches.cancel(running.id)).status == "cancelling"
+    batch = await until(client, running)
+    assert (batch.status, batch.output_file_id) == ("cancelled", None)
+    assert engine.active == 0
+    await client.files.delete(running.input_file_id)
+    assert (await client.batches.cancel(first.id)).status == "completed"
+
+
+async def test_a_full_queue_delays_lines(
+    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.engine.refuse = OverloadedError("the queue is full", 0.01)
+    naps = []
+
+    async def free(seconds: float) -> None:
+        naps.append(seconds)
+        server.engine.refuse = None
+
+    monkeypatch.setattr("server.jobs.runner.asyncio.sleep", free)
+    batch = await until(client, await begin(client, jsonl(LINES)))
+    assert texts(await results(client, batch.output_file_id)) == ANSWERS
+    assert naps
+
+
+async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> None:
+    """A server is stopped after some lines; so is its folder as it was at that moment, which is what a kill leaves."""
+    (tmp_path / "a").mkdir()
+    engine = FakeEngine(reply=echo, num_slots=1)
+    first = Server(tmp_path / "a", engine)
+    async with first.run() as client:
+        begun = await begin(client, jsonl(LINES[:4]))
+        await until(client, begun)
+        engine.reply = lambda request: echo(request) if len(engine.requests) < 10 else "x" * 100
+        begun = await begin(client, jsonl(LINES))
+        while (await client.batches.retrieve(begun.id)).request_counts.completed < 3:  # type: ignore[union-attr]
+            engine.hold = 50  # of the long answers
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for folder in ("a", "b"):
+        second = Server(tmp_path / folder)
+        async with second.run() as client:
+            batch = await until(client, await client.batches.retrieve(begun.id))
+            assert batch.status == "completed"
+            found = await results(client, batch.output_file_id)
+            assert len(found) == 10
+            assert texts(found).keys() == ANSWERS.keys()
+            assert len(second.engine.requests) < 10
+            assert sorted(path.suffix for path in (tmp_path / folder).glob("batch_*")) == [".json", ".json"]
+
+
+async def test_a_batch_whose_window_ends_expires(tmp_path: Path) -> None:
+    engine = FakeEngine(reply=echo, hold=0)
+    async with Server(tmp_path, engine, now=1000.0).run() as client:
+        begun = await begin(client, jsonl(LINES), completion_window="1m")
+        await engine.held.wait()
+    async with Server(tmp_path, now=1060.0).run() as client:
+        batch = await until(client, begun)
+        assert (batch.status, batch.expired_at) == ("expired", 1060)
+        errors = await results(client, batch.error_file_id)
+        assert {each["custom_id"] for each in errors} == ANSWERS.keys()
+        assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+async def test_a_batch_of_a_removed_key_fails(tmp_path: Path) -> None:
+    files = FileStore(tmp_path)
+    with files.create("eve") as new:
+        new.write(jsonl(LINES))
+        new.describe("lines.jsonl", "batch", None)
+    assert new.stored is not None
+    batch = BatchStore(files, LIMITS).create("eve", URL, new.stored.id, "24h")
+    files.close()
+    server = Server(tmp_path)
+    async with server.run():
+        while not server.batches.get("eve", batch.id).has_ended:
+            await asyncio.sleep(0)
+    failed = server.batches.get("eve", batch.id)
+    assert (failed.status, failed.errors[0].code) == ("failed", "key_removed")
+
+
+class TestLines:
+    def check(self, folder: Path, data: bytes, limits: Limits = LIMITS) -> tuple[int, list[str]]:
+        path = folder / "lines"
+        path.write_bytes(data)
+        found = check_lines(path, ROUTE, limits, strict=False)
+        return found.total, [f"{error.line}: {error.message}" for error in found.errors]
+
+    def test_empty_lines(self, tmp_path: Path) -> None:
+        total, errors = self.check(tmp_path, b"\n" * 1_000_000)
+        assert (total, errors) == (0, ["None: the file of the batch has no line with a request"])
+        assert self.check(tmp_path, b"\n \n" + jsonl(LINES)) == (10, [])
+
+    def test_a_line_that_is_too_long_is_not_read(self, tmp_path: Path) -> None:
+        data = jsonl(LINES[:1]) + b"x" * 1_000_000 + b"\n" + jsonl(LINES[1:2])
+        _, errors = self.check(tmp_path, data, Limits(max_body_bytes=1000))
+        assert errors == ["2: line: 'more bytes' is not allowed; expected at most 1000 (max_body_bytes)"]
+
+    def test_too_many_lines_and_errors(self, tmp_path: Path) -> None:
+        _, errors = self.check(tmp_path, jsonl(LINES), Limits(max_batch_lines=9))
+        assert errors == ["10: lines: 10 is not allowed; expected at most 9 lines (max_batch_lines)"]
+        _, errors = self.check(tmp_path, b"{\n" * 1000)
+        assert len(errors) == MOST_ERRORS
+
+    def test_lines_that_begin_alike_are_run_one_after_another(self, tmp_path: Path) -> None:
+        path = tmp_path / "lines"
+        path.write_bytes(jsonl(LINES))
+        places = order_lines(path, URL, LIMITS, {"line 4"})
+        with path.open("rb") as file:
+            ids = [read_line(file, place, URL).custom_id for place in places]
+        assert ids == [f"line {number}" for number in (0, 3, 6, 9, 1, 7, 2, 5, 8)]
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that has room for ten bytes more."""
+
+    def write(self, data: Buffer) -> int:
+        if len(memoryview(data)) < 100:
+            raise OSError("full")
+        return super().write(memoryview(data)[:10])
+
+
+class TestJournal:
+    @pytest.fixture
+    def paths(self, tmp_path: Path) -> tuple[Path, Path]:
+        return tmp_path / "outputs", tmp_path / "errors"
+
+    def test_a_part_of_a_line_is_cut_off(self, paths: tuple[Path, Path]) -> None:
+        journal = Journal(*paths)
+        for number in range(3):
+            journal.add_answer(f"{number}", "id", 200, b'{"a":1}')
+        journal.add_answer("3", "id", 400, b"{}")
+        journal.close()
+        whole = paths[0].read_bytes()
+        for end in range(len(whole) + 1):
+            paths[0].write_bytes(whole[:end])
+            journal = Journal(*paths)
+            count = whole[:end].count(b"\n")
+            assert (journal.completed, journal.failed) == (count, 1)
+            assert journal.done == {*map(str, range(count)), "3"}
+            journal.close()
+            assert paths[0].read_bytes() == b"".join(whole.splitlines(keepends=True)[:count])
+
+    def test_a_full_disk_writes_nothing(self, paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        journal = Journal(*paths)
+        journal.add_error("1", "code", "message")
+        size = paths[1].stat().st_size
+
+        monkeypatch.setattr(journal, "_errors", FullDisk(paths[1], "a+"))
+        with pytest.raises(OSError, match="full"):
+            journal.add_error("2", "code", "message")
+        assert paths[1].stat().st_size == size
+        assert journal.done == {"1"}
+        journal.close()
+        monkeypatch.undo()
+        journal.close()
+
+
+class TestStore:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[BatchStore]:
+        files = FileStore(tmp_path)
+        yield BatchStore(files, Limits(max_key_batches=2))
+        files.close()
+
+    def file_of(self, store: BatchStore, owner: str) -> str:
+        with store.files.create(owner) as new:
+            new.describe("lines.jsonl", "batch", None)
+        assert new.stored is not None
+        return new.stored.id
+
+    def test_a_key_has_a_bound(self, store: BatchStore) -> None:
+        file_id = self.file_of(store, "ann")
+        first, second = (store.create("ann", URL, file_id, "24h") for _ in range(2))
+        with pytest.raises(InvalidRequestError, match="max_key_batches"):
+            store.create("ann", URL, file_id, "24h")
+        store.enter(second.id, "failed")
+        third = store.create("ann", URL, file_id, "24h")
+        assert [batch.id for batch in store.of_owner("ann")] == [first.id, third.id]
+        assert [batch.id for batch in BatchStore(store.files, LIMITS).of_owner("ann")] == [first.id, third.id]
+
+    def test_only_what_may_follow_follows(self, store: BatchStore) -> None:
+        batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")
+        assert store.enter(batch.id, "completed") == batch
+        assert store.enter(batch.id, "cancelling").status == "cancelling"
+        assert store.enter(batch.id, "in_progress").status == "cancelling"
+        assert store.finish(batch.id).status == "cancelled"
+
+    @pytest.mark.parametrize("adopted", [0, 1, 2])
+    def test_an_end_that_a_crash_interrupts_is_completed(self, store: BatchStore, adopted: int) -> None:
+        """`adopted` of the two files of results were made before the crash."""
+        batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")
+        store.enter(batch.id, "in_progress", total=3)
+        with store.journal(batch) as journal:
+            for number in range(2):
+                journal.add_answer(f"{number}", "id", 200, b"{}")
+            journal.add_error("2", "code", "message")
+        store.enter(batch.id, "finalizing", ends_as="completed")
+        for name, file_id in (("output", batch.output_id), ("errors", batch.error_id))[:adopted]:
+            path = store.files.folder / f"{batch.id}.{name}"
+            store.files.adopt(path, file_id, "ann", "a.jsonl", "batch_output", None)
+        again = BatchStore(store.files, LIMITS)
+        ended = again.finish(batch.id)
+        assert (ended.status, ended.completed, ended.failed) == ("completed", 2, 1)
+        assert again.result_ids(ended) == (batch.output_id, batch.error_id)
+        contents = [
+            store.files.content_path(store.files.get("ann", each)) for each in (batch.output_id, batch.error_id)
+        ]
+        assert [path.read_bytes().count(b"\n") for path in contents] == [2, 1]
+
+
+@pytest.mark.parametrize("text", ["", "24", "0h", "1.5h", "31d", "24 h", "h", "-1h", "9999999s"])
+def test_windows_that_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="completion_window"):
+        parse_window(text)
+
+
+def test_windows() -> None:
+    assert [parse_window(text) for text in ("1s", "90m", "24h", "30d")] == [1.0, 5400.0, 86400.0, 2592000.0]
