@@ -235,23 +235,25 @@ async def received_file(request: web.Request) -> AsyncIterator[Path]:
     Raises StorageError if the file can't be written, OverloadedError if requests hold too much memory, and an aiohttp
     exception if the body can't be read or is too large.
     """
-    with _storage_errors():
+    failure = "the upload can't be written to a temporary file"
+    with storage_errors(failure):
         folder = tempfile.TemporaryDirectory(prefix="rnn-engine-", ignore_cleanup_errors=True)
     with folder as name:
         path = Path(name) / "upload"
-        with _storage_errors(), path.open("wb") as file:
+        with storage_errors(failure), path.open("wb") as file:
             await _write(request, file)
         yield path
 
 
 @contextmanager
-def _storage_errors() -> Iterator[None]:
+def storage_errors(message: str) -> Iterator[None]:
+    """Return a context manager that turns errors of the disk into a StorageError that begins with `message`."""
     try:
         yield
     except ConnectionError:
         raise  # the client has left
     except OSError as error:
-        raise StorageError(f"the upload can't be written to a temporary file: {error.strerror}") from error
+        raise StorageError(f"{message}: {error.strerror}") from error
 
 
 async def _write(request: web.Request, file: BinaryIO) -> None:

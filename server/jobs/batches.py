@@ -19,8 +19,9 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, read_record, write_record
+from server.core.bodies import storage_errors
 from server.core.settings import Limits
 from server.jobs.files import FileStore
 from server.jobs.lines import BatchError, Journal
@@ -47,6 +48,7 @@ MOST_WINDOW = 30 * 24 * 3600.0  # seconds
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0}
 _ID = "batch_"
+_FAILURE = "the batch can't be written to the folder of jobs"
 _log = logging.getLogger(__name__)
 
 
@@ -101,10 +103,10 @@ class BatchStore:
         self.limits = limits
         self._lock = threading.RLock()
         self._journals: dict[str, Journal] = {}  # of the running batches
-        for unfinished in files.folder.glob(f"{_ID}*{TEMPORARY_SUFFIX}"):
+        for unfinished in files.paths(f"{_ID}*{TEMPORARY_SUFFIX}"):
             with suppress(OSError):
                 unfinished.unlink()
-        found = (_read(path) for path in files.folder.glob(f"{_ID}*.json"))
+        found = (_read(path) for path in files.paths(f"{_ID}*.json"))
         known = sorted((batch for batch in found if batch is not None), key=lambda batch: batch.created)
         self._batches = {batch.id: batch for batch in known}
         for batch in known:
@@ -121,7 +123,7 @@ class BatchStore:
         output_lifetime: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Batch:
-        """Store a new batch, which is to be checked and run, and return it.
+        """Store a new batch, for a runner to check and run, and return it.
 
         Raises NotFoundError if the owner has no such file, and InvalidRequestError for a file with another purpose, for
         a wrong window, or if the owner may have no more batches. If all of the owner's batches but some have ended, the
@@ -203,7 +205,7 @@ class BatchStore:
     @contextmanager
     def journal(self, batch: Batch) -> Iterator[Journal]:
         """Open the journal of a batch during a `with` block; its counts are those of the batch. Raises StorageError."""
-        with _storage_errors():
+        with storage_errors(_FAILURE):
             journal = Journal(*self._journal_paths(batch))
         with self._lock:
             self._journals[batch.id] = journal
@@ -232,7 +234,7 @@ class BatchStore:
             if path.exists() and path.stat().st_size:
                 filename = f"{batch.id}_{name}.jsonl"
                 self.files.adopt(path, file_id, batch.owner, filename, "batch_output", batch.output_lifetime)
-            with _storage_errors():
+            with storage_errors(_FAILURE):
                 path.unlink(missing_ok=True)
         return self.enter(batch_id, "cancelled" if batch.status == "cancelling" else batch.ends_as)
 
@@ -251,7 +253,7 @@ class BatchStore:
         if ended is None:
             allowed = f"at most {most} unfinished batches of an API key (max_key_batches); cancel one"
             raise InvalidRequestError("batch", f"batch {most + 1}", allowed)
-        with _storage_errors():
+        with storage_errors(_FAILURE):
             delete_file(self._path(ended.id))
         del self._batches[ended.id]
 
@@ -261,7 +263,7 @@ class BatchStore:
         return batch if journal is None else replace(batch, completed=journal.completed, failed=journal.failed)
 
     def _write(self, batch: Batch) -> None:
-        with _storage_errors():
+        with storage_errors(_FAILURE):
             write_record(self._path(batch.id), _BATCH.dump_python(batch))
         self._batches[batch.id] = batch
 
@@ -279,11 +281,3 @@ def _read(path: Path) -> Batch | None:
     except ValidationError:
         _log.warning("%s is left out: it is damaged", path)
         return None
-
-
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"the batch can't be written to the folder of jobs: {error.strerror}") from error

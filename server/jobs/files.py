@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, delete_file, read_record, write_record
+from server.core.bodies import storage_errors
 from server.core.settings import Limits
 from states.files.exchange import OwnedFolder
 
@@ -38,6 +39,7 @@ FilePurpose: TypeAlias = Literal["batch", "batch_output", "fine-tune", "fine-tun
 
 _DATA, _RECORD = ".data", ".json"
 _ID = "file-"
+_FAILURE = "the file can't be written to the folder of jobs"
 _log = logging.getLogger(__name__)
 
 
@@ -104,20 +106,33 @@ class FileStore:
     ) -> None:
         """Open the files in `folder`, which is created if it is missing, and delete what crashes left unfinished.
 
-        None is a temporary folder, which is deleted when the store is closed. A file with a damaged record is left
-        alone and logged. Raises StateError if the folder can't be used, or if another process uses it.
+        None is a temporary folder, which is made when it is first needed, and deleted when the store is closed. A file
+        with a damaged record is left alone and logged. Raises StateError if the folder can't be used, or if another
+        process uses it.
         """
         self.limits = limits or Limits()
-        self.folder = Path(tempfile.mkdtemp(prefix="rnn-engine-jobs-")) if folder is None else folder
-        self._delete_folder = None
-        if folder is None:
-            self._delete_folder = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._owned = OwnedFolder(self.folder, "folder of jobs", FOLDER_LOCK)
+        self._folder = folder
+        self._owned = None if folder is None else OwnedFolder(folder, "folder of jobs", FOLDER_LOCK)
+        self._delete_folder: Callable[[], object] | None = None
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._unfinished: dict[str, tuple[str, int]] = {}  # id -> owner and bytes so far
         self._held: Counter[str] = Counter()  # id -> how many jobs need it
         self._files = {stored.id: stored for stored in sorted(self._recover(), key=lambda each: each.created)}
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files. Raises StorageError if a temporary one can't be made."""
+        with self._lock:
+            if self._folder is None:
+                with storage_errors(_FAILURE):
+                    self._folder = Path(tempfile.mkdtemp(prefix="rnn-engine-jobs-"))
+                self._delete_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            return self._folder
+
+    def paths(self, pattern: str) -> list[Path]:
+        """Return the paths in the folder whose names match `pattern`, ordered by name."""
+        return [] if self._folder is None else sorted(self._folder.glob(pattern))
 
     def of_owner(self, owner: str) -> list[StoredFile]:
         """Return the owner's files, the oldest first."""
@@ -149,7 +164,7 @@ class FileStore:
         path = self.folder / f"{file_id}{_DATA}"
         self._begin(owner, file_id)
         try:
-            with _storage_errors():
+            with storage_errors(_FAILURE):
                 with atomic_file(path) as file:
                     new = NewFile(file, lambda num_bytes: self._grow(file_id, num_bytes))
                     yield new
@@ -178,7 +193,7 @@ class FileStore:
         deleted.
         """
         stored = self.get(owner, file_id)
-        with self._lock, _storage_errors():
+        with self._lock, storage_errors(_FAILURE):
             if self._held[file_id]:
                 raise InvalidRequestError("file", file_id, "a file that no unfinished job needs; cancel the job first")
             self._delete(stored)
@@ -203,7 +218,7 @@ class FileStore:
         """
         if self.has(file_id):
             return
-        with _storage_errors():
+        with storage_errors(_FAILURE):
             with path.open("rb+") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
@@ -231,7 +246,8 @@ class FileStore:
 
     def close(self) -> None:
         """Unlock the folder, and delete it if it is temporary. Idempotent."""
-        self._owned.release()
+        if self._owned is not None:
+            self._owned.release()
         if self._delete_folder is not None:
             self._delete_folder()
 
@@ -285,8 +301,8 @@ class FileStore:
 
     def _recover(self) -> Iterator[StoredFile]:
         """Yield the files of the folder that are whole. Delete parts of others."""
-        names = set(os.listdir(self.folder))
-        for name in sorted(name for name in names if name.startswith(_ID)):
+        names = {path.name for path in self.paths(f"{_ID}*")}
+        for name in sorted(names):
             path = self.folder / name
             pair = {_DATA: path.with_suffix(_RECORD).name, _RECORD: path.with_suffix(_DATA).name}.get(path.suffix)
             if path.suffix == TEMPORARY_SUFFIX or (pair is not None and pair not in names):
@@ -303,13 +319,3 @@ def _read(path: Path) -> StoredFile | None:
     except ValidationError:
         _log.warning("%s is left out: it is damaged", path)
         return None
-
-
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    try:
-        yield
-    except ConnectionError:
-        raise  # the client has left
-    except OSError as error:
-        raise StorageError(f"the file can't be written to the folder of jobs: {error.strerror}") from error
