@@ -19,7 +19,7 @@ from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import Client
 from server.auth.keys import Principal
 from server.auth.rates import UNBOUNDED
-from server.core.bodies import to_json
+from server.core.bodies import on_thread, to_json
 from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
 from server.jobs.batches import Batch, BatchStatus, BatchStore
@@ -143,7 +143,7 @@ class BatchRunner:
     async def _run_lines(self, batch: Batch, principal: Principal, stop: asyncio.Event) -> bool:
         """Run the lines of a batch that are not done, until `stop` is set. Return False if its window has ended."""
         path = await asyncio.to_thread(self._path, batch)
-        with self._store.journal(batch) as journal, path.open("rb") as file:
+        async with on_thread(self._store.journal(batch)) as journal, on_thread(path.open("rb")) as file:
             places = await asyncio.to_thread(order_lines, path, batch.endpoint, self._limits, journal.done)
             lines = _BatchLines(batch, principal, self._calls, file, iter(places), journal)
             slots = self._num_slots()
