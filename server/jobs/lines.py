@@ -133,9 +133,11 @@ def order_lines(path: Path, url: str, limits: Limits, done: set[str]) -> list[Li
     return [place for _, _, place in keyed]
 
 
-def read_line(file: IO[bytes], place: LinePlace, url: str) -> Line:
-    """Read the line at `place` of an open file. Raises OSError."""
-    return Line.parse(os.pread(file.fileno(), place.length, place.offset), url)
+def read_line(path: Path, place: LinePlace, url: str) -> Line:
+    """Read the line at `place` of a file. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        return Line.parse(file.read(place.length), url)
 
 
 def _beginning(body: dict[str, Any]) -> str:

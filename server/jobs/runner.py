@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import Context
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 from rnn_engine.errors import RnnEngineError
@@ -143,9 +143,9 @@ class BatchRunner:
     async def _run_lines(self, batch: Batch, principal: Principal, stop: asyncio.Event) -> bool:
         """Run the lines of a batch that are not done, until `stop` is set. Return False if its window has ended."""
         path = await asyncio.to_thread(self._path, batch)
-        async with on_thread(self._store.journal(batch)) as journal, on_thread(path.open("rb")) as file:
+        async with on_thread(self._store.journal(batch)) as journal:
             places = await asyncio.to_thread(order_lines, path, batch.endpoint, self._limits, journal.done)
-            lines = _BatchLines(batch, principal, self._calls, file, iter(places), journal)
+            lines = _BatchLines(batch, principal, self._calls, path, iter(places), journal)
             slots = self._num_slots()
             working = asyncio.create_task(lines.run(slots + min(slots, _MOST_AHEAD)))
             stopping = asyncio.create_task(stop.wait())
@@ -174,7 +174,7 @@ class _BatchLines:
         batch: Batch,
         principal: Principal,
         calls: InnerCalls,
-        file: IO[bytes],
+        path: Path,
         places: Iterator[LinePlace],
         journal: Journal,
     ) -> None:
@@ -182,7 +182,7 @@ class _BatchLines:
         self._principal = Principal(principal.name, principal.scope, principal.weight, UNBOUNDED)
         self._client = Client(f"{principal.name} batches", principal.weight * WEIGHT)  # no key's name has a space
         self._calls = calls
-        self._file = file
+        self._path = path
         self._places = places
         self._journal = journal
 
@@ -195,13 +195,13 @@ class _BatchLines:
     async def expire(self, places: Sequence[LinePlace]) -> None:
         """Write that the lines which are not done have expired. Raises OSError."""
         for place in places:
-            line = await asyncio.to_thread(read_line, self._file, place, self._url)
+            line = await asyncio.to_thread(read_line, self._path, place, self._url)
             if line.custom_id not in self._journal.done:
                 self._journal.add_error(line.custom_id, "batch_expired", _EXPIRED)
 
     async def _run_each(self) -> None:
         for place in self._places:
-            line = await asyncio.to_thread(read_line, self._file, place, self._url)
+            line = await asyncio.to_thread(read_line, self._path, place, self._url)
             request_id = uuid4().hex
             answer = await self._answer(to_json(line.body), request_id)
             await self._write(line.custom_id, request_id, answer)

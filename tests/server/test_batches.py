@@ -330,8 +330,7 @@ class TestLines:
         path = tmp_path / "lines"
         path.write_bytes(jsonl(LINES))
         places = order_lines(path, URL, LIMITS, {"line 4"})
-        with path.open("rb") as file:
-            ids = [read_line(file, place, URL).custom_id for place in places]
+        ids = [read_line(path, place, URL).custom_id for place in places]
         assert ids == [f"line {number}" for number in (0, 3, 6, 9, 1, 7, 2, 5, 8)]
 
 
