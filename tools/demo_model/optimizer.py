@@ -53,9 +53,7 @@ class Muon(torch.optim.Optimizer):
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return the optimisers of all parameters of a model. Each group has its full learning rate as `rate`."""
-    large = [
-        p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2 and min(p.shape) > 64
-    ]
+    large = [p for name, p in model.named_parameters() if "blocks." in name and p.ndim == 2 and min(p.shape) > 64]
     chosen = {id(p) for p in large}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     made: list[torch.optim.Optimizer] = [
