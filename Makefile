@@ -28,7 +28,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL = help
-.PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types types-windows unit bench docs demo-model demo-model-check clean
+.PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types types-windows unit bench docs demo-model demo-retrieval demo-model-check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
@@ -112,6 +112,9 @@ docs: setup-dev ## Bring the reference in docs/http-api.md up to date with the c
 
 demo-model: setup-dev ## Train the model that comes with the project from nothing (needs hours, or a GPU)
 	tools/demo_model/build.sh
+
+demo-retrieval: setup-dev ## Train the embedding model and reranker that come with the project from nothing (minutes)
+	tools/demo_retrieval/build.sh
 
 demo-model-check: setup-dev ## Check that training and export still work (minutes; needs torch)
 	tools/demo_model/check.sh

@@ -25,9 +25,6 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASC
 _DATE: Final = re.compile(r"20\d{6}")
 _LISTED: Final = 20
 
-DEMO: Final = "demo"
-"""The name of the model that comes with the project."""
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -173,14 +170,14 @@ def list_local() -> list[LocalModel]:
 
 
 def locate_model(named: str | Path) -> Path:
-    """Return the path of a model, given its path or a name: "demo", or one such as `rnn-engine pull` takes.
+    """Return the path of a model, given its path or a name: one of `demo.MODELS`, or one that `rnn-engine pull` takes.
 
     A `Path`, an existing path, and a text that can't be a model's name are returned as a path. Raises ModelError if
     the text could be a model's name, but no such model is on this computer.
     """
     path = Path(named)
-    if named == DEMO and not path.exists():
-        return demo.model_path()
+    if named in demo.MODELS and not path.exists():
+        return demo.MODELS[str(named)]
     if isinstance(named, Path) or path.exists() or not could_be_wanted(named):
         return path
     found = find_local(Wanted.parse(named))

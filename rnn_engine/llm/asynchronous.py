@@ -16,11 +16,11 @@ from typing_extensions import TypeIs
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
+from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError, check_list, check_whole, is_whole
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
-from rnn_engine.hub import DEMO
 from rnn_engine.llm.collection import AsyncCollection
 from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, overload
 
 from rnn_engine.chat_template import Tool
+from rnn_engine.demo import DEMO
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, check_process
-from rnn_engine.hub import DEMO
 from rnn_engine.llm.asynchronous import (
     DEFAULT_CACHE,
     DEFAULT_EMBEDDING,

@@ -13,6 +13,7 @@ from typing import NoReturn, Self
 
 import numpy as np
 
+from rnn_engine.demo import DEMO
 from rnn_engine.errors import (
     EngineClosedError,
     InvalidRequestError,
@@ -22,7 +23,7 @@ from rnn_engine.errors import (
     check_token_ids,
     check_whole,
 )
-from rnn_engine.hub import DEMO, locate_model
+from rnn_engine.hub import locate_model
 from rnn_engine.llm.progress import Report
 from rnn_engine.llm.state import State
 from rnn_engine.loading.memory import plan_memory

@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from rnn_engine.backward import Optimizer
+from rnn_engine.demo import DEMO
 from rnn_engine.errors import InvalidRequestError, StateError, check_finite
-from rnn_engine.hub import DEMO, locate_model
+from rnn_engine.hub import locate_model
 from rnn_engine.llm.progress import Report
 from rnn_engine.llm.state import State
 from rnn_engine.loading.chat_template import load_chat_template

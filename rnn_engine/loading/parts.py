@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from rnn_engine.bounds import AUTO
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
+from rnn_engine.demo import find_reranker
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.hub import model_name
@@ -168,9 +169,10 @@ def open_parts(
         choice, plan = place_model(model, settings, size)
         device = choice.device
         reranker = None
-        if settings.reranker is not None:
+        reranker_path = settings.reranker or find_reranker(path)
+        if reranker_path is not None:
             reranker = Reranker(
-                settings.reranker, model.shape, device, weights=plan.weights, num_slots=num_slots, progress=progress
+                reranker_path, model.shape, device, weights=plan.weights, num_slots=num_slots, progress=progress
             )
             undo.callback(reranker.close)
             _, plan = place_model(model, replace(settings, device=device), size)  # in the memory that is left

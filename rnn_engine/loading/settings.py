@@ -36,7 +36,7 @@ class LoadSettings:
     """How many seconds to search for the fastest kernels if none are kept for the device. 0 uses fixed kernels; None
     searches if that is worthwhile (see `TuneOrder`)."""
     speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted
-    reranker: Path | None = None  # the file of a reranker, which reads the states of the model
+    reranker: Path | None = None  # the file of a reranker, which reads the states of the model; None: the demo's own
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""

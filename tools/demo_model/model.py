@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from tools.demo_model.wkv7 import wkv7
 
 DECAY_SCALE = -0.606531  # -exp(-0.5): the decay of a channel lies in (exp(-0.606531), 1)
 GROUP_NORM_EPS = 64e-5
+
+Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The inputs r, w, k, v, a and b of the recurrence, each [B, T, H, N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,12 @@ class TimeMix(nn.Module):
         self.ln_x = nn.GroupNorm(d // n, d, eps=GROUP_NORM_EPS)
 
     def forward(self, x: Tensor, v_first: Tensor | None, starts: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-        rows, tokens, width = x.shape
+        inputs, gate, v_first = self.prepare(x, v_first, starts)
+        return self.finish(wkv7(*inputs, starts, initial), inputs, gate), v_first
+
+    def prepare(self, x: Tensor, v_first: Tensor | None, starts: Tensor) -> tuple[Inputs, Tensor, Tensor]:
+        """Return the inputs of the recurrence, the gate [B, T, D], and layer 0's values [B, T, D]."""
+        rows, tokens, _ = x.shape
         by_head = (rows, tokens, self.heads, self.head)
         change = _shift(x, starts) - x
         xr, xw, xk = x + change * self.x_r, x + change * self.x_w, x + change * self.x_k
@@ -107,10 +116,14 @@ class TimeMix(nn.Module):
         kk = F.normalize((k * self.k_k).view(by_head), dim=-1, eps=1e-12)
         k = k * (1 + (a - 1) * self.k_a)
         r, k, v_heads = r.view(by_head), k.view(by_head), v.view(by_head)
-        y = wkv7(r, decay.view(by_head), k, v_heads, -kk, kk * a.view(by_head), starts, initial)
-        y = self.ln_x(y.view(rows * tokens, width)).view(by_head)
-        y = y + (r * k * self.r_k).sum(-1, keepdim=True) * v_heads
-        return self.output(y.view(rows, tokens, width) * g), v_first
+        return (r, decay.view(by_head), k, v_heads, -kk, kk * a.view(by_head)), g, v_first
+
+    def finish(self, y: Tensor, inputs: Inputs, gate: Tensor) -> Tensor:
+        """Return the output [B, T, D] of the time mix from `y` [B, T, H, N], which the recurrence gave for `inputs`."""
+        r, _, k, v, _, _ = inputs
+        y = self.ln_x(y.reshape(-1, gate.shape[-1])).view(r.shape)
+        y = y + (r * k * self.r_k).sum(-1, keepdim=True) * v
+        return self.output(y.view(gate.shape) * gate)
 
 
 class ChannelMix(nn.Module):
@@ -188,7 +201,7 @@ def load_model(checkpoint: Path) -> Model:
     return model.eval()
 
 
-def shipped_tensors(model: Model) -> dict[str, Tensor]:
+def shipped_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's tensors as f16, for the model file. Raises ValueError if a value does not fit into f16."""
     tensors = {name: value.detach().to(torch.float16).contiguous() for name, value in model.state_dict().items()}
     for name, value in tensors.items():

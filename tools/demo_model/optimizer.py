@@ -57,7 +57,7 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     large: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        is_large = name.startswith("blocks") and parameter.ndim == 2 and min(parameter.shape) > 64
+        is_large = "blocks." in name and parameter.ndim == 2 and min(parameter.shape) > 64
         (large[parameter.shape] if is_large else rest).append(parameter)
     made: list[torch.optim.Optimizer] = [Muon(parameters, MUON_RATE) for parameters in large.values()]
     made.append(torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0))

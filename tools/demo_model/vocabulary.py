@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -54,23 +54,33 @@ def _texts() -> Iterator[str]:
             yield f"System: {dialogue.system}\n\n"
 
 
-def build() -> Tokenizer:
-    """Return a new tokenizer for the demo model. Every call builds the same one."""
+def frequent_words(texts: Iterable[str], min_count: int) -> list[str]:
+    """Return the pieces that occur at least `min_count` times in `texts`, the most frequent first."""
     counter = Tokenizer(models.WordLevel(unk_token=None))
     counter.pre_tokenizer = _pre_tokenizer()
     counter.train_from_iterator(
-        _texts(), trainers.WordLevelTrainer(vocab_size=MAX_SIZE, min_frequency=MIN_COUNT, show_progress=False)
+        texts, trainers.WordLevelTrainer(vocab_size=MAX_SIZE, min_frequency=min_count, show_progress=False)
     )
-    ranked = sorted(counter.get_vocab().items(), key=lambda item: item[1])
-    words = [word for word, _ in ranked if not _spelled(word)]
+    return [word for word, _ in sorted(counter.get_vocab().items(), key=lambda item: item[1])]
+
+
+def make_tokenizer(words: Iterable[str], *, end_first: bool) -> Tokenizer:
+    """Return a tokenizer whose entries are END, the bytes and `words`; END comes last unless `end_first`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    entries = [END, *alphabet, *(word for word in words if word not in alphabet)]
+    entries = [*alphabet, *(word for word in words if word not in alphabet)]
+    entries.insert(0 if end_first else len(entries), END)
     vocabulary = {entry: index for index, entry in enumerate(entries)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = _pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
     return tokenizer
+
+
+def build() -> Tokenizer:
+    """Return a new tokenizer for the demo model. Every call builds the same one."""
+    words = frequent_words(_texts(), MIN_COUNT)
+    return make_tokenizer((word for word in words if not _spelled(word)), end_first=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain form to check it."""
+"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and in a plain form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.cpp_extension import load
 
 
@@ -82,12 +83,35 @@ def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, start
     return _wkv7(r, w, k, v, a, b, starts, initial)[0]
 
 
+def wkv7_and_state(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the same as `wkv7`. Return y, and the state after the last token [B, H, value, key].
+
+    The state is read by one more token for each of its keys, which changes nothing and receives that key alone.
+    """
+    rows, tokens, heads, size = r.shape
+    nothing = r.new_zeros(rows, size, heads, size)
+    keys = torch.eye(size).view(1, size, 1, size).expand(nothing.shape)
+    y = wkv7(
+        torch.cat([r, keys], 1),
+        torch.cat([w, torch.ones_like(nothing)], 1),
+        torch.cat([k, nothing], 1),
+        torch.cat([v, nothing], 1),
+        torch.cat([a, nothing], 1),
+        torch.cat([b, nothing], 1),
+        F.pad(starts, (0, size)),
+        initial,
+    )
+    return y[:, :tokens], y[:, tokens:].permute(0, 2, 3, 1)
+
+
 def plain_wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
 ) -> Tensor:
-    """Compute the same as `wkv7` in plain torch, one token at a time. It is slow and serves to check `wkv7`."""
+    """Compute the same as `wkv7` in plain torch, one token at a time, which is slow. `initial` may also be [B, ...]."""
     rows, tokens, _, _ = r.shape
-    state = initial.expand(rows, *initial.shape)  # [B, H, value, key]
+    state = initial.expand(rows, *initial.shape[-3:])  # [B, H, value, key]
     outputs = []
     for t in range(tokens):
         state = torch.where(starts[:, t, None, None, None] > 0, initial, state)

@@ -1,0 +1,43 @@
+"""Write a run's demo pair as it ships: two safetensors files in f16 with EmbeddingRWKV's names, and the tokenizer.
+
+python -m tools.demo_retrieval.export build/demo-retrieval rnn_engine/demo/retrieval
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from tools.demo_model.model import shipped_tensors
+from tools.demo_retrieval.model import Embedding, Reranker
+from tools.demo_retrieval.train import TOKENIZER, sizes_for
+from tools.demo_retrieval.train_reranker import PAIR
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of the run, after both trainings")
+    parser.add_argument("folder", type=Path, help="where the files go")
+    options = parser.parse_args()
+    saved = torch.load(options.run / PAIR, weights_only=True)
+    embedding = Embedding(sizes_for(Tokenizer.from_file(str(options.run / TOKENIZER))))
+    embedding.load_state_dict(saved["embedding"])
+    reranker = Reranker(embedding.rwkv.sizes)
+    reranker.load_state_dict(saved["reranker"])
+    options.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(options.run / TOKENIZER, options.folder / TOKENIZER)
+    for name, model in {"demo-embed": embedding, "demo-rerank": reranker}.items():
+        output = options.folder / f"{name}.safetensors"
+        tensors = shipped_tensors(model)
+        save_file(tensors, output, metadata={"format": "pt"})
+        parameters = sum(value.numel() for value in tensors.values())
+        print(f"{parameters} parameters, {output.stat().st_size} bytes -> {output}")
+
+
+if __name__ == "__main__":
+    main()
