@@ -62,6 +62,8 @@ def serve(place: Place) -> None:
         "Several models": ("--default-model", "tiny"),
         "Kept states": ("--cache-folder", cache, "--cache-write-after", 0),
         "States by name": ("--state", f"mate={pirate_state_path()}"),
+        "Collections of documents": ("--collection-folder", place.folder / "documents"),
+        "Jobs": ("--job-folder", place.folder / "jobs"),
         "Access": ("--api-key", "secret"),
         "Limits of a request": ("--max-answer-tokens", 50),
         "Connections": ("--idle-seconds", 60),

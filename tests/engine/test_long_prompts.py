@@ -27,7 +27,7 @@ PARAGRAPH = (
     "came home one by one. Nobody spoke of the storm.\n\n"
 )
 TEXT = PARAGRAPH * 13 + "Then the miller asked the keeper of the"
-QUESTIONS = (" lock?", " lights?", " lighthouse?", "n?", "n who?")  # " the" and "n" are the token " then"
+QUESTIONS = (" lock?", " zorks?", " zorkmid?", "n?", "n who?")  # " the" and "n" are the token " then"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ async def test_no_question_runs_the_text_again_because_of_one_token(
 ) -> None:
     prompts = [tokenizer.encode(TEXT + question) for question in QUESTIONS]
     assert len(tokenizer.encode(TEXT)) == 1281
-    assert most_shared(prompts) == [0, 1281, 1283, 1280, 1281]
+    assert most_shared(prompts) == [0, 1281, 1286, 1280, 1281]
     served = tokenizer if is_known else NoTokenizer(tokenizer.size, "none was chosen")
     heard, alone = await ask_all(prompts, served, step), await ask_all(prompts, served, step, states=0)
     saved = found(heard)

@@ -27,6 +27,7 @@ from rnn_engine import (
     LoadSettings,
     Model,
     RankedChoice,
+    RankedDocument,
     RnnEngineError,
     SamplingParams,
     Search,
@@ -72,6 +73,7 @@ def test_json_has_the_type_that_was_asked_for(llm: LLM) -> None:
 
 def test_scores_vectors_and_states_are_typed(llm: LLM) -> None:
     assert_type(llm.rank("x", ["y", "z"]), list[RankedChoice])
+    assert_type(llm.rerank("x", ["y", "z"]), list[RankedDocument])
     assert_type(llm.logprobs(["x"])[0].perplexity, float)
     assert_type(llm.embed(["x"], EmbeddingSettings(layer=-1)), NDArray[np.float32])
     state = llm.state("x")

@@ -57,7 +57,7 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Words:
     library.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     library.add_tokens([AddedToken("<think>", special=False)])
     library.save(str(path))
-    return Words(load_tokenizer(str(path), Path(), 2000))
+    return Words(load_tokenizer(str(path), Path(), 1 << 20))
 
 
 def prompt(engine: Words, template: ChatTemplate, conversation: Conversation, before: str = "") -> ChatPrompt:

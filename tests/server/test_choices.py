@@ -198,7 +198,7 @@ async def tokenize(client: Client, text: str) -> list[int]:
 async def test_demo_model_chooses(demo: Client) -> None:
     answer = await post(demo, PATH, Choices, {"input": QUESTION, "choices": OPTIONS, "logprobs": True})
     assert answer["data"][0]["choice"] == " Paris"
-    assert answer["data"][0]["probability"] > 0.9
+    assert answer["data"][0]["probability"] > 0.5
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     again = await post(demo, PATH, Choices, {"input": QUESTION, "choices": OPTIONS})
     context = await tokenize(demo, QUESTION)

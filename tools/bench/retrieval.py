@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from rnn_engine import LLM, Collection, Search
-from rnn_engine.demo import model_path
+from rnn_engine.demo import DEMO
 from rnn_engine.operations.relevance import num_prompt_tokens, relevance_prompts
 from states.cache.config import CacheConfig, DiskConfig
 from tools.bench.peers import SHAPES, write_random_model
@@ -45,9 +45,8 @@ class Asked:
 
 
 @click.command()
-@click.option(
-    "--shape", type=click.Choice(list(SHAPES)), help="A random model of this shape.  [default: the demo model]"
-)
+@click.option("--shape", type=click.Choice(list(SHAPES)), help="A random model of this shape, in place of --model.")
+@click.option("--model", default=DEMO, show_default=True, help="A model, as `rnn-engine serve` takes it.")
 @click.option("--documents", default=100, show_default=True, help="Documents of the collection.")
 @click.option("--tokens", default=200, show_default=True, help="Tokens of a document.")
 @click.option("--queries", default=5, show_default=True, help="Queries in each part.")
@@ -58,6 +57,7 @@ class Asked:
 @click.option("--seed", default=0, show_default=True, help="The seed of texts and queries.")
 def main(
     shape: str | None,
+    model: str,
     documents: int,
     tokens: int,
     queries: int,
@@ -70,7 +70,7 @@ def main(
     """Print a table with the seconds, the tokens run and the tokens kept of a query, each the median of all queries."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        file = model_path() if shape is None else write_random_model(SHAPES[shape], folder / f"{shape}.safetensors")
+        file = model if shape is None else write_random_model(SHAPES[shape], folder / f"{shape}.safetensors")
         chance = random.Random(seed)
         disk = DiskConfig(folder / "states", capacity=1 << 40)
         cache = CacheConfig(host_capacity=host_bytes, disk=disk)
