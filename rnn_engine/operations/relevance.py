@@ -68,6 +68,11 @@ class RelevancePrompt:
     num_shared: int  # the first tokens, which all prompts share
     num_document: int | None = None  # the first tokens, which all prompts about the document share; None: only others
 
+    @property
+    def checkpoint_positions(self) -> list[int]:
+        """The numbers of first tokens after which the state is worth keeping, since other prompts begin with them."""
+        return [self.num_shared, *([] if self.num_document is None else [self.num_document])]
+
 
 def method(engine: EngineLike) -> Method:
     """Return how the relevance of documents is found with this engine's model.
@@ -84,10 +89,7 @@ def method(engine: EngineLike) -> Method:
 
 
 def document_tokens(engine: EngineLike, document: str) -> Sequence[int]:
-    """Return the tokens with which every prompt about `document` begins if the document comes first.
-
-    `score_relevance` can go on from the state after them.
-    """
+    """Return the tokens with which every prompt about `document` begins if the document comes first."""
     if method(engine) == "reranker":
         return engine.tokenize(f"{_INSTRUCTION}Document: {document}\n")
     prompt = _prompt(engine, "", document, "", document_first=True)
@@ -130,43 +132,35 @@ def num_prompt_tokens(prompts: Sequence[RelevancePrompt]) -> int:
 
 
 async def score_relevance(
-    engine: EngineLike,
-    prompts: Sequence[RelevancePrompt],
-    *,
-    initial_state: InitialState | None = None,
-    document_states: Sequence[InitialState | None] | None = None,
+    engine: EngineLike, prompts: Sequence[RelevancePrompt], *, initial_state: InitialState | None = None
 ) -> tuple[Relevance, ...]:
     """Return the relevance for each of `prompts`, which `relevance_prompts` made.
 
-    `document_states` has a state for each prompt, the one after the `document_tokens` of its document, or None. A
-    prompt with such a state runs only its other tokens. Raises OverloadedError if the queue is full, before anything
-    runs.
+    Raises OverloadedError if the queue is full, before anything runs.
     """
     if method(engine) == "reranker":
-        return await _read_states(engine, prompts, initial_state, document_states)
+        return await _read_states(engine, prompts, initial_state)
     # An answer begins with a space unless the template ends with white space.
     space = "" if prompts[0].text[-1:].isspace() else " "
     answers = [engine.tokenize(space + answer) for answer in (_YES, _NO)]
-    found = await score_after(engine, _contexts(prompts, initial_state, document_states), answers)
+    contexts = [Context(prompt.tokens, initial_state, prompt.checkpoint_positions) for prompt in prompts]
+    found = await score_after(engine, contexts, answers)
     return tuple(Relevance(yes.total - no.total, shared_cost([yes, no])) for yes, no in found)
 
 
 async def _read_states(
-    engine: EngineLike,
-    prompts: Sequence[RelevancePrompt],
-    initial_state: InitialState | None,
-    document_states: Sequence[InitialState | None] | None,
+    engine: EngineLike, prompts: Sequence[RelevancePrompt], initial_state: InitialState | None
 ) -> tuple[Relevance, ...]:
     """Return the relevance by a reranker, which reads the states after the prompts as they come, some at a time."""
     calls = [
         GenerateRequest(
-            context.tokens,
-            initial_state=context.initial_state,
-            checkpoint_positions=context.checkpoint_positions,
+            prompt.tokens,
+            initial_state=initial_state,
+            checkpoint_positions=prompt.checkpoint_positions,
             max_tokens=0,
             keep_end=True,
         )
-        for context in _contexts(prompts, initial_state, document_states)
+        for prompt in prompts
     ]
     size = engine.info.num_slots
     found: dict[int, Relevance] = {}
@@ -180,25 +174,6 @@ async def _read_states(
                     found[read] = Relevance(score, each.cost)
                 unread.clear()
     return tuple(found[number] for number in range(len(calls)))
-
-
-def _contexts(
-    prompts: Sequence[RelevancePrompt],
-    initial_state: InitialState | None,
-    document_states: Sequence[InitialState | None] | None,
-) -> list[Context]:
-    states = document_states or [None] * len(prompts)
-    return [_context(prompt, state, initial_state) for prompt, state in zip(prompts, states, strict=True)]
-
-
-def _context(
-    prompt: RelevancePrompt, document_state: InitialState | None, initial_state: InitialState | None
-) -> Context:
-    """Return the part of a prompt that has to be run, and the state from which it runs."""
-    if document_state is not None and prompt.num_document is not None:
-        return Context(prompt.tokens[prompt.num_document :], document_state)
-    kept = [prompt.num_shared, *([] if prompt.num_document is None else [prompt.num_document])]
-    return Context(prompt.tokens, initial_state, kept)
 
 
 def _reranker_prompt(engine: EngineLike, query: str, document: str, before: str) -> RelevancePrompt:

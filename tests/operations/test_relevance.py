@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -127,7 +128,10 @@ async def test_a_document_that_was_read_is_not_run_again(demo: EngineLike) -> No
     begins = document_tokens(demo, document)
     [(_, end)] = [each async for each in run_states(demo, [begins])]
     await demo.drop_cache()
-    found = await score_relevance(demo, prompts, document_states=[InitialState("read", end.state)] * 2)
+    others = [
+        replace(prompt, tokens=prompt.tokens[len(begins) :], num_shared=0, num_document=None) for prompt in prompts
+    ]
+    found = await score_relevance(demo, others, initial_state=InitialState("read", end.state))
     await demo.drop_cache()
     whole = await score_relevance(demo, prompts)
     assert [each.log_odds for each in found] == pytest.approx([each.log_odds for each in whole], abs=1e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.embedding import EmbeddingSettings, embed, find_centre, run_states
-from rnn_engine.operations.relevance import document_tokens, method, relevance_prompts, score_relevance
+from rnn_engine.operations.relevance import Relevance, document_tokens, method, relevance_prompts, score_relevance
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import F32, InitialState
 from states.cache.config import CacheConfig
@@ -101,8 +102,11 @@ async def test_scores_go_on_from_the_states_of_documents(device: str) -> None:
         whole = await score_relevance(engine, prompts)
         inputs = [document_tokens(engine, document) for document in DOCUMENTS]
         ends = {number: end async for number, end in run_states(engine, inputs)}
-        states = [InitialState(f"document {number}", ends[number].state) for number in (0, 1, 2)] * 2
-        found = await score_relevance(engine, prompts, document_states=states)
+        found: list[Relevance] = []
+        for prompt, number in zip(prompts, (0, 1, 2) * 2, strict=True):
+            other = replace(prompt, tokens=prompt.tokens[len(inputs[number]) :], num_shared=0, num_document=None)
+            state = InitialState(f"document {number}", ends[number].state)
+            found += await score_relevance(engine, [other], initial_state=state)
         alone = [await log_odds(engine, [pair]) for pair in PAIRS]
     expected = [each.log_odds for each in whole]
     assert len({round(each, 3) for each in expected}) == len(PAIRS)
