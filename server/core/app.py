@@ -112,6 +112,11 @@ def make_app(
     Without `collections` or `files`, they are opened as `settings` say.
     """
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
+    admitted = (
+        deadlines_middleware(settings.limits.max_request_seconds),
+        memory_middleware,
+        models_middleware(settings),
+    )
     app = web.Application(
         middlewares=[
             telemetry_middleware,
@@ -120,9 +125,7 @@ def make_app(
             origins_middleware(settings),
             admission_middleware(settings),
             clients_middleware(settings.limits.max_client_requests),
-            deadlines_middleware(settings.limits.max_request_seconds),
-            memory_middleware,
-            models_middleware(settings),
+            *admitted,
         ],
     )
     app[MODELS] = models
@@ -135,7 +138,7 @@ def make_app(
     app[COLLECTIONS] = collections or open_collections(settings)
     app[FILES] = files or FileStore(settings.job_folder, settings.limits)
     app[BATCHES] = BatchStore(app[FILES], settings.limits)
-    app[RUNNER] = _make_runner(app, settings)
+    app[RUNNER] = _make_runner(app, settings, InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted)))
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
@@ -282,19 +285,12 @@ async def _close_collections(app: web.Application) -> AsyncIterator[None]:
     app[COLLECTIONS].close()
 
 
-def _make_runner(app: web.Application, settings: ServerSettings) -> BatchRunner:
-    """Return the runner of the batches, whose lines pass the middlewares that don't check connections and keys."""
-    middlewares = (
-        telemetry_middleware,
-        errors_middleware,
-        deadlines_middleware(settings.limits.max_request_seconds),
-        memory_middleware,
-        models_middleware(settings),
-    )
+def _make_runner(app: web.Application, settings: ServerSettings, calls: InnerCalls) -> BatchRunner:
+    """Return the runner of the batches, whose lines it sends by `calls`."""
     principals = {key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}
     return BatchRunner(
         app[BATCHES],
-        InnerCalls(app, middlewares),
+        calls,
         principals.get,
         lambda: sum(info.num_slots for info in app[MODELS].infos()),
         settings.limits,

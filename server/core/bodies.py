@@ -14,12 +14,13 @@ from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self, TypeVar
+from typing import BinaryIO, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import pydantic_core
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
+from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
 from server.core.routing import SETTINGS, route_of
@@ -381,6 +382,30 @@ def query_page(request: web.Request, items: Mapping[str, T], default: int, most:
     start = 0 if after is None else ids.index(after) + 1
     limit = query_count(request, "limit", default, most)
     return [items[each] for each in ids[start : start + limit]], start + limit < len(ids)
+
+
+class PageEnds(TypedDict):
+    """The ends of a page of a list, in OpenAI's form."""
+
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Listed(Protocol):
+    """What a list has, under its id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def page_ends(page: Sequence[Listed], *, has_more: bool) -> PageEnds:
+    """Return the ids of the first and the last item of `page`, and whether more come after it."""
+    return {
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": has_more,
+    }
 
 
 def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:

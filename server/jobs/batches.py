@@ -6,7 +6,6 @@ finished are in its journal; at its end the two files of the journal become file
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,13 +16,13 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 from uuid import uuid4
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, read_record, write_record
+from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, write_record
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
-from server.jobs.files import FileStore
+from server.jobs.files import FileStore, read_known
 from server.jobs.lines import BatchError, Journal
 
 BatchStatus: TypeAlias = Literal[
@@ -49,7 +48,6 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0}
 _ID = "batch_"
 _FAILURE = "the batch can't be written to the folder of jobs"
-_log = logging.getLogger(__name__)
 
 
 def parse_window(text: str) -> float:
@@ -106,7 +104,7 @@ class BatchStore:
         for unfinished in files.paths(f"{_ID}*{TEMPORARY_SUFFIX}"):
             with suppress(OSError):
                 unfinished.unlink()
-        found = (_read(path) for path in files.paths(f"{_ID}*.json"))
+        found = (read_known(_BATCH, path) for path in files.paths(f"{_ID}*.json"))
         known = sorted((batch for batch in found if batch is not None), key=lambda batch: batch.created)
         self._batches = {batch.id: batch for batch in known}
         for batch in known:
@@ -272,12 +270,3 @@ class BatchStore:
 
     def _journal_paths(self, batch: Batch) -> tuple[Path, Path]:
         return self.files.folder / f"{batch.id}.output", self.files.folder / f"{batch.id}.errors"
-
-
-def _read(path: Path) -> Batch | None:
-    """Read a batch's record. Return None, after logging it, if the record is damaged."""
-    try:
-        return _BATCH.validate_python(read_record(path))
-    except ValidationError:
-        _log.warning("%s is left out: it is damaged", path)
-        return None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Literal, TypeAlias
+from typing import IO, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -29,6 +29,8 @@ from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, delete_file, read_re
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
 from states.files.exchange import OwnedFolder
+
+T = TypeVar("T")
 
 FOLDER_LOCK = "jobs-in-use.lock"
 
@@ -170,12 +172,8 @@ class FileStore:
                     yield new
                     if new.description is None:
                         raise RuntimeError("a new file was not described")
-                filename, purpose, lifetime = new.description
-                now = self._clock()
-                expires = None if lifetime is None else now + lifetime
-                stored = StoredFile(file_id, owner, filename, purpose, new.num_bytes, new.sha256, now, expires)
                 try:
-                    write_record(self._record_path(file_id), asdict(stored))
+                    stored = self._record(file_id, owner, *new.description, new.num_bytes, new.sha256)
                 except OSError:
                     with suppress(OSError):
                         path.unlink()
@@ -222,10 +220,7 @@ class FileStore:
             with path.open("rb+") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
-            now = self._clock()
-            expires = None if lifetime is None else now + lifetime
-            stored = StoredFile(file_id, owner, filename, purpose, path.stat().st_size, digest, now, expires)
-            write_record(self._record_path(file_id), asdict(stored))
+            stored = self._record(file_id, owner, filename, purpose, lifetime, path.stat().st_size, digest)
             path.replace(self.content_path(stored))
         with self._lock:
             self._files[file_id] = stored
@@ -296,6 +291,23 @@ class FileStore:
             with suppress(OSError):  # else the next start deletes it
                 self.content_path(stored).unlink(missing_ok=True)
 
+    def _record(
+        self,
+        file_id: str,
+        owner: str,
+        filename: str,
+        purpose: FilePurpose,
+        lifetime: float | None,
+        num_bytes: int,
+        sha256: str,
+    ) -> StoredFile:
+        """Write the record of a file that begins to exist now, and return it. Raises OSError."""
+        now = self._clock()
+        expires = None if lifetime is None else now + lifetime
+        stored = StoredFile(file_id, owner, filename, purpose, num_bytes, sha256, now, expires)
+        write_record(self._record_path(file_id), asdict(stored))
+        return stored
+
     def _record_path(self, file_id: str) -> Path:
         return self.folder / f"{file_id}{_RECORD}"
 
@@ -308,14 +320,14 @@ class FileStore:
             if path.suffix == TEMPORARY_SUFFIX or (pair is not None and pair not in names):
                 with suppress(OSError):
                     path.unlink()
-            elif path.suffix == _RECORD and (stored := _read(path)) is not None:
+            elif path.suffix == _RECORD and (stored := read_known(_STORED, path)) is not None:
                 yield stored
 
 
-def _read(path: Path) -> StoredFile | None:
-    """Read a file's record. Return None, after logging it, if the record is damaged."""
+def read_known(kind: TypeAdapter[T], path: Path) -> T | None:
+    """Read a record of a `kind` in the folder of jobs. Return None, after logging it, if the record is damaged."""
     try:
-        return _STORED.validate_python(read_record(path))
+        return kind.validate_python(read_record(path))
     except ValidationError:
         _log.warning("%s is left out: it is damaged", path)
         return None

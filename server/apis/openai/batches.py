@@ -13,7 +13,7 @@ from server.apis.openai.files import ExpiresAfter
 from server.apis.openai.response_items import METADATA_BOUNDS, Metadata
 from server.auth.admission import PRINCIPAL
 from server.auth.keys import Scope
-from server.core.bodies import json_response, query_page, read_body
+from server.core.bodies import json_response, page_ends, query_page, read_body
 from server.core.routing import Route
 from server.core.schema import RequestBody
 from server.jobs.batches import Batch, BatchStatus, BatchStore
@@ -127,9 +127,7 @@ async def list_batches(request: web.Request) -> web.Response:
     answer: BatchList = {
         "object": "list",
         "data": [_batch_object(store, batch) for batch in page],
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": has_more,
+        **page_ends(page, has_more=has_more),
     }
     return json_response(answer)
 

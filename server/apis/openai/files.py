@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from server.auth.admission import PRINCIPAL
 from server.auth.keys import Scope
-from server.core.bodies import json_response, on_thread, query_page, to_json
+from server.core.bodies import json_response, on_thread, page_ends, query_page, to_json
 from server.core.routing import FORM, SETTINGS, Route
 from server.core.schema import RequestBody
 from server.jobs.files import FilePurpose, FileStore, NewFile, StoredFile, UploadPurpose
@@ -119,9 +119,7 @@ async def list_files(request: web.Request) -> web.Response:
     answer: FileList = {
         "object": "list",
         "data": list(map(file_object, page)),
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": has_more,
+        **page_ends(page, has_more=has_more),
     }
     return json_response(answer)
 

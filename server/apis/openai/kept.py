@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from rnn_engine.errors import NotFoundError
 from server.apis.openai.response_items import Item, KeptItem, new_item_id
-from server.core.bodies import query_page
+from server.core.bodies import page_ends, query_page
 from server.core.kept import BoundedStore, KeptUsage
 from server.core.settings import Limits
 
@@ -312,6 +312,5 @@ def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
 
 def item_list(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
     """Return a conversation's items as JSON, in the form of OpenAI's list object."""
-    ends = {"first_id": items[0].id if items else None, "last_id": items[-1].id if items else None}
     data = b",".join(item.json for item in items)
-    return b'{"object":"list","data":[' + data + b"]," + to_json({**ends, "has_more": has_more})[1:]
+    return b'{"object":"list","data":[' + data + b"]," + to_json(page_ends(items, has_more=has_more))[1:]
