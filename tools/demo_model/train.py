@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
@@ -41,6 +41,7 @@ from tools.demo_model.optimizer import optimizers, set_progress
 LENGTH, MICRO_BATCHES = 384, 4  # a step is MICRO_BATCHES times [rows, LENGTH] tokens
 WARM_UP = 60  # steps
 SAVE_SECONDS = 180
+CHECKPOINT = "checkpoint.pt"  # the file of a run
 GROUP = 20  # steps; their mean loss is a line of loss.csv
 
 
@@ -114,9 +115,7 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "steps_done": self.steps_done,
         }
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(path)
+        save_whole(state, path)
 
     def start(self, weights: Mapping[str, Tensor], steps_done: int) -> None:
         """Start a phase after `steps_done` steps with these weights, which may be those of a narrower model."""
@@ -145,7 +144,24 @@ def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
     return tensors
 
 
-def train(trainer: Trainer, run: Path, after: int, steps: int, cooldown: int) -> None:
+class Steps(Protocol):
+    """What trains a model step by step."""
+
+    steps_done: int
+
+    def step(self, factor: float) -> float: ...
+
+    def save(self, path: Path) -> None: ...
+
+
+def save_whole(state: Mapping[str, Any], path: Path) -> None:
+    """Save a checkpoint so that the file is never half written."""
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    part.replace(path)
+
+
+def train(trainer: Steps, run: Path, after: int, steps: int, cooldown: int) -> None:
     """Train up to step `steps`, saving every SAVE_SECONDS. `after` is the number of steps of earlier phases."""
     saved = time.monotonic()
     with (run / "loss.csv").open("a", newline="") as file:
@@ -154,12 +170,12 @@ def train(trainer: Trainer, run: Path, after: int, steps: int, cooldown: int) ->
             log.writerow([trainer.steps_done, f"{sum(losses) / len(losses):.5f}", f"{time.time():.0f}"])
             file.flush()
             if time.monotonic() - saved > SAVE_SECONDS:
-                trainer.save(run / "checkpoint.pt")
+                trainer.save(run / CHECKPOINT)
                 saved = time.monotonic()
-    trainer.save(run / "checkpoint.pt")
+    trainer.save(run / CHECKPOINT)
 
 
-def _in_groups(trainer: Trainer, after: int, steps: int, cooldown: int) -> Iterator[list[float]]:
+def _in_groups(trainer: Steps, after: int, steps: int, cooldown: int) -> Iterator[list[float]]:
     while trainer.steps_done < steps:
         count = min(GROUP, steps - trainer.steps_done)
         yield [trainer.step(rate_factor(trainer.steps_done - after, steps - after, cooldown)) for _ in range(count)]
@@ -178,7 +194,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
     options = parser.parse_args()
-    checkpoint = options.run / "checkpoint.pt"
+    checkpoint = options.run / CHECKPOINT
     saved = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else None
     if saved is not None and saved["steps_done"] >= options.steps:
         print(f"the {options.phase} phase is done")

@@ -10,10 +10,8 @@ the head for classification must show the topic.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import random
-import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
@@ -25,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.model import Sizes
 from tools.demo_model.optimizer import optimizers, set_progress
-from tools.demo_model.train import rate_factor
+from tools.demo_model.train import CHECKPOINT, save_whole, train
 from tools.demo_retrieval.corpus import facts, training_facts
 from tools.demo_retrieval.model import Embedding
 from tools.demo_retrieval.vocabulary import Encoder, build
@@ -33,9 +31,7 @@ from tools.demo_retrieval.vocabulary import Encoder, build
 FACTS = 96  # of a step
 SPELT = 0.03  # of the words
 TEMPERATURE = 0.05
-SAVE_SECONDS = 120
-GROUP = 20  # steps; their mean loss is a line of loss.csv
-CHECKPOINT, TOKENIZER = "checkpoint.pt", "tokenizer.json"  # files of a run
+TOKENIZER = "tokenizer.json"  # a file of a run
 _TOPICS = sorted({fact.topic for fact in facts()})
 
 
@@ -84,9 +80,7 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "steps_done": self.steps_done,
         }
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(path)
+        save_whole(state, path)
 
     def resume(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
@@ -122,20 +116,7 @@ def main() -> None:
     checkpoint = options.run / CHECKPOINT
     if checkpoint.exists():
         trainer.resume(checkpoint)
-    saved = time.monotonic()
-    with (options.run / "loss.csv").open("a", newline="") as file:
-        log = csv.writer(file)
-        while trainer.steps_done < options.steps:
-            losses = []
-            for _ in range(min(GROUP, options.steps - trainer.steps_done)):
-                factor = rate_factor(trainer.steps_done, options.steps, options.cooldown)
-                losses.append(trainer.step(factor))
-            log.writerow([trainer.steps_done, f"{sum(losses) / len(losses):.5f}", f"{time.time():.0f}"])
-            file.flush()
-            if time.monotonic() - saved > SAVE_SECONDS:
-                trainer.save(checkpoint)
-                saved = time.monotonic()
-    trainer.save(checkpoint)
+    train(trainer, options.run, 0, options.steps, options.cooldown)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.optimizer import optimizers, set_progress
-from tools.demo_model.train import rate_factor
+from tools.demo_model.train import CHECKPOINT, rate_factor
 from tools.demo_retrieval.corpus import Fact, pair_text, training_facts
 from tools.demo_retrieval.model import Embedding, Reranker
-from tools.demo_retrieval.train import CHECKPOINT, SPELT, TOKENIZER, Trainer, sizes_for
+from tools.demo_retrieval.train import SPELT, TOKENIZER, Trainer, sizes_for
 from tools.demo_retrieval.vocabulary import Encoder
 
 QUERIES, OF_STEP = 10_000, 96  # questions in all, and of a step, while the embedding model stays
