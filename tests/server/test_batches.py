@@ -250,7 +250,7 @@ async def test_a_full_queue_delays_lines(
 
 
 async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> None:
-    """A server is stopped after some lines. Another one starts with the folder as it was then, as after a kill."""
+    """A server is stopped after some lines, and its folder copied before, as a kill leaves it. Both go on."""
     (tmp_path / "a").mkdir()
     engine = FakeEngine(reply=echo, num_slots=1)
     first = Server(tmp_path / "a", engine)
