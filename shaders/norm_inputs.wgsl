@@ -6,6 +6,7 @@
 @group(0) @binding(7) var<storage, read_write> state: array<f32>; // [slots, STATE_STRIDE]
 
 #include norm
+#include mixes_not_kept
 
 var<workgroup> inputs: array<f32, WIDTH>;
 
@@ -18,6 +19,8 @@ struct Loaded {
     mix: f32,
 }
 
+alias OwnColumns = array<Loaded, PARTS>;
+
 fn norm_column(loaded: Loaded, stats: vec2<f32>) -> f32 {
     return (loaded.x - stats.x) * stats.y * loaded.weight + loaded.bias;
 }
@@ -29,7 +32,7 @@ fn prepare_inputs(place: Place, own: Own) -> Place {
     let old_shift = shifts + run.shift_side * WIDTH;
     let new_shift = shifts + (1u - run.shift_side) * WIDTH;
     let mix = MIX + place.segment.inputs_start / (MAX_TOKENS * WIDTH) * WIDTH;
-    var loaded: array<Loaded, PARTS>; // all before the first is used
+    var loaded: OwnColumns; // all before the first is used
     for (var p = 0u; p < PARTS; p++) {
         let d = min(own.thread + p * THREADS, WIDTH - 1u);
         loaded[p] = Loaded(x[d], vectors[NORM_WEIGHT + d], vectors[NORM_BIAS + d], state[old_shift + d], vectors[mix + d]);
@@ -50,6 +53,7 @@ fn prepare_inputs(place: Place, own: Own) -> Place {
             }
         }
     }
+    keep_mixes(place.workgroup, own.thread, loaded, stats);
     workgroupBarrier();
     var prepared = place;
     prepared.segment.inputs_start = 0u;

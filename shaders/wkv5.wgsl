@@ -3,14 +3,11 @@
 //   y    = S r + (sum of r * u * k) v          (S from before the token)
 //   S    = S * decay + v k^T
 //   out  = group_norm(y) * g * sigmoid(g)
-//
-// If DECAY_STRIDE is 0, the decay is one vector for all tokens, otherwise one for each token.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> vectors: array<f32>;           // the layer's vectors, packed
-@group(0) @binding(2) var<storage, read> projected: array<f32>;         // r, k, v and, if HAS_GATE, g: [4, MAX_TOKENS, WIDTH]
-@group(0) @binding(3) var<storage, read> decay: array<f32>;             // [WIDTH] or [T, WIDTH], from DECAY_START on
+@group(0) @binding(3) var<storage, read> projected: array<f32>;         // r, k, v and, if HAS_GATE, g: [4, MAX_TOKENS, WIDTH], perhaps an inner vector
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, HEAD_THREADS / 4, N, 4]
 @group(0) @binding(5) var<storage, read_write> mixed: array<f32>;       // [T, WIDTH]
 
@@ -24,6 +21,7 @@ const Y = 4u;
 const HEAD_VECTORS = 5u;
 
 #include head
+#include decays
 
 alias Traced = f32;
 #include traced_planes
@@ -44,7 +42,7 @@ fn load_token(token: u32, channel: u32) -> Loaded {
     loaded.r = projected[place];
     loaded.k = projected[PLANE + place];
     loaded.v = projected[2u * PLANE + place];
-    loaded.decay = decay[DECAY_START + token * DECAY_STRIDE + channel];
+    loaded.decay = load_decay(token, channel);
     if HAS_GATE {
         loaded.g = projected[3u * PLANE + place];
     }
@@ -72,7 +70,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let place = token * WIDTH + channel;
         let own = next;
         let v = own.v;
-        next = load_token(min(token + 1u, run.start + run.length - 1u), channel); // while this one is computed
+        if LOADS_AHEAD { // while this one is computed
+            next = load_token(min(token + 1u, run.start + run.length - 1u), channel);
+        }
         set_vector(R, row, own.r);
         set_vector(DECAY, row, own.decay);
         set_vector(K, row, own.k);

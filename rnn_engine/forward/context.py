@@ -139,16 +139,20 @@ class NormShift:
 
     def constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
         """Return the constants that the kernels norm_shift.wgsl and norm_shift_backward.wgsl share."""
-        return {
-            "THREADS": context.tuning.norm_threads,
-            "MIXES": len(self.mixes),
-            "KEEPS_DIFFERENCE": self.keeps_difference,
-            **self._places(context, vectors),
-        }
+        return {"THREADS": context.tuning.norm_threads, **self._planes(), **self._places(context, vectors)}
 
-    def forward_constants(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
-        """Return the constants of norm_inputs.wgsl, which are among those of norm_shift.wgsl."""
-        return {**self._places(context, vectors), "NORM_BIAS": vectors.starts[f"{self.norm}.bias"]}
+    def forward_constants(
+        self, context: BuildContext, vectors: PackedVectors, *, keeps_mixes: bool = False
+    ) -> dict[str, Constant]:
+        """Return the constants of norm_inputs.wgsl, which are among those of norm_shift.wgsl.
+
+        `keeps_mixes` adds those of keep_mixes.wgsl.
+        """
+        places = {**self._places(context, vectors), "NORM_BIAS": vectors.starts[f"{self.norm}.bias"]}
+        return {**self._planes(), **places} if keeps_mixes else places
+
+    def _planes(self) -> dict[str, Constant]:
+        return {"MIXES": len(self.mixes), "KEEPS_DIFFERENCE": self.keeps_difference}
 
     def _places(self, context: BuildContext, vectors: PackedVectors) -> dict[str, Constant]:
         return {

@@ -231,15 +231,14 @@ def predict_dispatches(
     On a software device they are 0 for all but matmuls.
     """
     parts = {id(group): (part, matmul.counts_rows) for matmul in matmuls.bound for part, group in matmul.parts}
-    normed = {id(group): part for matmul in matmuls.normed for part, group in matmul.parts}
+    singles = {id(single.bind_group): single for matmul in matmuls.bound for single in matmul.singles}
     processors = (os.cpu_count() or 1) if isinstance(cost, SoftwareCost) else 1
     for dispatch in dispatches:
         if found := parts.get(id(dispatch.bind_group)):
             part, counts_rows = found
             tokens = size.num_rows if counts_rows else size.num_tokens
             yield cost.predict(part.work(tokens), matmuls.tuning.matmul(tokens, part.kind)) / processors
-        elif part_normed := normed.get(id(dispatch.bind_group)):
-            variant = matmuls.tuning.normed_matmul(part_normed.kind)
-            yield cost.predict(part_normed.work(size.num_tokens), variant) / processors
+        elif single := singles.get(id(dispatch.bind_group)):
+            yield cost.predict(single.loaded.work(1), single.variant) / processors
         else:
             yield cost.dispatch(dispatch.moved_bytes, dispatch.waits)

@@ -6,9 +6,8 @@ One dispatch multiplies several matrices. A matrix larger than a binding is spli
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 
@@ -26,12 +25,11 @@ from rnn_engine.forward.segments import (
 from rnn_engine.forward.stages import KernelStage, QuantisedInputs
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
-from rnn_engine.forward.variants import MatMulVariant, MatMulWork
+from rnn_engine.forward.variants import MatMulVariant, MatMulWork, StreamVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
-from shaders import Constant, ShaderSource
-
-_NO_CONSTANTS: Final[Mapping[str, Constant]] = MappingProxyType({})
+from rnn_engine.quantised import BLOCK_FORMATS
+from shaders import Constant, Include, ShaderSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class LoadedPart:
     places: tuple[SegmentPlace, ...]
     segments: Buffer  # struct MatMul of segments.wgsl, which has these places
     kind: MatMulClass
+    halves_from: int | None = None  # the first row in f16, if those before it are in blocks: see two_formats.wgsl
 
     def work(self, tokens: int) -> MatMulWork:
         """Return the size of the dispatch that multiplies these matrices with `tokens` tokens."""
@@ -81,7 +80,6 @@ class MatMulKernels:
         self.tuning = tuning
         self.limits = limits
         self.bound: list[BoundMatMul] = []  # the model's matmuls, in the order of loading
-        self.normed: list[NormedMatMul] = []  # those of `bound` that follow a norm
         self._quantises = activations == "int8"
         self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
         self._constants: dict[str, Constant] = {
@@ -91,16 +89,21 @@ class MatMulKernels:
         }
 
     def get(
-        self, variant: MatMulVariant, weights: WeightFormat, norm: Mapping[str, Constant] = _NO_CONSTANTS
+        self,
+        variant: MatMulVariant,
+        weights: WeightFormat,
+        constants: Mapping[str, Constant] = MappingProxyType({}),
+        includes: Mapping[str, Include] = MappingProxyType({}),
     ) -> Kernel:
         """Return the matmul kernel of `variant` for matrices of the format `weights`. The first call compiles it.
 
-        `norm` has the constants of norm_inputs.wgsl for a variant that norms its inputs.
+        `constants` and `includes` are those of norm_inputs.wgsl, for a variant that norms its inputs, and of
+        two_formats.wgsl.
         """
         return self.kernels.get(
             variant.shader,
-            {**self._constants, **variant.constants, **norm},
-            {**self.tuning.weight_includes(weights, variant.number), **variant.includes},
+            {**self._constants, **variant.constants, **constants},
+            {**self.tuning.weight_includes(weights, variant.number), **variant.includes, **includes},
         )
 
     def can_norm(self, width: int) -> bool:
@@ -153,39 +156,92 @@ class MatMul:
         self._inputs = QuantisedInputs.of(quantised)
         readers = [*map(self._inputs.read_by, quantised), *others]
         self._parts = [self._load(part, memory) for part in split_matrices(readers, memory.max_binding_bytes)]
+        self._joined = self._join()
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
         """Return the stage that multiplies `buffers.inputs` by the matrices and writes `buffers.outputs`.
 
         It shares this object's weights.
         """
+        singles: tuple[SinglePart, ...] = ()
+        if self._joined is not None:
+            variant = self._kernels.tuning.fixed_matmul(1, self._joined.kind)
+            assert isinstance(variant, StreamVariant)
+            singles = (self._single(self._joined, variant, buffers, {"inputs": buffers.inputs}),)
+        return self._bind(buffers, singles)
+
+    def bind_normed(self, buffers: MatMulBuffers, norm: NormBefore) -> NormedMatMul:
+        """Return the stage of `norm`, which writes `buffers.inputs`, and of the matmul that multiplies these."""
+        more, includes = {"x": norm.x, "state": norm.state}, {}
+        if norm.keeps_mixes:
+            more["mixes"], includes["mixes_not_kept"] = buffers.inputs, "keep_mixes"
+
+        def fits(part: LoadedPart) -> bool:
+            return len(_bindings(part, buffers)) + len(more) <= self._kernels.kernels.storage_buffers
+
+        parts = self._parts if self._joined is None or not fits(self._joined) else [self._joined]
+        can_norm = not self._inputs.sources and self._kernels.can_norm(int(norm.constants["WIDTH"]))
+        if not can_norm or not all(map(fits, parts)):
+            return NormedMatMul(norm.stage, self.bind(buffers), norms_one=False)
+        variants = [self._kernels.tuning.normed_matmul(part.kind) for part in parts]
+        singles = tuple(
+            self._single(part, variant, buffers, more, norm.constants, includes)
+            for part, variant in zip(parts, variants, strict=True)
+        )
+        return NormedMatMul(norm.stage, self._bind(buffers, singles), norms_one=True)
+
+    def _bind(self, buffers: MatMulBuffers, singles: tuple[SinglePart, ...]) -> BoundMatMul:
         parts = []
         quantised, stage = self._quantise(buffers)
         for loaded in self._parts:
             inputs = quantised if loaded.kind.number == "int8" else buffers.inputs
             bindings = {**_bindings(loaded, buffers), "inputs": inputs}
             parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded), bindings)))
-        bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage)
+        bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage, singles)
         self._kernels.bound.append(bound)
         return bound
 
-    def bind_normed(
-        self, buffers: MatMulBuffers, norm: KernelStage, x: Buffer, state: Buffer, constants: Mapping[str, Constant]
-    ) -> NormedMatMul:
-        """Return the stage that runs `norm`, which writes `buffers.inputs`, and then multiplies these by the matrices.
+    def _single(
+        self,
+        part: LoadedPart,
+        variant: StreamVariant,
+        buffers: MatMulBuffers,
+        more_buffers: Mapping[str, Buffer],
+        constants: Mapping[str, Constant] = MappingProxyType({}),
+        includes: Mapping[str, Include] = MappingProxyType({}),
+    ) -> SinglePart:
+        if part.halves_from is not None:
+            constants = {**constants, "HALVES_FROM": part.halves_from}
+            includes = {**includes, "one_format": "two_formats"}
+        kernel = self._kernels.get(variant, part.format, constants, includes)
+        bindings = {**_bindings(part, buffers), **more_buffers}
+        return SinglePart(part, variant, kernel, self._kernels.kernels.bind(kernel.source, bindings))
 
-        `x` is the residual stream, `state` the layer's states, and `constants` are those of norm_inputs.wgsl.
+    def _join(self) -> LoadedPart | None:
+        """Return two parts, one in blocks and one in f16, as one part that a single token can be multiplied with.
+
+        Return None if there are no such parts, or if the tuning has them in dispatches of their own.
         """
-        kernels, bound = self._kernels, self.bind(buffers)
-        parts = []
-        if not self._inputs.sources and kernels.can_norm(int(constants["WIDTH"])):
-            for loaded in self._parts:
-                source = kernels.get(kernels.tuning.normed_matmul(loaded.kind), loaded.format, constants).source
-                bindings = {**_bindings(loaded, buffers), "x": x, "state": state}
-                parts.append((loaded, kernels.kernels.bind(source, bindings)))
-        stage = NormedMatMul(norm, bound, constants, tuple(parts))
-        kernels.normed.append(stage)
-        return stage
+        if not self._kernels.tuning.joins_formats or len(self._parts) != 2:
+            return None
+        blocks, halves = self._parts
+        num_segments = len(blocks.places) + len(halves.places)
+        if blocks.format.name not in BLOCK_FORMATS or blocks.kind.number != "f32" or halves.format.name != "f16":
+            return None
+        if num_segments > MAX_SEGMENTS:
+            return None
+        after = [replace(place, first_row=place.first_row + blocks.num_rows) for place in halves.places]
+        places = (*blocks.places, *after)
+        return replace(
+            blocks,
+            num_rows=blocks.num_rows + halves.num_rows,
+            num_weights=blocks.num_weights + halves.num_weights,
+            weight_bytes=blocks.weight_bytes + halves.weight_bytes,
+            weights={**blocks.weights, "halves": halves.weights["weights"]},
+            places=places,
+            segments=self._upload_segments(places),
+            halves_from=blocks.num_rows,
+        )
 
     def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
         """Return the buffer of the inputs quantised to bytes, and the stage that computes them from `buffers.inputs`.
@@ -211,15 +267,20 @@ class MatMul:
         for segment in part.segments:
             upload_rows(memory, buffers, part.format, segment.rows, segment.weights_start)
         places = tuple(segment.place for segment in part.segments)
-        table = [int(self._counts_rows), len(places)]
-        table += [word for place in places for word in place.pack()]
-        table += [0] * (2 + MAX_SEGMENTS * SEGMENT_WORDS - len(table))
-        segments = memory.create_buffer(f"{self._label} segments", 4 * len(table))
-        memory.upload(segments, 0, np.array(table, np.uint32))
+        segments = self._upload_segments(places)
         weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
         columns = max(segment.matrix.num_columns for segment in part.segments)
         kind = MatMulClass.of(part.format.name, part.num_rows, columns, self._kernels.number_of(part.format))
         return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, places, segments, kind)
+
+    def _upload_segments(self, places: Sequence[SegmentPlace]) -> Buffer:
+        """Upload a struct MatMul of segments.wgsl with these places, and return its buffer."""
+        table = [int(self._counts_rows), len(places)]
+        table += [word for place in places for word in place.pack()]
+        table += [0] * (2 + MAX_SEGMENTS * SEGMENT_WORDS - len(table))
+        segments = self._memory.create_buffer(f"{self._label} segments", 4 * len(table))
+        self._memory.upload(segments, 0, np.array(table, np.uint32))
+        return segments
 
 
 def _bindings(loaded: LoadedPart, buffers: MatMulBuffers) -> dict[str, Buffer]:
@@ -233,6 +294,16 @@ def _bindings(loaded: LoadedPart, buffers: MatMulBuffers) -> dict[str, Buffer]:
 
 
 @dataclass(frozen=True, slots=True)
+class SinglePart:
+    """The matrices that one dispatch multiplies with a single token, and a kernel for that."""
+
+    loaded: LoadedPart
+    variant: StreamVariant
+    kernel: Kernel
+    bind_group: BindGroup
+
+
+@dataclass(frozen=True, slots=True)
 class BoundMatMul:
     """The stage that multiplies the matrices of a `MatMul` with given input and output buffers."""
 
@@ -242,6 +313,7 @@ class BoundMatMul:
     counts_rows: bool
     batch: Buffer  # says how many tokens and rows a step has
     quantise: KernelStage | None  # the stage that quantises the inputs, if some part multiplies bytes
+    singles: tuple[SinglePart, ...]  # of steps of one token, in place of `parts`, unless it is empty
 
     @property
     def weight_bytes(self) -> int:
@@ -252,29 +324,37 @@ class BoundMatMul:
 
         The step must have at least one token, or one row if the inputs are rows.
         """
+        count = step.num_rows if self.counts_rows else step.num_tokens
+        if self.singles and count == 1:
+            for single in self.singles:
+                yield self._dispatch(single.loaded, single.bind_group, single.variant, single.kernel, 1)
+            return
         if self.quantise is not None:
             yield from self.quantise.dispatches(step)
-        count = step.num_rows if self.counts_rows else step.num_tokens
         for part, bind_group in self.parts:
-            variant = self.kernels.tuning.matmul(count, part.kind)
-            yield self.dispatch(part, bind_group, variant, count)
+            yield self.dispatch(part, bind_group, self.kernels.tuning.matmul(count, part.kind), count)
 
-    def dispatch(
-        self,
-        part: LoadedPart,
-        bind_group: BindGroup,
-        variant: MatMulVariant,
-        count: int,
-        norm: Mapping[str, Constant] = _NO_CONSTANTS,
+    def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
+        """Return the dispatch that multiplies `part`, a part of the matrices, with `count` tokens or logit rows."""
+        return self._dispatch(part, bind_group, variant, self.kernels.get(variant, part.format), count)
+
+    def _dispatch(
+        self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, kernel: Kernel, count: int
     ) -> Dispatch:
-        """Return the dispatch that multiplies `part`, a part of the matrices, with `count` tokens or logit rows.
-
-        For `norm` see `MatMulKernels.get`.
-        """
         tiles = -(-count // variant.tokens)
         moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
-        kernel = self.kernels.get(variant, part.format, norm)
         return Dispatch(self.label, kernel, bind_group, part.num_rows // variant.rows, tiles, moved_bytes, operations)
+
+
+@dataclass(frozen=True, slots=True)
+class NormBefore:
+    """A layer norm with its token shift, for a matmul of its results."""
+
+    stage: KernelStage
+    x: Buffer  # the residual stream
+    state: Buffer  # the states of the layer
+    constants: Mapping[str, Constant]  # of norm_inputs.wgsl
+    keeps_mixes: bool  # if other stages read the mixes, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,23 +362,18 @@ class NormedMatMul:
     """The stage of a layer norm with its token shift, and of the matmul that multiplies their results.
 
     If the tuning has a kernel for it, every workgroup of the matmul norms a single token itself, in place of a dispatch
-    before. The mixes are not stored then, so no other stage may read them.
+    before. The mixes are then stored only if `NormBefore.keeps_mixes`.
     """
 
     norm: KernelStage
     matmul: BoundMatMul
-    constants: Mapping[str, Constant]  # of norm_inputs.wgsl
-    parts: tuple[tuple[LoadedPart, BindGroup], ...]  # of the matmul, if it can norm its inputs
+    norms_one: bool  # if the matmul norms a single token itself
 
     @property
     def weight_bytes(self) -> int:
         return self.matmul.weight_bytes
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        if self.parts and step.num_tokens == 1:
-            for part, bind_group in self.parts:
-                variant = self.matmul.kernels.tuning.normed_matmul(part.kind)
-                yield self.matmul.dispatch(part, bind_group, variant, step.num_tokens, self.constants)
-        else:
+        if step.num_tokens > 1 or not self.norms_one:
             yield from self.norm.dispatches(step)
-            yield from self.matmul.dispatches(step)
+        yield from self.matmul.dispatches(step)

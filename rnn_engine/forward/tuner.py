@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, TypeAlias
 
@@ -198,11 +198,12 @@ class Tuner:
         for matmul in self._matmuls.bound:
             for part, bind_group in matmul.parts:
                 parts[part.kind, matmul.counts_rows].setdefault(id(part), (matmul, part, bind_group))
-        normed = {id(part) for matmul in self._matmuls.normed for part, _ in matmul.parts}  # by other kernels, if alone
+        # Those that a single token is multiplied with by other kernels.
+        others = {id(part) for matmul in self._matmuls.bound if matmul.singles for part, _ in matmul.parts}
         for (kind, counts_rows), each in parts.items():
             most = self._runner.max_rows if counts_rows else self._runner.max_tokens
             for tokens in self._counts:
-                own = [part for number, part in each.items() if tokens > 1 or number not in normed]
+                own = [part for number, part in each.items() if tokens > 1 or number not in others]
                 if own and tokens <= most:
                     yield self._task(kind, tokens, own)
 
@@ -214,7 +215,7 @@ class Tuner:
             variant: self._cost.predict(work, variant)
             for variant in variants(self._limits, work, software=software, half=self._half)
         }
-        default = replace(self._matmuls.tuning, found={}).matmul(tokens, kind)
+        default = self._matmuls.tuning.fixed_matmul(tokens, kind)
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:

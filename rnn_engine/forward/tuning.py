@@ -63,7 +63,8 @@ class Tuning:
     transposed: TransposedVariant  # of backward passes
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, unless it is empty
     normed: tuple[StreamVariant, ...] = ()  # of matmuls that norm a single token themselves: for few rows, for more
-    gates_in_recurrence: bool = False  # RWKV-7's computes them itself for one token; not together with `broadcast`
+    adapter_loads: int = 0  # eights of weights of adapters that a recurrence of one token asks for at once, if any
+    joins_formats: bool = False  # one dispatch multiplies one token with matrices in blocks and with others in f16
     few_rows: StreamVariant | None = None  # before these for at most `_FEW_ROWS` rows, whose workgroups are few
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
@@ -71,6 +72,10 @@ class Tuning:
         """Return the matmul kernel variant for `num_tokens` tokens: one that a search found, or the fixed choice."""
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
+        return self.fixed_matmul(num_tokens, kind)
+
+    def fixed_matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
+        """Return the fixed choice among the matmul kernel variants for `num_tokens` tokens."""
         fixed, tiled = self._fixed(kind)
         for variant in fixed:
             if num_tokens <= variant.tokens:
@@ -149,7 +154,8 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         packed=_hardware_streams("int8", (2, 2, 2, 2, 1)),
         packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
         few_rows=StreamVariant(1, splits=32, unroll=4),
-        gates_in_recurrence=True,
+        adapter_loads=16,
+        joins_formats=True,
         normed=(
             StreamVariant(1, splits=32, inputs="normed", unroll=4),
             StreamVariant(1, panels=4, splits=32, inputs="normed", unroll=2),

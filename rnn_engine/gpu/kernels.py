@@ -50,6 +50,7 @@ class Kernels:
         self._checked = checked
         self._limit = limit
         self.workgroup_bytes: int = device.limits["max-compute-workgroup-storage-size"]
+        self.storage_buffers: int = device.limits["max-storage-buffers-per-shader-stage"]
         self._lock = threading.RLock()
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._layouts: dict[tuple[object, ...], wgpu.GPUBindGroupLayout] = {}

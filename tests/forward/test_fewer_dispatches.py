@@ -30,8 +30,7 @@ PARTS = (TOKENS[:3], *([token] for token in TOKENS[3:6]), TOKENS[6:8], *([token]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_steps_of_one_token_continue_those_of_several(shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.versions.v7.plan._AT_ONCE", 2)  # so that some adapters need more than one turn
+def test_steps_of_one_token_continue_those_of_several(shape: ModelShape) -> None:
     model = random_model(shape, seed=2)
     logits, state = forward(model, TOKENS, dtype=np.float64)
     runner, _ = load_with_matmuls(model, weights="f32", normed=NORMED)
@@ -48,12 +47,38 @@ def test_steps_of_one_token_continue_those_of_several(shape: ModelShape, monkeyp
             assert np.array_equal(values, neighbour[name])
 
 
-def test_gates_in_a_format_of_two_buffers_are_a_dispatch_of_their_own() -> None:
-    model = random_model(tiny_shape(layers=1), seed=2)
-    for weights, count in (("f32", 0), ("f32,adapters=int8", 1)):
-        runner, _ = load_with_matmuls(model, weights=weights, normed=NORMED)
-        with closing(runner):
-            assert str(runner.plan(1, 1, 0)).count("gates") == count
+@pytest.mark.parametrize(
+    ("shape", "weights", "count"),
+    [
+        (tiny_shape(layers=1), "int4,first=int4", 5),
+        (tiny_shape(layers=1), "int8,adapters=int8", 6),  # the recurrence reads adapters in formats of one buffer
+        (tiny_v6(layers=1), "int8", 7),
+    ],
+)
+def test_quantised_matrices_take_as_few_dispatches(shape: ModelShape, weights: str, count: int) -> None:
+    model = random_model(shape, seed=2)
+    fewer, _ = load_with_matmuls(model, weights=weights, normed=NORMED)
+    plain, _ = load_with_matmuls(model, weights=weights)
+    with closing(fewer), closing(plain):
+        assert str(fewer.plan(1, 1, 0)).count("layer 0 ") == count
+        for token in TOKENS[:3]:
+            found, expected = (run_step(each, [TokenRun(1, [token], rows=1)]).full_row(0) for each in (fewer, plain))
+            np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+        for name, values in plain.read_state(1).items():
+            np.testing.assert_allclose(fewer.read_state(1)[name], values, atol=1e-5 * np.abs(values).max())
+
+
+def test_a_device_that_binds_few_buffers_takes_more_dispatches() -> None:
+    smallest = SizingDevice.smallest()
+    for most, count in ((8, 2), (9, 1)):
+        limits = {**smallest.wgpu_device.limits, "max-storage-buffers-per-shader-stage": most}
+        runner, _ = load_with_matmuls(
+            random_model(tiny_shape(layers=1), seed=2),
+            weights="int8",
+            normed=NORMED,
+            device=SizingDevice(smallest.info, limits),
+        )
+        assert str(runner.plan(1, 1, 0)).count("layer 0 projections") == count
 
 
 def test_inputs_that_become_bytes_are_normed_before() -> None:

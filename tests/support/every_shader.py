@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from rnn_engine.backward import Optimizer
@@ -18,10 +19,11 @@ from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVaria
 from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
+from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
-from shaders import Constant, specialise
+from shaders import Constant, Include, specialise
 from tests.support.models import deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
 
@@ -76,7 +78,8 @@ def _each() -> Iterator[tuple[str, str]]:
             label = f"{kind} device {'with' if can_broadcast else 'without'} broadcast"
             for each in shapes:
                 yield from shaders_of(each, "f16", tuning, label)
-            for weights in (*WEIGHT_FORMATS, "int8,activations=int8"):
+            adapters_in_f16 = [f"{name},adapters=f16" for name in BLOCK_FORMATS]
+            for weights in (*WEIGHT_FORMATS, "int8,activations=int8", *adapters_in_f16):
                 yield from shaders_of(shape, weights, tuning, label)
 
 
@@ -87,13 +90,23 @@ def _variants() -> Iterator[tuple[str, str]]:
             yield f"{name}, a variant", text
 
 
-def shaders_of_variant(variant: MatMulVariant) -> Iterator[tuple[str, str]]:
-    """Yield the shader of `variant` for each weight format that it can multiply, with the format's name."""
+def shaders_of_variant(
+    variant: MatMulVariant,
+    constants: Mapping[str, Constant] = MappingProxyType({}),
+    includes: Mapping[str, Include] = MappingProxyType({}),
+) -> Iterator[tuple[str, str]]:
+    """Yield the shader of `variant` for each weight format that it can multiply, with the format's name.
+
+    `constants` and `includes` are added to those that the variant has.
+    """
     device = _Collector()
     matmuls = MatMulKernels(device.kernels, tuning_for(device.info, can_broadcast=True), _LIMITS)
     formats = [each for each in WEIGHT_FORMATS.values() if variant.number != "int8" or each.packed is not None]
+    if "one_format" in includes:
+        formats = [each for each in formats if each.name in BLOCK_FORMATS]
     for weights in formats:
-        matmuls.get(variant, weights, _NORM if variant in matmuls.tuning.normed else {})
+        norm = _NORM if variant in matmuls.tuning.normed else {}
+        matmuls.get(variant, weights, {**norm, **constants}, includes)
     for weights, (_, text) in zip(formats, device.shaders, strict=True):
         yield weights.name, text
 
@@ -106,8 +119,8 @@ def shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> I
     """
     model = random_model(shape, seed=1)
     tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
-    classes = ",".join(f"{name}={weights.split(',')[0]}" for name in ("head", "emb", "adapters"))
-    choice = WeightChoice.parse(f"{weights},{classes}")
+    others = [f"{name}={weights.split(',')[0]}" for name in ("head", "emb", "adapters") if f"{name}=" not in weights]
+    choice = WeightChoice.parse(",".join([weights, *others]))
     unread, version = UnreadModel(shape, tensors), VERSIONS.get(shape.version)
     device = _Collector()
     with closing(device.allocate()) as memory:
@@ -153,7 +166,9 @@ class _Collector(SizingDevice):
     """A device that keeps the text of every shader it gets."""
 
     def __init__(self) -> None:
-        super().__init__(SizingDevice.smallest().info, SizingDevice.smallest().wgpu_device.limits)
+        smallest = SizingDevice.smallest()
+        limits = {**smallest.wgpu_device.limits, "max-storage-buffers-per-shader-stage": 16}
+        super().__init__(smallest.info, limits)
         self.shaders: list[tuple[str, str]] = []
         self.wgpu_device.create_shader_module = self._keep
 

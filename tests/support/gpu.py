@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
@@ -15,10 +17,13 @@ KINDS = ("software", "discrete")
 
 
 def open_checked(kind: str) -> tuple[Device, Tuning]:
-    """Return the first device of this machine, with the tuning for devices of `kind` even if it is of another."""
+    """Return the first device of this machine, with the tuning for devices of `kind` even if it is of another.
+
+    What hardware does sixteen times at once is done twice, since software devices compile long loop bodies slowly.
+    """
     device = open_device(checked=True)
     tuning = tuning_for(DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device) >= 8)
-    return device, tuning
+    return device, replace(tuning, adapter_loads=min(2, tuning.adapter_loads))
 
 
 def make_gpu_runner(

@@ -32,22 +32,28 @@ from tests.support.models import random_model, save_safetensors, tiny_shape
 from tools.bench.peer import VOCAB_SIZE, Task
 from tools.bench.turns import HERE, Figures, Runs, comma_separated, print_table, rounds_option, take_turns
 
+
+def _shape_v6(num_layers: int, width: int) -> ShapeV6:
+    return ShapeV6(
+        num_layers=num_layers,
+        width=width,
+        num_heads=width // 64,
+        head_size=64,
+        ffn_width=width * 7 // 2,  # as published models have it
+        vocab_size=VOCAB_SIZE,
+        mix_rank=32,
+        decay_rank=64,
+    )
+
+
 SHAPES: Final[Mapping[str, ModelShape]] = {  # of published models
     "0.1B": tiny_shape(12, 768, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
     "0.4B": tiny_shape(24, 1024, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=64, a=64, v=32, g=128)),
     "1.5B": tiny_shape(24, 2048, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=96, a=96, v=64, g=256)),
     "2.9B": tiny_shape(32, 2560, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=96, a=96, v=64, g=320)),
     "7.2B": tiny_shape(32, 4096, 64, vocab=VOCAB_SIZE, ranks=AdapterRanks(w=128, a=128, v=96, g=480)),
-    "v6": ShapeV6(
-        num_layers=12,
-        width=768,
-        num_heads=12,
-        head_size=64,
-        ffn_width=2688,  # 3.5 times the width, as published models have it
-        vocab_size=VOCAB_SIZE,
-        mix_rank=32,
-        decay_rank=64,
-    ),
+    "v6": _shape_v6(12, 768),
+    "v6-1.6B": _shape_v6(24, 2048),
 }
 _VERSIONS: Final = {"v6": SHAPES["v6"], "v7": SHAPES["0.1B"]}
 _SUFFIXES: Final = {"web-rwkv": ".st", "llama.cpp": ".gguf", "llama.cpp-vulkan": ".gguf", "rwkv": ".pth"}

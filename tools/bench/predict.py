@@ -24,13 +24,16 @@ from rnn_engine.forward.weight_choice import parse_weights, stored_format
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import Plan, SizingDevice
 from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
+from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 from rnn_engine.versions.v7.layout import ShapeV7
 from tools.bench.peers import SHAPES
 from tools.bench.turns import comma_separated
 from tools.markdown import table
 
-_WORKGROUP_BYTES = 1 << 15  # of memory, which Metal allows, and Vulkan's drivers of the other GPUs more of
+# Metal allows these, and Vulkan's drivers of the other GPUs more.
+_LIMITS = {"max-compute-workgroup-storage-size": 1 << 15, "max-storage-buffers-per-shader-stage": 16}
 _STEP = StepSize(num_tokens=1, num_runs=1, num_rows=1, has_draws=True)
 
 
@@ -44,7 +47,6 @@ class LoadedModel:
     @cached_property
     def _loaded(self) -> tuple[GpuRunner, MatMulKernels]:
         shape = SHAPES[self.name]
-        assert isinstance(shape, ShapeV7)
         tensors = _tensors(shape)
         chosen, activations = parse_weights(self.weights, shape)
 
@@ -52,7 +54,7 @@ class LoadedModel:
             return Unpacked(chosen(name) or stored_format(tensors[name].dtype, None))
 
         smallest = SizingDevice.smallest()
-        limits_of_table = {**smallest.wgpu_device.limits, "max-compute-workgroup-storage-size": _WORKGROUP_BYTES}
+        limits_of_table = {**smallest.wgpu_device.limits, **_LIMITS}
         device = SizingDevice(smallest.info, limits_of_table)
         limits = StepLimits(num_slots=1, max_tokens=64, max_rows=1, num_candidates=128)
         tuning = tuning_for(device.info, can_broadcast=True)
@@ -88,7 +90,8 @@ class LoadedModel:
 
         The fixed time of a dispatch is not counted, nor is that of a norm within it.
         """
-        normed = {id(group) for matmul in self._loaded[1].normed for _, group in matmul.parts}
+        singles = [single for matmul in self._loaded[1].bound for single in matmul.singles]
+        normed = {id(single.bind_group) for single in singles if single.variant.inputs == "normed"}
         shares: dict[str, float] = {}
         for dispatch, seconds in zip(self.plan.dispatches, self.seconds(gpu), strict=True):
             if dispatch.operations:
@@ -99,9 +102,14 @@ class LoadedModel:
         return shares
 
 
-def _tensors(shape: ShapeV7) -> dict[str, TensorInfo]:
+def _tensors(shape: ModelShape) -> dict[str, TensorInfo]:
+    assert isinstance(shape, ShapeV6 | ShapeV7)
     sizes = {"D": shape.width, "V": shape.vocab_size, "H": shape.num_heads, "N": shape.head_size, "F": shape.ffn_width}
-    sizes |= {f"R_{name}": getattr(shape.ranks, name) for name in "wavg"}
+    if isinstance(shape, ShapeV7):
+        sizes |= {f"R_{name}": getattr(shape.ranks, name) for name in "wavg"}
+    else:
+        sizes |= {"M": NUM_MIXES, "R_mix": shape.mix_rank, "R_mixes": NUM_MIXES * shape.mix_rank}
+        sizes["R_decay"] = shape.decay_rank
     specs = VERSIONS.get(shape.version).layout.specs(shape.num_layers)
     return {
         spec.name: TensorInfo(tuple(sizes[dim] for dim in spec.dims), np.dtype(np.float16))

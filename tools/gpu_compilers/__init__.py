@@ -78,6 +78,12 @@ def chosen_kernels() -> dict[str, str]:
     for variant in [each for each in variants if each is not None]:
         for weights, text in shaders_of_variant(variant):
             kernels[f"{variant}, {weights}"] = text
+    for variant in (tuning.blocks[0], tuning.normed[-1]):
+        for weights, text in shaders_of_variant(variant, {"HALVES_FROM": 64}, {"one_format": "two_formats"}):
+            kernels[f"{variant}, {weights} and f16"] = text
+    kept = {"MIXES": 6, "KEEPS_DIFFERENCE": True}
+    for weights, text in shaders_of_variant(tuning.normed[0], kept, {"mixes_not_kept": "keep_mixes"}):
+        kernels[f"{tuning.normed[0]}, {weights}, mixes kept"] = text
     v7 = tiny_shape(width=256, head_size=64, ranks=AdapterRanks(w=128, a=128, v=96, g=480))  # ranks of 7.2B
     others: dict[str, str] = {}  # name by text
     for shape in (v7, deep_embedded(v7), tiny_v6(width=256, head_size=64), tiny_v5(width=256, head_size=64), tiny_v4()):

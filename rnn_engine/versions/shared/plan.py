@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors, norm_shift_stage
-from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, NormedMatMul
-from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
+from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, NormBefore, NormedMatMul
+from rnn_engine.forward.segments import Activation, Matrix, SegmentPlace, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
-from rnn_engine.forward.weight_formats import round_up
-from rnn_engine.gpu import Buffer
+from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, round_up
+from rnn_engine.gpu import Buffer, Dispatch
 from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.layout import HeadsShape, RwkvShape
 from shaders import Constant, Include
@@ -78,20 +79,23 @@ class LayerBuilder:
         matrices: Sequence[Matrix],
         mixes: Buffer,
         outputs: Buffer,
+        *,
+        keeps_mixes: bool = False,
     ) -> NormedMatMul:
         """Return the stage of one of the layer's norms with its token shift, and of the matmul that reads its mixes.
 
-        `mixes` is as in `norm_shift`. No other stage may read what this one writes there.
+        `mixes` is as in `norm_shift`. Other stages may read what this one writes there only if `keeps_mixes`.
         """
-        context, norm = self.context, self.norm_shift(norm_what, norm_shift, mixes)
-        buffers = MatMulBuffers(context.buffers.batch, self.vectors.buffer, mixes, outputs)
-        return MatMul(self.label(what), matrices, context.matmuls, context.memory).bind_normed(
-            buffers,
-            norm,
+        context = self.context
+        norm = NormBefore(
+            self.norm_shift(norm_what, norm_shift, mixes),
             x=context.buffers.x,
             state=context.states[self.layer],
-            constants=norm_shift.forward_constants(context, self.vectors),
+            constants=norm_shift.forward_constants(context, self.vectors, keeps_mixes=keeps_mixes),
+            keeps_mixes=keeps_mixes,
         )
+        buffers = MatMulBuffers(context.buffers.batch, self.vectors.buffer, mixes, outputs)
+        return MatMul(self.label(what), matrices, context.matmuls, context.memory).bind_normed(buffers, norm)
 
     def alone(self, name: str, activation: Activation, *, inputs_from: Activation = Activation.NONE) -> Matrix:
         """Return the layer's weight matrix `name` for a matmul that has no other matrix in its buffers."""
@@ -225,13 +229,89 @@ def bonus_recurrence(
     It reads `projected` [r, k, v, g] and writes `mixed`. `bonus` is the name of u [D] in the layer's vectors.
     For `traced` see `head_stage`.
     """
-    constants = {
-        "U": builder.vectors.starts[bonus],
-        "HAS_GATE": has_gate,
-        **decay.constants(),
-    }
+    constants = {**bonus_constants(builder, bonus, has_gate=has_gate), **decay.constants()}
     return head_stage(
         builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}, traced
+    )
+
+
+def bonus_constants(builder: LayerBuilder, bonus: str, *, has_gate: bool) -> dict[str, Constant]:
+    """Return the constants of wkv5.wgsl for a layer whose bonus u [D] is the vector `bonus`."""
+    return {"U": builder.vectors.starts[bonus], "HAS_GATE": has_gate}
+
+
+@dataclass(frozen=True, slots=True)
+class GatedRecurrence:
+    """The stage of the second halves of a layer's adapters, and of the recurrence that reads their outputs.
+
+    If the tuning says so, the recurrence of a single token computes them itself, in place of a dispatch before.
+    """
+
+    gates: BoundMatMul
+    recurrence: KernelStage
+    alone: KernelStage | None  # the recurrence that computes them itself
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.gates.weight_bytes
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        if self.alone is None or step.num_tokens > 1:
+            yield from self.gates.dispatches(step)
+            yield from self.recurrence.dispatches(step)
+        else:
+            for dispatch in self.alone.dispatches(step):
+                yield replace(dispatch, moved_bytes=dispatch.moved_bytes + self.weight_bytes)
+
+
+def can_compute_gates(context: BuildContext, gates: BoundMatMul) -> bool:
+    """Return True if the recurrence of a single token can compute `gates`, the second halves of adapters, itself.
+
+    That needs matrices in one part, in a format of one buffer: compilers keep registers in memory for two.
+    """
+    return context.tuning.adapter_loads > 0 and len(gates.parts) == 1 and len(gates.parts[0][0].weights) == 1
+
+
+def adapter_constants(name: str, place: SegmentPlace | None, *, has_bias: bool) -> dict[str, Constant]:
+    """Return the constants of the adapter `name` for adapter_rows.wgsl. `place` is that of its second half.
+
+    They are 0 if the layer lacks the adapter.
+    """
+    constants = {
+        "START": place.weights_start if place else 0,
+        "PANEL_BLOCKS": place.panel_blocks if place else 0,
+        "EIGHTS": -(-place.num_columns // COLUMNS_AT_ONCE) if place else 0,
+        "INNER": place.inputs_start if place else 0,
+    }
+    if has_bias:
+        constants["BIAS"] = place.operand_start if place else 0
+    return {f"{name.upper()}_{constant}": value for constant, value in constants.items()}
+
+
+def stage_with_adapters(
+    builder: LayerBuilder,
+    shape: HeadsShape,
+    kernel: str,
+    gates: BoundMatMul,
+    constants: Mapping[str, Constant],
+    buffers: Mapping[str, Buffer],
+    includes: Mapping[str, Include],
+) -> KernelStage:
+    """Return the stage of a wkv recurrence of a single token that computes `gates`, see `can_compute_gates`, itself.
+
+    The other arguments are those of `head_stage`.
+    """
+    ((part, _),) = gates.parts
+    tuning = builder.context.tuning
+    turn = COLUMNS_AT_ONCE * tuning.adapter_loads
+    return head_stage(
+        builder,
+        shape,
+        kernel,
+        {**constants, "AT_ONCE": tuning.adapter_loads},
+        {**buffers, **part.weights},
+        more_includes={**includes, **tuning.weight_includes(part.format)},
+        waits=sum(-(-place.num_columns // turn) for place in part.places),
     )
 
 

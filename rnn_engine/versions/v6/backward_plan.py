@@ -81,16 +81,16 @@ class _Layers:
         decay = Decay(self._scratch.decay, 0, self._shape.width)
         to_mixes = self._mixes_backward(builder, stages)
         norms = ATT_NORM, FFN_NORM
-        return self._shared.layer(builder, (*stages[:3], add, *stages[3:]), stages.output, decay, to_mixes, norms)
+        return self._shared.layer(builder, (*stages[:2], add, *stages[2:]), stages.output, decay, to_mixes, norms)
 
     def _mixes_backward(self, builder: LayerBuilder, forward: TimeMixStages) -> Iterator[Stage]:
         """Yield the stages from the gradients of r, k, v, the gate and the decay to those of the mixes."""
         context, scratch, shared = self._context, self._scratch, self._shared
-        yield matmul_backward(context, forward.decay, shared.d_decay, shared.d_projected, scratch.projected)
+        yield matmul_backward(context, forward.recurrence.gates, shared.d_decay, shared.d_projected, scratch.projected)
         yield matmul_backward(context, forward.projections, shared.d_projected, shared.d_mixes)
         yield self._mixes_stage(builder, "add_shifted_mixes_backward", {"d_mixes": shared.d_mixes})
         yield matmul_backward(context, forward.mixes_up, self._added, self._d_mixes_hidden, scratch.mixes_hidden)
-        yield matmul_backward(context, forward.mixes_down, self._d_mixes_hidden, shared.d_mixes)
+        yield matmul_backward(context, forward.mixes_down.matmul, self._d_mixes_hidden, shared.d_mixes)
 
     def _mixes_stage(self, builder: LayerBuilder, kernel: str, buffers: dict[str, Buffer]) -> KernelStage:
         common = {"mixes": self._scratch.mixes, "added": self._added}

@@ -1,6 +1,7 @@
 """The forward pass of RWKV-6 on a device: the buffers and the stages of its layers.
 
-A layer has ten dispatches:
+A layer has ten dispatches. On hardware, a step of one token has seven: two matmuls compute the norms before them, and
+the recurrence computes the decay's second half.
 
 1. Norm and token shift into six mixes.
 2. The first halves of the mixes' adapters.
@@ -26,12 +27,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
-from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
 from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
-from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
-from rnn_engine.versions.shared.plan import Decay, GatedChannelMix, LayerBuilder, bonus_recurrence, check_head_size
+from rnn_engine.versions.shared.plan import (
+    Decay,
+    GatedChannelMix,
+    GatedRecurrence,
+    LayerBuilder,
+    adapter_constants,
+    bonus_constants,
+    bonus_recurrence,
+    can_compute_gates,
+    check_head_size,
+    stage_with_adapters,
+)
 from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
 _X, _W, _K, _V, _R, _G, _DIFFERENCE = range(7)  # planes of `mixes`
@@ -86,12 +98,10 @@ class Scratch:
 class TimeMixStages(NamedTuple):
     """The stages of a layer's time mix, in their order."""
 
-    norm: KernelStage
-    mixes_down: BoundMatMul
+    mixes_down: NormedMatMul
     mixes_up: BoundMatMul
     projections: BoundMatMul
-    decay: BoundMatMul
-    recurrence: KernelStage
+    recurrence: GatedRecurrence
     output: BoundMatMul
 
 
@@ -116,22 +126,12 @@ def time_mix_stages(
             for number, matrix in enumerate(_mixes_up(builder, scratch))
         ]
         mixes_up = builder.matmul("mixes, second half", plain, hidden, added)
+    down = [_mixes_down(builder, scratch)]
     return TimeMixStages(
-        builder.norm_shift("att norm", ATT_NORM, mixes),
-        builder.matmul("mixes, first half", [_mixes_down(builder, scratch)], mixes, hidden),
+        builder.normed_matmul("att norm", ATT_NORM, "mixes, first half", down, mixes, hidden, keeps_mixes=True),
         mixes_up,
         builder.matmul("projections", _projections(builder, scratch), mixes, projected),
-        builder.matmul("decay", [_decay_up(builder, scratch)], projected, scratch.decay),
-        bonus_recurrence(
-            builder,
-            shape,
-            bonus=BONUS,
-            projected=projected,
-            decay=Decay(scratch.decay, 0, shape.width),
-            mixed=scratch.mixed,
-            has_gate=True,
-            traced=traced,
-        ),
+        _recurrence(builder, shape, scratch, traced),
         builder.output(scratch.mixed),
     )
 
@@ -191,6 +191,29 @@ def _projections(builder: LayerBuilder, scratch: Scratch) -> list[Matrix]:
         builder.between_planes("att.gate.weight", _G, 3),
         down,
     ]
+
+
+def _recurrence(builder: LayerBuilder, shape: ShapeV6, scratch: Scratch, traced: Buffer | None) -> GatedRecurrence:
+    gates = builder.matmul("decay", [_decay_up(builder, scratch)], scratch.projected, scratch.decay)
+    stored = bonus_recurrence(
+        builder,
+        shape,
+        bonus=BONUS,
+        projected=scratch.projected,
+        decay=Decay(scratch.decay, 0, shape.width),
+        mixed=scratch.mixed,
+        has_gate=True,
+        traced=traced,
+    )
+    if traced is not None or not can_compute_gates(builder.context, gates):
+        return GatedRecurrence(gates, stored, None)
+    ((part, _),) = gates.parts
+    constants = bonus_constants(builder, BONUS, has_gate=True)
+    constants |= adapter_constants("w", part.places[0], has_bias=True)
+    buffers = {"projected": scratch.projected, "mixed": scratch.mixed}
+    includes = {"decays": "decays_by_rows"}
+    alone = stage_with_adapters(builder, shape, "wkv5", gates, constants, buffers, includes)
+    return GatedRecurrence(gates, stored, alone)
 
 
 def _decay_up(builder: LayerBuilder, scratch: Scratch) -> Matrix:

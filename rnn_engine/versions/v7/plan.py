@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
@@ -27,17 +27,23 @@ from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, NormShift, PackedVectors
 from rnn_engine.forward.matmul import BoundMatMul, NormedMatMul
-from rnn_engine.forward.segments import Activation, Matrix, SegmentPlace
-from rnn_engine.forward.stages import KernelStage, Stage
-from rnn_engine.forward.step import StepSize
-from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, round_up
-from rnn_engine.gpu import Buffer, Dispatch
-from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size, head_stage
+from rnn_engine.forward.segments import Activation, Matrix
+from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.weight_formats import round_up
+from rnn_engine.gpu import Buffer
+from rnn_engine.versions.shared.plan import (
+    GatedRecurrence,
+    LayerBuilder,
+    adapter_constants,
+    can_compute_gates,
+    check_head_size,
+    head_stage,
+    stage_with_adapters,
+)
 from rnn_engine.versions.v7.layout import ShapeV7
 from shaders import Constant
 
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
-_AT_ONCE: Final = 16  # eights of weights that a thread of gates_by_rows.wgsl asks for at once
 _ATT_MIXES: Final = tuple(f"att.{mix}" for mix in _MIXES)
 ATT_NORM: Final = NormShift("ln1", _ATT_MIXES, "att_shift")
 FFN_NORM: Final = NormShift("ln2", ("ffn.x_k",), "ffn_shift")
@@ -84,30 +90,6 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
         yield Layer(context, scratch, shape, layer).stages()
 
 
-def _is_plain(gates: BoundMatMul) -> bool:
-    """Return True if gates_by_rows.wgsl can read the matrices of `gates`: one part, in a format of one buffer."""
-    return len(gates.parts) == 1 and len(gates.parts[0][0].weights) == 1
-
-
-def _adapter_constants(places: Mapping[str, SegmentPlace]) -> dict[str, Constant]:
-    """Return the constants of gates_by_rows.wgsl for the second halves of adapters at `places`, by the adapter's name.
-
-    Those of an adapter that the layer lacks are 0.
-    """
-    constants: dict[str, Constant] = {"AT_ONCE": _AT_ONCE}
-    for adapter in _ADAPTERS:
-        place, prefix = places.get(adapter.name), adapter.name.upper()
-        constants |= {
-            f"{prefix}_START": place.weights_start if place else 0,
-            f"{prefix}_PANEL_BLOCKS": place.panel_blocks if place else 0,
-            f"{prefix}_EIGHTS": -(-place.num_columns // COLUMNS_AT_ONCE) if place else 0,
-            f"{prefix}_INNER": place.inputs_start if place else 0,
-        }
-        if adapter.second is not Activation.NONE:
-            constants[f"{prefix}_BIAS"] = place.operand_start if place else 0
-    return constants
-
-
 class Scratch:
     """The device buffers for activations within a layer of RWKV-7. All layers share them."""
 
@@ -147,30 +129,6 @@ class TimeMixStages(NamedTuple):
     projections: NormedMatMul
     recurrence: GatedRecurrence
     output: BoundMatMul
-
-
-@dataclass(frozen=True, slots=True)
-class GatedRecurrence:
-    """The stage of the second halves of a layer's adapters, and of the recurrence that reads their outputs.
-
-    If the tuning says so, the recurrence of a single token computes them itself, in place of a dispatch before.
-    """
-
-    gates: BoundMatMul
-    recurrence: KernelStage
-    alone: KernelStage | None  # the recurrence that computes them itself
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.gates.weight_bytes
-
-    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        if self.alone is None or step.num_tokens > 1:
-            yield from self.gates.dispatches(step)
-            yield from self.recurrence.dispatches(step)
-        else:
-            for dispatch in self.alone.dispatches(step):
-                yield replace(dispatch, moved_bytes=dispatch.moved_bytes + self.weight_bytes)
 
 
 class ChannelMixStages(NamedTuple):
@@ -259,23 +217,19 @@ class Layer(LayerBuilder):
         return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
     def _recurrence(self, gates: BoundMatMul, traced: Buffer | None) -> GatedRecurrence:
-        scratch, tuning = self._scratch, self.context.tuning
+        scratch = self._scratch
         constants = {"IS_FIRST_LAYER": self.layer == 0, **self.key_constants()}
         buffers = {"projected": scratch.projected, "v_first": scratch.v_first, "mixed": scratch.mixed}
         stored = head_stage(self, self._shape, "wkv7", constants, {**buffers, "gates": scratch.gates}, traced)
-        if not tuning.gates_in_recurrence or traced is not None or not _is_plain(gates):
+        if traced is not None or not can_compute_gates(self.context, gates):
             return GatedRecurrence(gates, stored, None)
         ((part, _),) = gates.parts
         places = dict(zip((adapter.name for adapter in self._adapters()), part.places, strict=True))
-        alone = head_stage(
-            self,
-            self._shape,
-            "wkv7",
-            {**constants, **_adapter_constants(places)},
-            {**buffers, **part.weights},
-            more_includes={"gates": "gates_by_rows", **tuning.weight_includes(part.format)},
-            waits=sum(-(-place.num_columns // (COLUMNS_AT_ONCE * _AT_ONCE)) for place in part.places),
-        )
+        for adapter in _ADAPTERS:
+            has_bias = adapter.second is not Activation.NONE
+            constants |= adapter_constants(adapter.name, places.get(adapter.name), has_bias=has_bias)
+        includes = {"gates": "gates_by_rows"}
+        alone = stage_with_adapters(self, self._shape, "wkv7", gates, constants, buffers, includes)
         return GatedRecurrence(gates, stored, alone)
 
     def key_constants(self) -> dict[str, Constant]:
