@@ -166,7 +166,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         codes={"nibbles": "nibbles_by_bytes", "levels": "levels_by_table"},
         norm_threads=256,
         candidate_threads=256,
-        candidate_loads=16,
+        candidate_loads=32,
         max_tokens=256,
         max_step_operations=2e12 if device.kind == "discrete" else 3e11,
     )

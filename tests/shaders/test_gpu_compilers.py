@@ -70,10 +70,10 @@ def test_products_of_bytes_ask_for_two_blocks_of_weights_before_they_wait(kernel
     assert kernel.loop.vector / 8 == pytest.approx(5 + MULTIPLYING["int8"], rel=0.1)
 
 
-def test_candidates_ask_for_sixteen_logits_at_once(kernels: Mapping[str, str]) -> None:
+def test_candidates_ask_for_32_logits_at_once(kernels: Mapping[str, str]) -> None:
     (kernel,) = compiled("navi31", {"": kernels["candidates, v7"]}).values()
     assert kernel.loop is not None
-    assert kernel.loop.bytes_in_flight == 16 * 4
+    assert kernel.loop.bytes_in_flight == 32 * 4
 
 
 def test_a_recurrence_keeps_its_state_in_registers_that_the_code_names(kernels: Mapping[str, str]) -> None:

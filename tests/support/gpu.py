@@ -14,16 +14,19 @@ from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS
 
 KINDS = ("software", "discrete")
+_SMALL_HEAD = 32  # software devices compile a recurrence of larger heads for so long that one kernel is enough
 
 
 def open_checked(kind: str) -> tuple[Device, Tuning]:
     """Return the first device of this machine, with the tuning for devices of `kind` even if it is of another.
 
-    What hardware does sixteen times at once is done twice, since software devices compile long loop bodies slowly.
+    Kernels for hardware load fewer numbers at once than there, since software devices compile long loop bodies slowly.
     """
     device = open_device(checked=True)
     tuning = tuning_for(DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device) >= 8)
-    return device, replace(tuning, adapter_loads=min(2, tuning.adapter_loads))
+    return device, replace(
+        tuning, adapter_loads=min(2, tuning.adapter_loads), candidate_loads=min(4, tuning.candidate_loads)
+    )
 
 
 def make_gpu_runner(
@@ -38,6 +41,8 @@ def make_gpu_runner(
     max_binding_bytes: int | None = None,
 ) -> GpuRunner:
     device, tuning = open_checked(kind)
+    if getattr(model.shape, "head_size", 0) > _SMALL_HEAD:
+        tuning = replace(tuning, adapter_loads=0)
     memory = device.allocate()
     if max_binding_bytes is not None:
         memory.max_binding_bytes = max_binding_bytes
