@@ -25,7 +25,7 @@ _LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernel
 _RECIPE: Final = 2  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (
-    *("matmul", "products_", "tiles_", "inputs_", "stored_inputs", "packed_", "weights_"),
+    *("matmul", "products_", "tiles_", "inputs_", "stored_inputs", "one_format", "packed_", "weights_", "halves"),
     *(
         "segments",
         "activations",
