@@ -11,6 +11,7 @@ from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.weight_choice import FormatOf, parse_weights
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.types import Model
+from rnn_engine.versions.shared.layout import HeadsShape
 from rnn_engine.versions.table import VERSIONS
 
 KINDS = ("software", "discrete")
@@ -41,7 +42,7 @@ def make_gpu_runner(
     max_binding_bytes: int | None = None,
 ) -> GpuRunner:
     device, tuning = open_checked(kind)
-    if getattr(model.shape, "head_size", 0) > _SMALL_HEAD:
+    if isinstance(model.shape, HeadsShape) and model.shape.head_size > _SMALL_HEAD:
         tuning = replace(tuning, adapter_loads=0)
     memory = device.allocate()
     if max_binding_bytes is not None:
