@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
@@ -39,6 +39,7 @@ _EXAMPLES = (
         _NO,
     ),
 )
+_ASKS = "\nQuery:"  # between the document and the query, if the document comes first
 _MOST_ADDED = 1 << 16  # characters that a template may add to a conversation
 
 
@@ -90,13 +91,8 @@ def method(engine: EngineLike) -> Method:
 
 def document_tokens(engine: EngineLike, document: str) -> Sequence[int]:
     """Return the tokens with which every prompt about `document` begins if the document comes first."""
-    if method(engine) == "reranker":
-        return engine.tokenize(f"{_INSTRUCTION}Document: {document}\n")
-    prompt = _prompt(engine, "", document, "", document_first=True)
-    end = prompt.text.rindex("\nQuery:")  # without a query, nothing of this kind follows
-    sizes = {token: len(text.encode()) for text, token in engine.info.special_tokens.items()}
-    [position] = token_positions(engine, prompt.tokens, [len(prompt.text[:end].encode())], sizes)
-    return prompt.tokens[:position]
+    [prompt] = relevance_prompts(engine, [("", document)], document_first=True)
+    return prompt.tokens[: prompt.num_document]
 
 
 def relevance_prompts(
@@ -113,17 +109,7 @@ def relevance_prompts(
     """
     if method(engine) == "reranker":
         return tuple(_reranker_prompt(engine, query, document, before) for query, document in pairs)
-    if not document_first:
-        return tuple(_prompt(engine, query, document, before, document_first=False) for query, document in pairs)
-    prompts, begins = [], dict[str, Sequence[int]]()
-    for query, document in pairs:
-        prompt = _prompt(engine, query, document, before, document_first=True)
-        if document not in begins:
-            begins[document] = document_tokens(engine, document)
-        num_document = len(begins[document])
-        is_same = not before and list(prompt.tokens[:num_document]) == list(begins[document])
-        prompts.append(replace(prompt, num_document=num_document) if is_same else prompt)
-    return tuple(prompts)
+    return tuple(_prompt(engine, query, document, before, document_first=document_first) for query, document in pairs)
 
 
 def num_prompt_tokens(prompts: Sequence[RelevancePrompt]) -> int:
@@ -177,11 +163,12 @@ async def _read_states(
 
 
 def _reranker_prompt(engine: EngineLike, query: str, document: str, before: str) -> RelevancePrompt:
+    read, asked = f"{_INSTRUCTION}Document: {document}\n", f"Query: {query}"
     earlier = engine.tokenize(before)
-    begins = [*earlier, *document_tokens(engine, document)]
-    asked = f"Query: {query}"
+    begins = [*earlier, *engine.tokenize(read)]
     tokens = [*begins, *engine.tokenize(asked), end_of_sentence(engine.info.shape)]
-    return RelevancePrompt(tokens, f"{before}{_INSTRUCTION}Document: {document}\n{asked}", len(earlier), len(begins))
+    num_document = len(begins) + len(engine.tokenize("Query:"))
+    return RelevancePrompt(tokens, f"{before}{read}{asked}", len(earlier), num_document)
 
 
 def _question(query: str, document: str, *, document_first: bool) -> ChatMessage:
@@ -205,4 +192,10 @@ def _prompt(engine: EngineLike, query: str, document: str, before: str, *, docum
     template = engine.info.chat_template
     most = 2 * conversation.characters + _MOST_ADDED
     prompt = make_chat_prompt(engine, template, conversation, most, before=before)
-    return RelevancePrompt(prompt.tokens, prompt.text, prompt.turns.get(len(examples), 0))
+    num_document = None
+    if document_first:
+        behind = 1 + 2 * query.count(_ASKS)  # the document: the question has the query twice
+        begins = before + prompt.text.rsplit(_ASKS, behind)[0] + _ASKS
+        sizes = {token: len(text.encode()) for text, token in engine.info.special_tokens.items()}
+        [num_document] = token_positions(engine, prompt.tokens, [len(begins.encode())], sizes)
+    return RelevancePrompt(prompt.tokens, prompt.text, prompt.turns.get(len(examples), 0), num_document)

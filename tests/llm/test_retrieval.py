@@ -73,6 +73,6 @@ def test_a_collection_is_ranked_from_kept_states(world: LLM) -> None:
     scores = {hit.document.text: hit.score for hit in found.hits}
     ranked = world.rerank("What is the capital of France?", DOCUMENTS)
     assert scores == pytest.approx({each.text: each.score for each in ranked}, abs=1e-5)
-    query = len(world.engine.tokenize("Query: What is the capital of France?")) + 1
+    query = len(world.engine.tokenize(" What is the capital of France?")) + 1
     vector = len(world.engine.tokenize("What is the capital of France?")) + 1
     assert found.tokens_run == vector + len(DOCUMENTS) * query

@@ -112,7 +112,7 @@ async def test_scores_go_on_from_the_states_of_documents(device: str) -> None:
     assert len({round(each, 3) for each in expected}) == len(PAIRS)
     assert [each.log_odds for each in found] == pytest.approx(expected, abs=1e-5)
     assert np.concatenate(alone) == pytest.approx(expected, abs=1e-5)
-    assert [each.cost.prompt_tokens for each in found] == [len(f"Query: {query}") + 1 for query, _ in PAIRS]
+    assert [each.cost.prompt_tokens for each in found] == [len(f" {query}") + 1 for query, _ in PAIRS]
 
 
 async def test_a_score_is_what_the_reranker_makes_of_the_state_after_the_pair() -> None:

@@ -109,9 +109,9 @@ async def test_a_document_is_run_up_to_where_all_prompts_about_it_agree(serve: S
     await filled(client)
     begins = [prompt_of(request) for request in engine.requests[3:]]
     assert [begin.rpartition("Document: ")[2] for begin in begins] == [
-        "A cat has four legs.",
-        "A spider has eight legs.",
-        "A snake has no legs.",
+        "A cat has four legs.\nQuery:",
+        "A spider has eight legs.\nQuery:",
+        "A snake has no legs.\nQuery:",
     ]
     engine.requests.clear()
     await post(client, "/v1/collections/animals/query", QueryAnswer, {"query": "How many?"})
