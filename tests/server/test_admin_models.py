@@ -25,13 +25,14 @@ from server.models.files import ModelFileEntry
 from server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Load, Through, check_shape, error_of, parse_event, post
-from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
 from tests.support.named_states import save_tuned_state, some_state
 from tests.support.older_models import tiny_v6
 
 ID = "6a9c60a4-0f4c-40b1-a31f-987f73e20315"
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
+PAIR = tiny_shape(width=128, head_size=64, vocab=96)
 ONE_REPLICA = pytest.mark.over_one_engine("a fleet tells the slots of all its replicas")
 
 
@@ -41,6 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("one", "two")):
         save_safetensors(random_model(tiny_shape(vocab=96), seed=seed), folder / f"{name}.st", "f32")
     save_safetensors(random_model(tiny_v6(), seed=6), folder / "six.st", "f32")
+    for seed, (name, shape) in enumerate({"vectors": embedding_shape(PAIR), "ranks": reranker_shape(PAIR)}.items()):
+        save_safetensors(random_model(shape, seed=seed), folder / f"{name}.st", "f32")
     (folder / "notes.txt").write_text("no model")
     (folder / "broken.st").write_bytes(b"no model")
     return folder
@@ -90,6 +93,19 @@ async def test_a_model_is_added_under_a_name_and_unloaded(client: Client) -> Non
     assert await who_answers(client) == "one"
 
 
+async def test_an_embedding_model_is_loaded_with_its_reranker(client: Client, folder: Path) -> None:
+    order = {"model_path": "vectors.st", "reranker_path": "ranks.st", "add": True}
+    loaded = await post(client, LOAD, ModelEntry, order)
+    assert loaded["meta"]["embedding"] is not None
+    assert loaded["meta"]["embedding"]["reranker"] == "ranks"
+    info = await (await client.get("/api/models/info", params={"model": "vectors"})).json()
+    check_shape(ModelsInfo, info)
+    assert info["reload"]["reranker_path"] == str(folder / "ranks.st")
+    await post(client, LOAD, ModelEntry, {"model_path": "vectors.st", "add": True})
+    entry = await (await client.get("/v1/models/vectors")).json()
+    assert entry["meta"]["embedding"]["reranker"] is None
+
+
 @ONE_REPLICA
 async def test_a_model_is_loaded_anew_while_requests_run_and_come(client: Client) -> None:
     endless = {**CALL, "max_tokens": 40, "logit_bias": {"0": -1000}, "stream": True}
@@ -112,6 +128,11 @@ async def test_a_model_is_loaded_anew_while_requests_run_and_come(client: Client
         ({"model_path": "broken.st"}, 400, "broken.st"),
         ({"model_path": "two.st", "lora": [{"path": "/tmp"}]}, 403, "outside of"),
         ({"model_path": "two.st", "tokenizer_path": "no.json"}, 404, "there is no file 'no.json'"),
+        ({"model_path": "vectors.st", "reranker_path": "../ranks.st"}, 403, "outside of"),
+        ({"model_path": "vectors.st", "reranker_path": "no.st"}, 404, "there is no file 'no.st'"),
+        ({"model_path": "vectors.st", "reranker_path": "two.st"}, 400, "two.st holds v7; expected a reranker"),
+        ({"model_path": "two.st", "reranker_path": "ranks.st"}, 400, "and the model is v7"),
+        ({"model_path": "ranks.st"}, 400, "expected an embedding model beside it"),
         ({"model_path": "two.st", "weights": "int3"}, 400, "int3"),
         ({"model_path": "two.st", "quant": 1, "quant_type": "Int3"}, 400, "quant_type"),
         ({"model_path": "two.st", "adapter": {"Manual": -1}}, 400, "Economical"),
@@ -183,10 +204,11 @@ async def test_the_folder_of_models(client: Client, folder: Path) -> None:
     listed = await (await client.get("/api/models/list")).json()
     for entry in listed:
         check_shape(ModelFileEntry, entry)
-    assert [entry["name"] for entry in listed] == ["broken.st", "one.st", "six.st", "two.st"]
-    assert listed[0]["info"] is None
-    assert listed[1]["info"]["num_vocab"] == 96
-    assert listed[2]["info"] == {
+    assert [entry["name"] for entry in listed] == ["broken.st", "one.st", "ranks.st", "six.st", "two.st", "vectors.st"]
+    by_name = {entry["name"]: entry for entry in listed}
+    assert by_name["broken.st"]["info"] is None
+    assert by_name["one.st"]["info"]["num_vocab"] == 96
+    assert by_name["six.st"]["info"] == {
         "version": "V6",
         "num_layer": 2,
         "num_emb": 64,
@@ -195,7 +217,7 @@ async def test_the_folder_of_models(client: Client, folder: Path) -> None:
         "num_head": 4,
         "custom": {"V6": {"time_mix": 6, "time_decay": 9}},
     }
-    assert listed[1]["sha"] == hashlib.sha256((folder / "one.st").read_bytes()).hexdigest()
+    assert by_name["one.st"]["sha"] == hashlib.sha256((folder / "one.st").read_bytes()).hexdigest()
 
 
 async def test_without_a_folder_the_served_models_are_listed(load: Load, folder: Path) -> None:

@@ -90,7 +90,7 @@ class StateFileRef(RequestBody):
 class ReloadRequest(RequestBody):
     """A request to load a model, with ai00's field names.
 
-    The fields `name`, `add` and `weights` are this server's own.
+    The fields `name`, `add`, `weights` and `reranker_path` are this server's own.
     """
 
     always_strict: ClassVar = True
@@ -126,6 +126,11 @@ class ReloadRequest(RequestBody):
     )
     tokenizer_path: str | None = Field(
         default=None, description="A tokenizer in the folder of models; null: the server's option."
+    )
+    reranker_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The path of a reranker in the folder of models, for a model made for embedding; null: none.",
     )
     adapter: Annotated[
         Adapter | None,
@@ -193,8 +198,8 @@ class ManualAdapter(TypedDict):
 class Ai00Reload(TypedDict):
     """The settings with which a model was loaded, in the form of a request to `POST /admin/models/load`.
 
-    The fields `name`, `weights` (which says more than `quant`) and `device` (the name of `adapter`) are this server's
-    own. `tokenizer_path` is null if the options name the tokenizer or the engine has found it.
+    The fields `name`, `weights` (which says more than `quant`), `reranker_path` and `device` (the name of `adapter`)
+    are this server's own. `tokenizer_path` is null if the options name the tokenizer or the engine has found it.
     """
 
     model_path: str
@@ -208,6 +213,7 @@ class Ai00Reload(TypedDict):
     token_chunk_size: int
     max_batch: int
     tokenizer_path: str | None
+    reranker_path: str | None
     bnf: Ai00Bnf
     adapter: Literal["Auto"] | ManualAdapter
     device: str
@@ -252,6 +258,7 @@ def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
         "token_chunk_size": _CHUNK,
         "max_batch": info.num_slots,
         "tokenizer_path": order.tokenizer,
+        "reranker_path": None if order.reranker is None else str(order.reranker),
         "bnf": {"enable_bytes_cache": True, "start_nonterminal": "start"},
         "adapter": {"Manual": int(index)} if index is not None and index.isdecimal() else "Auto",
         "device": info.device,
@@ -371,6 +378,7 @@ def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
         slots=body.max_batch,
         device=_device(body.adapter),
         tokenizer=None if body.tokenizer_path is None else str(folder.find(body.tokenizer_path)),
+        reranker=None if body.reranker_path is None else folder.find(body.reranker_path),
     )
 
 
