@@ -41,7 +41,7 @@ def _describe(kind: type) -> Iterator[str]:
     yield inspect.getdoc(kind) or ""
     if is_dataclass(kind):
         yield from _describe_fields(kind)
-    for name, member in vars(kind).items():
+    for name, member in _members(kind):
         if name.startswith("_") and name not in _SPECIAL:
             continue
         found = getattr(member, "__func__", member)
@@ -52,6 +52,13 @@ def _describe(kind: type) -> Iterator[str]:
             yield f"**`{name}`**"
             yield f"```python\n{_signature(found)}\n```"
             yield inspect.getdoc(found) or ""
+
+
+def _members(kind: type) -> Iterator[tuple[str, object]]:
+    """Yield the names and members of a class, and after them those of its private base classes."""
+    for owner in kind.__mro__:
+        if owner is kind or owner.__name__.startswith("_"):
+            yield from vars(owner).items()
 
 
 def _describe_fields(kind: type) -> Iterator[str]:

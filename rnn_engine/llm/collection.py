@@ -34,7 +34,44 @@ class Run(Protocol):
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
-class AsyncCollection:
+class _StoredDocuments:
+    """The part of a collection that runs no model: it reads and removes documents."""
+
+    def __init__(self, store: DocumentStore, stored: StoredCollection) -> None:
+        self._store = store
+        self._stored = stored
+
+    @property
+    def name(self) -> str:
+        """The name under which the collection is found again."""
+        return self._stored.facts.name
+
+    def get(self, document_id: str) -> Document:
+        """Return the document with this id. Raises NotFoundError if there is none."""
+        return self._stored.get(document_id)
+
+    def remove(self, ids: Sequence[str]) -> list[str]:
+        """Remove the documents with these ids, and return the ids that there were."""
+        check_list("ids", ids, "a list of ids")
+        return self._stored.remove(ids)
+
+    def delete(self) -> None:
+        """Delete the collection with all of its documents."""
+        self._store.delete(self._stored.facts.owner, self.name)
+
+    def __len__(self) -> int:
+        return self._stored.num_documents
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yield all documents, in the order in which they were added. Change none meanwhile."""
+        after, has_more = None, True
+        while has_more:
+            page, has_more = self._stored.page(after, _PAGE)
+            yield from page
+            after = page[-1].id if page else None
+
+
+class AsyncCollection(_StoredDocuments):
     """Documents under ids, which queries find by their vectors and then order by how well they answer.
 
     `AsyncLLM.collection` makes one. Documents are run once when they are added; the cache keeps the states after them,
@@ -43,13 +80,8 @@ class AsyncCollection:
 
     def __init__(self, engine: EngineLike, store: DocumentStore, stored: StoredCollection) -> None:
         """Search and change the collection `stored` of a `store`, whose vectors the model of `engine` makes."""
+        super().__init__(store, stored)
         self._engine = engine
-        self._store = store
-        self._stored = stored
-
-    @property
-    def name(self) -> str:
-        return self._stored.facts.name
 
     async def add(self, documents: Sequence[DocumentLike], *, replace: bool = False) -> list[str]:
         """Add documents, and return their ids: those given, or else random ones.
@@ -88,32 +120,8 @@ class AsyncCollection:
             self._engine, self._store, self._stored, query, top_n=top_n, candidates=candidates, rerank=rerank
         )
 
-    def get(self, document_id: str) -> Document:
-        """Return the document with this id. Raises NotFoundError if there is none."""
-        return self._stored.get(document_id)
 
-    def remove(self, ids: Sequence[str]) -> list[str]:
-        """Remove the documents with these ids, and return the ids that there were."""
-        check_list("ids", ids, "a list of ids")
-        return self._stored.remove(ids)
-
-    def delete(self) -> None:
-        """Delete the collection with all of its documents."""
-        self._store.delete(self._stored.facts.owner, self.name)
-
-    def __len__(self) -> int:
-        return self._stored.num_documents
-
-    def __iter__(self) -> Iterator[Document]:
-        """Yield all documents, in the order in which they were added. Change none meanwhile."""
-        after, has_more = None, True
-        while has_more:
-            page, has_more = self._stored.page(after, _PAGE)
-            yield from page
-            after = page[-1].id if page else None
-
-
-class Collection:
+class Collection(_StoredDocuments):
     """Documents under ids, which queries find by their vectors and then order by how well they answer.
 
         animals = llm.collection("animals")
@@ -127,12 +135,9 @@ class Collection:
 
     def __init__(self, twin: AsyncCollection, run: Run) -> None:
         """Wrap the `twin`; `run` runs a coroutine on the twin's event loop and returns its result."""
+        super().__init__(twin._store, twin._stored)
         self._twin = twin
         self._run = run
-
-    @property
-    def name(self) -> str:
-        return self._twin.name
 
     def add(self, documents: Sequence[DocumentLike], *, replace: bool = False) -> list[str]:
         """Add documents, and return their ids; see `AsyncCollection.add`."""
@@ -148,22 +153,3 @@ class Collection:
     ) -> Search:
         """Return the `top_n` documents that answer a query best, the best first; see `AsyncCollection.query`."""
         return self._run(self._twin.query(query, top_n=top_n, candidates=candidates, rerank=rerank))
-
-    def get(self, document_id: str) -> Document:
-        """Return the document with this id. Raises NotFoundError if there is none."""
-        return self._twin.get(document_id)
-
-    def remove(self, ids: Sequence[str]) -> list[str]:
-        """Remove the documents with these ids, and return the ids that there were."""
-        return self._twin.remove(ids)
-
-    def delete(self) -> None:
-        """Delete the collection with all of its documents."""
-        self._twin.delete()
-
-    def __len__(self) -> int:
-        return len(self._twin)
-
-    def __iter__(self) -> Iterator[Document]:
-        """Yield all documents, in the order in which they were added. Change none meanwhile."""
-        return iter(self._twin)
