@@ -48,21 +48,21 @@ LAYERS: Final = [2, 0]  # of the embedding model, whose states the reranker's la
 
 
 def _recurrence(state: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Run the kernel rwkv7_state_fwd_fp16.cu on tokens [T, D] of one sequence; `state` [H, N, N] changes in place."""
-    num_heads, size, _ = state.shape
+    """Run the kernel rwkv7_state_fwd_fp16.cu on tokens [..., T, D]; `state` [..., H, N, N] changes in place."""
+    size = state.shape[-1]
     outputs = []
-    for t in range(len(r)):
-        r_t, w_t, k_t, v_t, a_t, b_t = (values[t].view(num_heads, size) for values in (r, w, k, v, a, b))
+    for t in range(r.shape[-2]):
+        r_t, w_t, k_t, v_t, a_t, b_t = (values[..., t, :].unflatten(-1, (-1, size)) for values in (r, w, k, v, a, b))
         decay = torch.exp(-0.6065306597 * w_t)
-        removed = torch.einsum("hij,hj->hi", state, a_t)
+        removed = torch.einsum("...ij,...j->...i", state, a_t)
         state.copy_(
-            state * decay[:, None, :] + removed[:, :, None] * b_t[:, None, :] + v_t[:, :, None] * k_t[:, None, :]
+            state * decay[..., None, :] + removed[..., None] * b_t[..., None, :] + v_t[..., None] * k_t[..., None, :]
         )
-        outputs.append(torch.einsum("hij,hj->hi", state, r_t).reshape(-1))
-    return torch.stack(outputs)
+        outputs.append(torch.einsum("...ij,...j->...i", state, r_t).flatten(-2))
+    return torch.stack(outputs, -2)
 
 
-def _load_package() -> Any:  # noqa: ANN401 - the package has no types
+def load_package() -> Any:  # noqa: ANN401 - the package has no types
     """Return the package's module `model`, changed to compute in f32 on the CPU."""
     spec = find_spec(_PACKAGE)
     assert spec is not None, "pip install rwkv-emb"
@@ -71,7 +71,7 @@ def _load_package() -> Any:  # noqa: ANN401 - the package has no types
     loaded = {_PACKAGE: package, reference.__name__: reference, "transformers": MagicMock()}
     with patch.dict(sys.modules, loaded), patch("torch.utils.cpp_extension.load"):
         rwkv7 = _execute(root / "reference" / "rwkv7.py", f"{_PACKAGE}.reference.rwkv7", reference.__name__)
-        rwkv7.RWKV7_OP = _recurrence
+        rwkv7.RWKV7_OP = rwkv7.RWKV7_BATCH_OP = _recurrence
         rwkv7.RWKV7_ONE_OP = lambda state, *inputs: _recurrence(state, *(values[None] for values in inputs))[0]
         sys.modules[rwkv7.__name__] = rwkv7
         return _execute(root / "model.py", f"{_PACKAGE}.model", _PACKAGE)
@@ -100,7 +100,7 @@ def _save(model: TensorModel, path: Path, **more: object) -> Path:
     return path
 
 
-def _f32(path: Path, folder: Path) -> Path:
+def copy_in_f32(path: Path, folder: Path) -> Path:
     """Copy a file to `folder` with its tensors in f32, since the package computes some products in a file's type.
 
     The package maps the file into memory, so it must not change while the model is used.
@@ -127,10 +127,10 @@ def write(folder: Path, copies: Path) -> None:
     drawn = random_model(RERANKER, 32, np.float16, layer0_v=False, bits=11)
     reranker_path = _save(drawn, folder / "reranker.pth", **{LAYER_INDEX: LAYERS})
 
-    package = _load_package()
-    embedding = package.EmbeddingRWKV(str(_f32(embedding_path, copies)))
+    package = load_package()
+    embedding = package.EmbeddingRWKV(str(copy_in_f32(embedding_path, copies)))
     embedding.eos_token_id = EMBEDDING.vocab_size - 1
-    reranker = package.RWKVReRanker(str(_f32(reranker_path, copies)))
+    reranker = package.RWKVReRanker(str(copy_in_f32(reranker_path, copies)))
     generator = np.random.default_rng(33)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for number, (length, end_positions) in enumerate([(1, []), (12, []), (40, []), (25, [9, 17])]):
