@@ -103,7 +103,7 @@ def _count_layers(names: Iterable[str]) -> int:
 
 def _check_names(specs: Iterable[TensorSpec], names: Iterable[str]) -> None:
     names = set(names)
-    if missing := [spec.name for spec in specs if spec.required and spec.name not in names]:
+    if missing := [spec.file_name for spec in specs if spec.required and spec.name not in names]:
         raise ModelError(f"{count(missing, 'tensor')} missing: {show_all(missing)}")
     if unknown := sorted(names - {spec.name for spec in specs}):
         raise ModelError(

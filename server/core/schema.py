@@ -234,6 +234,8 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
         "less_than_equal": "at most {le}",
         "too_short": "at least {min_length} item(s)",
         "too_long": "at most {max_length} items",
+        "string_too_short": "at least {min_length} character(s)",
+        "string_too_long": "at most {max_length} characters",
         "literal_error": "{expected}",
     }
 )

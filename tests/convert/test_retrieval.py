@@ -69,8 +69,11 @@ def test_wrong_prefixes_and_missing_parts_are_named(kind: str, tmp_path: Path) -
     path = save_safetensors(random_model(shape, 1), tmp_path / "model.safetensors")
     tensors = load_file(path)
     without_heads = {name: values for name, values in tensors.items() if "head" not in name}
-    missing = "head.retr_head.fc1.weight" if kind == "embedding" else "head.0.weight; head.0.bias; head.2.weight"
+    missing = "head.retr_head.fc1.weight" if kind == "embedding" else "reranker.head.0.weight; reranker.head.0.bias"
     assert f"missing: {missing}" in refusal(tmp_path, without_heads)
+    heads_alone = {re.sub(r"^rwkv\.", "model.", name): values for name, values in tensors.items()}
+    if kind == "embedding":
+        assert "missing: rwkv.emb.weight; rwkv.blocks.0.ln0.weight" in refusal(tmp_path, heads_alone)
     other = {re.sub(r"^(rwkv|reranker|head)\.", "model.", name): values for name, values in tensors.items()}
     assert "no RWKV version has these tensors" in refusal(tmp_path, other)
 

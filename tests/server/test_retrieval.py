@@ -131,7 +131,7 @@ async def test_models_say_what_they_are_for(client: Client) -> None:
             "writes and scores no text",
         ),
         ("/v1/completions", {"prompt": "Hi"}, "model", "writes and scores no text"),
-        ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "at least 1 character"),
+        ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "expected at least 1 character"),
     ],
 )
 async def test_what_is_refused(client: Client, path: str, body: Body, param: str, words: str) -> None:
