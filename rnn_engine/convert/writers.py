@@ -155,7 +155,7 @@ def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None
     Matrices may be in quantised blocks; `tensor_files.safetensors_file` describes how these are stored.
     """
     formats = {spec.name: source.block_format(spec) for spec in source.specs}
-    plain = [source.entry(spec, spec.file_name) for spec in source.specs if formats[spec.name] is None]
+    plain = [_blinkdl_entry(source, spec) for spec in source.specs if formats[spec.name] is None]
     quantised: list[TensorEntry] = []
     matrices: dict[str, StoredMatrix] = {}
     for spec in source.specs:
@@ -187,11 +187,13 @@ def _quantised(
 
 def write_blinkdl_pth(file: IO[bytes], source: ConversionSource) -> None:
     """Write a model as a torch `.pth` file with BlinkDL's tensor names."""
-    write_pth(file, _entries(source))
+    write_pth(file, [_blinkdl_entry(source, spec) for spec in source.specs])
 
 
-def _entries(source: ConversionSource) -> list[TensorEntry]:
-    return [source.entry(spec, spec.file_name) for spec in source.specs]
+def _blinkdl_entry(source: ConversionSource, spec: TensorSpec) -> TensorEntry:
+    own = source.model.tensors[spec.name].shape
+    shape = (1,) * (spec.file_axes - len(own)) + tuple(own)
+    return source.entry(spec, spec.file_name, shape=shape, transform=lambda tensor: tensor.reshape(shape))
 
 
 # ai00's `.st` files: BlinkDL's tensors in f16, some under other names and transposed; and ai00's names of sizes.

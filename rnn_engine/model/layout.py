@@ -40,6 +40,7 @@ class TensorSpec:
     ai00_swaps: bool = False
     file_names: tuple[str, ...] = ()  # its names in other files, the one to write first; empty: `name`
     is_integer: bool = False  # holds whole numbers
+    file_axes: int = 0  # how many it has at least in a file that is written, the first ones of size 1
 
     @property
     def file_name(self) -> str:

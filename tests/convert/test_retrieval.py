@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.runner import open_model
+from rnn_engine.tensor_files.formats import open_source
 from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
 from tests.support.reference import forward, relative_error
 from tests.support.retrieval import EMBEDDING, RERANKER, golden
@@ -32,6 +34,18 @@ def test_a_converted_file_has_the_published_names(tmp_path: Path) -> None:
         with open_model(source) as model:
             convert_model(model, tmp_path / "model.safetensors", force=True)
         assert all(name.startswith(begins) for name in load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pth"])
+@pytest.mark.parametrize("source", [EMBEDDING, RERANKER])
+def test_a_converted_file_has_the_axes_of_published_ones(source: Path, name: str, tmp_path: Path) -> None:
+    """The package loads a reranker only if each tensor has the axes that it expects."""
+    with open_model(source) as model:
+        convert_model(model, tmp_path / name)
+    with closing(open_source(source)) as published, closing(open_source(tmp_path / name)) as written:
+        shapes = {each: info.shape for each, info in published.tensors.items()}
+        assert shapes.pop("rwkv.head.weight", (2, 2)) == (2, 2)
+        assert {each: info.shape for each, info in written.tensors.items()} == shapes
 
 
 def test_a_quantised_file_gives_nearly_the_same_features(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ TASKS: Final[Mapping[EmbeddingTask, str]] = {
 
 LAYER_INDEX: Final = "reranker_layer_idx"
 
+_MIX_OR_BIAS: Final = re.compile(r"blocks\.\d+\.(att\.(x_\w|[wav]0|k_[ka])|ffn\.x_k)")  # [1, 1, D] in files
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShapeWithoutHead(ShapeV7):
@@ -96,8 +98,19 @@ def _layers(num_layers: int) -> Iterator[TensorSpec]:
 
 
 def _stored_under(prefix: str, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the specs with names in files that begin with `prefix`. ai00 has no such files."""
-    return tuple(replace(spec, file_names=(prefix + spec.name,), ai00_swaps=False) for spec in specs)
+    """Return the specs with names in files that begin with `prefix`, and with the axes that the package rwkv-emb reads.
+
+    ai00 has no such files.
+    """
+    return tuple(
+        replace(
+            spec,
+            file_names=(prefix + spec.name,),
+            ai00_swaps=False,
+            file_axes=3 if _MIX_OR_BIAS.fullmatch(spec.name) else 0,
+        )
+        for spec in specs
+    )
 
 
 EMBEDDING_LAYOUT: Final = Layout(
