@@ -1,6 +1,7 @@
 """`python -m tools.screenshots`: take a picture of each page, in light and dark colours and in two sizes.
 
-The tool starts a server with the demo model. The pictures go to docs/screenshots.
+The tool starts a server with the demo model, and one with the demo pair for the page Search. The pictures go to
+docs/screenshots. Those in Chinese need a font that has its characters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, Literal, TypeAlias
 import click
 from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
+from rnn_engine.demo import DEMO
 from tests.support.browser import call
 from tools.live_server.process import ROOT, ServerProcess
 from tools.setup.programs import BROWSER
@@ -29,6 +31,7 @@ SIZES: Final[dict[str, ViewportSize]] = {
 }
 _QUALITY: Final = 80  # of WebP
 _FOLDER: Final = ROOT / "docs" / "screenshots"
+_PAIR: Final = "demo-embed"
 _TIMEOUT_MS: Final = 60_000
 _WHOLE: Final = "prompt tokens from the cache"  # stands under an answer that has ended
 _CHART_MS: Final = 8000
@@ -45,6 +48,8 @@ class Scene:
 
     address: str
     play: Callable[[Page], Awaitable[None]]
+    model: str = DEMO
+    language: str = "en-GB"
 
 
 async def fill_server(page: Page) -> None:
@@ -113,10 +118,22 @@ async def score(page: Page) -> None:
 
 
 async def search(page: Page) -> None:
-    await page.get_by_role("button", name="Try an example").click()
-    await page.get_by_role("button", name="Search", exact=True).click()
-    hits = page.get_by_role("list", name="Texts, the best answer first").get_by_role("listitem")
-    await expect(hits).to_have_count(4)
+    await _search(page, "Try an example", "Query", "Search")
+
+
+async def search_in_chinese(page: Page) -> None:
+    await _search(page, "试试示例", "查询", "检索")
+
+
+async def _search(page: Page, example: str, field: str, button: str) -> None:
+    await page.get_by_role("button", name=example).click()
+    rows = page.get_by_role("table").locator("tbody tr")
+    for number, query in enumerate(("", "Where do I buy bread?", "On which day does the baker rest?")):
+        if query:
+            await page.get_by_role("textbox", name=field).fill(query)
+        await page.get_by_role("button", name=button, exact=True).click()
+        await expect(rows).to_have_count(number + 2)  # one for the texts, which are read once
+    await rows.last.scroll_into_view_if_needed()
 
 
 async def tree(page: Page) -> None:
@@ -144,7 +161,8 @@ SCENES: Final = {
     "chat": Scene("chat", chat),
     "write": Scene("write", write),
     "score": Scene("score", score),
-    "search": Scene("search", search),
+    "search": Scene("search", search, _PAIR),
+    "search-chinese": Scene("search", search_in_chinese, _PAIR, "zh-CN"),
     "states": Scene("states", tree),
     "states-compare": Scene("states/compare/pirate", compare),
     "states-map": Scene("states/map", text_map),
@@ -162,19 +180,22 @@ SCENES: Final = {
 def main(only: Sequence[str], device: str, folder: Path) -> None:
     """Take pictures of the web page."""
     folder.mkdir(parents=True, exist_ok=True)
-    with ServerProcess(("--device", device)) as server:
-        asyncio.run(_take_all(server.url, only or list(SCENES), folder))
+    names = only or list(SCENES)
+    for model in sorted({SCENES[name].model for name in names}):
+        with ServerProcess((model, "--device", device)) as server:
+            asyncio.run(_take_all(server.url, model, [name for name in names if SCENES[name].model == model], folder))
     total = sum(path.stat().st_size for path in folder.glob("*.webp"))
     click.echo(f"{total:,} bytes together")
 
 
-async def _take_all(url: str, names: Sequence[str], folder: Path) -> None:
+async def _take_all(url: str, model: str, names: Sequence[str], folder: Path) -> None:
     expect.set_options(timeout=_TIMEOUT_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=BROWSER.find(), args=["--no-sandbox"])
-        page = await browser.new_page()
-        await page.goto(url)
-        await fill_server(page)
+        if model == DEMO:
+            page = await browser.new_page()
+            await page.goto(url)
+            await fill_server(page)
         for name in names:
             for size in SIZES:
                 for scheme in SCHEMES:
@@ -185,7 +206,7 @@ async def _take_all(url: str, names: Sequence[str], folder: Path) -> None:
 
 async def _take(browser: Browser, url: str, scene: Scene, size: str, scheme: ColorScheme, path: Path) -> None:
     context = await browser.new_context(
-        viewport=SIZES[size], color_scheme=scheme, locale="en-GB", reduced_motion="reduce"
+        viewport=SIZES[size], color_scheme=scheme, locale=scene.language, reduced_motion="reduce"
     )
     page = await context.new_page()
     page.set_default_timeout(_TIMEOUT_MS)

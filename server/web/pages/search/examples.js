@@ -1,6 +1,8 @@
-// Texts and a query for a new user to begin with, in words that the demo model knows.
+// Texts and a query for a new user to begin with, in words that the demo models know.
 
-export const EXAMPLE = {
+import { modelName, models } from "../../server.js";
+
+const FACTS = {
   texts: [
     "The capital of France is Paris.",
     "A spider has eight legs and no wings.",
@@ -9,3 +11,19 @@ export const EXAMPLE = {
   ].join("\n"),
   query: "How many legs does a spider have?",
 };
+
+const TOWN = {
+  texts: [
+    "The bakery is in Mill Lane.",
+    "The bakery is closed on Sunday. The owner is a friendly man.",
+    "You can go to the library from ten on.",
+    "The bread shop opens at six in the morning.",
+  ].join("\n"),
+  query: "How early can I go to the baker?",
+};
+
+/** @returns {{texts: string, query: string}} The example for the chosen model: models made for embedding know a town. */
+export function exampleForModel() {
+  const model = models.get().find(({ id }) => id === modelName());
+  return model?.meta.embedding ? TOWN : FACTS;
+}

@@ -8,7 +8,7 @@ import { useStore } from "../../store.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useEffect, useState } from "../../vendor/preact.js";
 import { ask, keepTexts } from "./collection.js";
-import { EXAMPLE } from "./examples.js";
+import { exampleForModel } from "./examples.js";
 import { Hits } from "./hits.js";
 import { change, draft, linesOf, restored } from "./state.js";
 
@@ -86,7 +86,7 @@ function SearchPart() {
             ? html`<${Button} kind="main" icon="stop" onClick=${() => running.abort()}>${t("search.stop")}<//>`
             : html`<${Button} kind="main" icon="search" type="submit" disabled=${!isReady}>${t("search.run")}<//>`
         }
-        ${texts === "" && html`<${Button} onClick=${() => change(EXAMPLE)}>${t("search.example")}<//>`}
+        ${texts === "" && html`<${Button} onClick=${() => change(exampleForModel())}>${t("search.example")}<//>`}
         <span class="muted small">
           ${lines.length > MOST_TEXTS ? t("search.tooMany", { most: MOST_TEXTS, count: lines.length }) : t("search.count", { count: lines.length })}
         </span>
