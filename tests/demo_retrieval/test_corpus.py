@@ -9,9 +9,12 @@ from collections import Counter, defaultdict
 from tools.demo_retrieval.corpus import (
     UNSEEN_WORDINGS,
     Fact,
+    close_facts,
+    document_part,
     facts,
     make_test,
     pair_text,
+    query_part,
     seen_facts,
     training_facts,
     training_texts,
@@ -55,6 +58,20 @@ def test_no_held_out_fact_is_among_those_of_training_with_any_object() -> None:
     assert {fact.unseen_queries for fact in training_facts()} == {fact.unseen_queries for fact in facts()}
 
 
+def test_close_facts_share_a_subject_or_a_relation_and_are_not_held_out() -> None:
+    held_out = {(fact.topic, fact.relation, fact.names) for fact in facts() if not fact.seen}
+    rng = random.Random(7)
+    for _ in range(500):
+        group = close_facts(rng)
+        assert len({fact.names for fact in group}) == len({(fact.topic, fact.relation) for fact in group}) == 2
+        assert len({(fact.topic, fact.relation, fact.names) for fact in group}) == len(group) == 4
+        assert not held_out & {(fact.topic, fact.relation, fact.names) for fact in group}
+        asked = [
+            wording.format(subject=fact.names[0], object=fact.object) for fact in group for wording in fact.queries
+        ]
+        assert len(set(asked)) == len(asked)
+
+
 def test_no_wording_of_a_question_is_both_seen_and_unseen() -> None:
     for fact in facts():
         assert len(set(fact.queries)) == len(fact.queries)
@@ -87,7 +104,9 @@ def test_a_text_ends_with_the_last_token_and_words_can_be_spelt() -> None:
     tokenizer = build()
     encode = Encoder(tokenizer)
     text = pair_text("The bakery opens at six.", "When does the bakery open?")
-    tokens, spelt = encode(text), encode(text, random.Random(1), 1.0)
+    tokens, spelt = encode(text), encode(text, encode.some_words(random.Random(1), 1.0))
+    read, asked = document_part("The bakery opens at six."), query_part("When does the bakery open?")
+    assert encode(read, ends=False) + encode(asked) == tokens
     assert tokens[-1] == spelt[-1] == tokenizer.get_vocab_size() - 1
     assert len(tokens) < 40 < len(text) == len(spelt) - 1
     assert tokenizer.decode(tokens) == tokenizer.decode(spelt) == text

@@ -34,10 +34,14 @@ class Sizes:
     gate_rank: int = 32
 
 
-def _shift(x: Tensor, starts: Tensor) -> Tensor:
-    """Return each token's previous vector, zero at the start of a document. x: [B, T, D], starts: [B, T]."""
+def _shift(x: Tensor, starts: Tensor, before: Tensor | None) -> Tensor:
+    """Return each token's previous vector; at the start of a document it is `before`, or zero.
+
+    x: [B, T, D], starts: [B, T], before: [B, D]
+    """
     previous = F.pad(x, (0, 0, 1, -1))
-    return previous * (1 - starts[..., None].to(x.dtype))
+    begins = starts[..., None].to(x.dtype)
+    return previous * (1 - begins) if before is None else torch.lerp(previous, before[:, None], begins)
 
 
 def _vector(value: Tensor) -> nn.Parameter:
@@ -96,13 +100,18 @@ class TimeMix(nn.Module):
 
     def forward(self, x: Tensor, v_first: Tensor | None, starts: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
         inputs, gate, v_first = self.prepare(x, v_first, starts)
-        return self.finish(wkv7(*inputs, starts, initial), inputs, gate), v_first
+        return self.finish(wkv7(*inputs, starts, initial)[0], inputs, gate), v_first
 
-    def prepare(self, x: Tensor, v_first: Tensor | None, starts: Tensor) -> tuple[Inputs, Tensor, Tensor]:
-        """Return the inputs of the recurrence, the gate [B, T, D], and layer 0's values [B, T, D]."""
+    def prepare(
+        self, x: Tensor, v_first: Tensor | None, starts: Tensor, before: Tensor | None = None
+    ) -> tuple[Inputs, Tensor, Tensor]:
+        """Return the inputs of the recurrence, the gate [B, T, D], and layer 0's values [B, T, D].
+
+        `before` [B, D] is the vector before the first token of a document; None: zeros.
+        """
         rows, tokens, _ = x.shape
         by_head = (rows, tokens, self.heads, self.head)
-        change = _shift(x, starts) - x
+        change = _shift(x, starts, before) - x
         xr, xw, xk = x + change * self.x_r, x + change * self.x_w, x + change * self.x_k
         xv, xa, xg = x + change * self.x_v, x + change * self.x_a, x + change * self.x_g
         r, k, v = self.receptance(xr), self.key(xk), self.value(xv)
@@ -138,8 +147,8 @@ class ChannelMix(nn.Module):
         nn.init.uniform_(self.key.weight, -0.5 / math.sqrt(sizes.width), 0.5 / math.sqrt(sizes.width))
         nn.init.zeros_(self.value.weight)
 
-    def forward(self, x: Tensor, starts: Tensor) -> Tensor:
-        mixed = x + (_shift(x, starts) - x) * self.x_k
+    def forward(self, x: Tensor, starts: Tensor, before: Tensor | None = None) -> Tensor:
+        mixed = x + (_shift(x, starts, before) - x) * self.x_k
         return self.value(torch.relu(self.key(mixed)) ** 2)
 
 

@@ -15,7 +15,7 @@ constexpr int64_t CHUNK = 16;
 struct Inputs {
     const float *r, *w, *k, *v, *a, *b;  // [B, T, H, N]
     const uint8_t* starts;               // [B, T]
-    const float* initial;                // [H, N, N]
+    const float* initial;                // [B, H, N, N]
     int64_t num_tokens, num_heads;
 };
 
@@ -45,9 +45,9 @@ void advance(const Inputs& in, int64_t at, const Matrix<N>& previous, Matrix<N>&
 }
 
 template <int N>
-void forward_head(const Inputs& in, int64_t row, int64_t head, float* y, float* kept) {
+void forward_head(const Inputs& in, int64_t row, int64_t head, float* y, float* kept, float* last) {
     alignas(64) Matrix<N> state;
-    const float* initial = in.initial + head * N * N;
+    const float* initial = in.initial + (row * in.num_heads + head) * N * N;
     copy<N>(&state[0][0], initial);
     for (int64_t t = 0; t < in.num_tokens; t++) {
         if (t % CHUNK == 0) copy<N>(kept + t / CHUNK * N * N, &state[0][0]);
@@ -56,6 +56,7 @@ void forward_head(const Inputs& in, int64_t row, int64_t head, float* y, float* 
         advance<N>(in, at, state, state);
         for (int i = 0; i < N; i++) y[at + i] = dot<N>(state[i], in.r + at);
     }
+    copy<N>(last, &state[0][0]);
 }
 
 struct Gradients {
@@ -98,10 +99,11 @@ void backward_token(const Inputs& in, const Gradients& out, int64_t at, const fl
 
 template <int N>
 void backward_head(const Inputs& in, const Gradients& out, int64_t row, int64_t head, const float* dy,
-                   const float* kept, float* dinitial) {
+                   const float* kept, const float* dlast, float* dinitial) {
     alignas(64) Matrix<N> before[CHUNK], after[CHUNK];
-    alignas(64) Matrix<N> flow = {};
-    const float* initial = in.initial + head * N * N;
+    alignas(64) Matrix<N> flow;
+    copy<N>(&flow[0][0], dlast);
+    const float* initial = in.initial + (row * in.num_heads + head) * N * N;
     for (int64_t first = (in.num_tokens - 1) / CHUNK * CHUNK; first >= 0; first -= CHUNK) {
         const int64_t length = std::min(CHUNK, in.num_tokens - first);
         for (int64_t c = 0; c < length; c++) {
@@ -132,50 +134,54 @@ Inputs inputs_of(const std::vector<torch::Tensor>& x, const torch::Tensor& start
 }
 
 template <int N>
-void run_forward(const Inputs& in, int64_t rows, float* y, float* kept) {
+void run_forward(const Inputs& in, int64_t rows, float* y, float* kept, float* last) {
     const int64_t chunks = (in.num_tokens + CHUNK - 1) / CHUNK;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t task = 0; task < rows * in.num_heads; task++)
-        forward_head<N>(in, task / in.num_heads, task % in.num_heads, y, kept + task * chunks * N * N);
+        forward_head<N>(in, task / in.num_heads, task % in.num_heads, y, kept + task * chunks * N * N,
+                        last + task * N * N);
 }
 
 template <int N>
 void run_backward(const Inputs& in, const Gradients& out, int64_t rows, const float* dy, const float* kept,
-                  float* dinitial) {
+                  const float* dlast, float* dinitial) {
     const int64_t chunks = (in.num_tokens + CHUNK - 1) / CHUNK;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t task = 0; task < rows * in.num_heads; task++)
         backward_head<N>(in, out, task / in.num_heads, task % in.num_heads, dy, kept + task * chunks * N * N,
-                         dinitial + task * N * N);
+                         dlast + task * N * N, dinitial + task * N * N);
 }
 
 }  // namespace
 
-// x: r, w, k, v, a, b, each [B, T, H, N]. Returns y [B, T, H, N] and the kept states [B, H, chunks, N, N].
+// x: r, w, k, v, a, b, each [B, T, H, N]; initial [B, H, N, N]. Returns y [B, T, H, N], the kept states
+// [B, H, chunks, N, N], and the last ones [B, H, N, N].
 std::vector<torch::Tensor> forward(std::vector<torch::Tensor> x, torch::Tensor starts, torch::Tensor initial) {
     const Inputs in = inputs_of(x, starts, initial);
     const int64_t rows = x[0].size(0), n = x[0].size(3), chunks = (in.num_tokens + CHUNK - 1) / CHUNK;
     auto y = torch::empty_like(x[0]);
     auto kept = torch::empty({rows, in.num_heads, chunks, n, n}, x[0].options());
+    auto last = torch::empty_like(initial);
     TORCH_CHECK(n == 16 || n == 32 || n == 64, "head size 16, 32 or 64 expected, not ", n);
     auto run = n == 16 ? run_forward<16> : n == 32 ? run_forward<32> : run_forward<64>;
-    run(in, rows, y.data_ptr<float>(), kept.data_ptr<float>());
-    return {y, kept};
+    run(in, rows, y.data_ptr<float>(), kept.data_ptr<float>(), last.data_ptr<float>());
+    return {y, kept, last};
 }
 
-// Returns the gradients of r, w, k, v, a, b and of the initial state.
+// Returns the gradients of r, w, k, v, a, b and of the initial states, from those of y and of the last states.
 std::vector<torch::Tensor> backward(std::vector<torch::Tensor> x, torch::Tensor starts, torch::Tensor initial,
-                                    torch::Tensor kept, torch::Tensor dy) {
+                                    torch::Tensor kept, torch::Tensor dy, torch::Tensor dlast) {
     const Inputs in = inputs_of(x, starts, initial);
     const int64_t rows = x[0].size(0), n = x[0].size(3);
     std::vector<torch::Tensor> g;
     for (const auto& t : x) g.push_back(torch::empty_like(t));
-    auto dinitial = torch::zeros({rows, in.num_heads, n, n}, initial.options());
+    auto dinitial = torch::zeros_like(initial);
     auto f = [&](int i) { return g[i].data_ptr<float>(); };
     const Gradients out{f(0), f(1), f(2), f(3), f(4), f(5)};
     auto run = n == 16 ? run_backward<16> : n == 32 ? run_backward<32> : run_backward<64>;
-    run(in, out, rows, dy.data_ptr<float>(), kept.data_ptr<float>(), dinitial.data_ptr<float>());
-    g.push_back(dinitial.sum(0));
+    run(in, out, rows, dy.data_ptr<float>(), kept.data_ptr<float>(), dlast.data_ptr<float>(),
+        dinitial.data_ptr<float>());
+    g.push_back(dinitial);
     return g;
 }
 

@@ -9,7 +9,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.nn import functional as F  # noqa: N812
 from torch.utils.cpp_extension import load
 
 
@@ -26,17 +25,21 @@ def _kernels() -> ModuleType:
 @torch.library.custom_op("demo_model::wkv7", mutates_args=())
 def _wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     x = [t.contiguous() for t in (r, w, k, v, a, b)]
-    y, kept = _kernels().forward(x, starts, initial.contiguous())
-    return y, kept
+    y, kept, last = _kernels().forward(x, starts, initial.contiguous())
+    return y, kept, last
 
 
 @_wkv7.register_fake
-def _(*args: Tensor) -> tuple[Tensor, Tensor]:
-    r = args[0]
+def _(*args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r, initial = args[0], args[7]
     rows, tokens, heads, size = r.shape
-    return r.new_empty(r.shape), r.new_empty(rows, heads, (tokens + 15) // 16, size, size)
+    return (
+        r.new_empty(r.shape),
+        r.new_empty(rows, heads, (tokens + 15) // 16, size, size),
+        initial.new_empty(initial.shape),
+    )
 
 
 @torch.library.custom_op("demo_model::wkv7_backward", mutates_args=())
@@ -51,9 +54,10 @@ def _wkv7_backward(
     initial: Tensor,
     kept: Tensor,
     dy: Tensor,
+    dlast: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     x = [t.contiguous() for t in (r, w, k, v, a, b)]
-    return tuple(_kernels().backward(x, starts, initial.contiguous(), kept, dy.contiguous()))
+    return tuple(_kernels().backward(x, starts, initial.contiguous(), kept, dy.contiguous(), dlast.contiguous()))
 
 
 @_wkv7_backward.register_fake
@@ -61,55 +65,36 @@ def _(*args: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.empty(t.shape) for t in (*args[:6], args[7]))
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, output[1])
 
 
-def _backward(ctx: FunctionCtx, dy: Tensor, _dkept: Tensor) -> tuple[Tensor | None, ...]:
-    dr, dw, dk, dv, da, db, dinitial = _wkv7_backward(*ctx.saved_tensors, dy)
+def _backward(ctx: FunctionCtx, dy: Tensor, _dkept: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+    dr, dw, dk, dv, da, db, dinitial = _wkv7_backward(*ctx.saved_tensors, dy, dlast)
     return dr, dw, dk, dv, da, db, None, dinitial
 
 
 _wkv7.register_autograd(_backward, setup_context=_setup_context)
 
 
-def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor) -> Tensor:
-    """Compute the RWKV-7 recurrence: return y [B, T, H, N].
+def wkv7(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the RWKV-7 recurrence. Return y [B, T, H, N], and the state after the last token [B, H, value, key].
 
     The inputs r, w (the decay itself), k, v, a and b are each [B, T, H, N].
 
-    The state is set to `initial` [H, value, key] before the first token, and at each token with `starts` [B, T] uint8.
+    The state is set to `initial` before the first token, and at each token with `starts` [B, T] uint8. It is
+    [H, value, key], or [B, H, value, key] with one for each row.
     """
-    return _wkv7(r, w, k, v, a, b, starts, initial)[0]
-
-
-def wkv7_and_state(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute the same as `wkv7`. Return y, and the state after the last token [B, H, value, key].
-
-    The state is read by one more token for each of its keys, which changes nothing and receives that key alone.
-    """
-    rows, tokens, heads, size = r.shape
-    nothing = r.new_zeros(rows, size, heads, size)
-    keys = torch.eye(size).view(1, size, 1, size).expand(nothing.shape)
-    y = wkv7(
-        torch.cat([r, keys], 1),
-        torch.cat([w, torch.ones_like(nothing)], 1),
-        torch.cat([k, nothing], 1),
-        torch.cat([v, nothing], 1),
-        torch.cat([a, nothing], 1),
-        torch.cat([b, nothing], 1),
-        F.pad(starts, (0, size)),
-        initial,
-    )
-    return y[:, :tokens], y[:, tokens:].permute(0, 2, 3, 1)
+    y, _, last = _wkv7(r, w, k, v, a, b, starts, initial.expand(len(r), *initial.shape[-3:]))
+    return y, last
 
 
 def plain_wkv7(
     r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, starts: Tensor, initial: Tensor
-) -> Tensor:
-    """Compute the same as `wkv7` in plain torch, one token at a time, which is slow. `initial` may also be [B, ...]."""
+) -> tuple[Tensor, Tensor]:
+    """Compute the same as `wkv7` in plain torch, one token at a time, which is slow."""
     rows, tokens, _, _ = r.shape
     state = initial.expand(rows, *initial.shape[-3:])  # [B, H, value, key]
     outputs = []
@@ -119,4 +104,4 @@ def plain_wkv7(
         added = v[:, t, :, :, None] * k[:, t, :, None, :]
         state = state * w[:, t, :, None, :] + removed + added
         outputs.append((state @ r[:, t, :, :, None])[..., 0])
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 1), state

@@ -18,6 +18,7 @@ from tools.demo_model.corpus.texts import items
 UNSEEN_WORDINGS = 2  # of each relation's questions, the last ones
 _WITH_MORE = 0.5  # of the documents have a second sentence
 _MIXED = 624  # facts, besides the seen ones, that make no sense
+_SAME_TOPIC = 0.6  # of the relations and subjects of close facts
 _CARELESS = 0.3  # of the questions of training are typed carelessly
 _INSTRUCTION = "Instruct: Given a query, retrieve documents that answer the query\n"
 
@@ -52,9 +53,15 @@ class Fact:
         """Return a question that the fact answers, in one of `wordings`."""
         return self._fill(rng.choice(wordings), rng)
 
-    def careless_query(self, rng: random.Random) -> str:
-        """Return a question in a wording of the training, now and then without its mark or its capital letter."""
-        query = self.query(self.seen_queries, rng)
+    def careless_query(self, rng: random.Random, left_out: float = 0.0) -> str:
+        """Return a question in a wording of the training, now and then without its mark or its capital letter.
+
+        Each word of the wording is left out with probability `left_out`, but no name.
+        """
+        wording = rng.choice(self.seen_queries)
+        if left_out:
+            wording = " ".join(word for word in wording.split(" ") if "{" in word or rng.random() >= left_out)
+        query = self._fill(wording, rng)
         if rng.random() < _CARELESS:
             query = query.rstrip("?.")
         if rng.random() < _CARELESS:
@@ -130,9 +137,53 @@ def training_facts() -> tuple[Fact, ...]:
     return (*known, *mixed)
 
 
+def close_facts(rng: random.Random) -> list[Fact]:
+    """Return four facts: two subjects, each in two relations.
+
+    Many make no sense. Their objects differ, so a question about one fact has no other answer among the four. Unseen
+    facts are left out, whatever their object is.
+    """
+    relations, held_out = _relations()
+    while True:
+        first, second = rng.choice(relations), rng.choice(relations)
+        if rng.random() < _SAME_TOPIC:
+            second = rng.choice([known for known in relations if known[0].topic == first[0].topic])
+        subjects = rng.sample(first if rng.random() < _SAME_TOPIC else seen_facts(), 2)
+        if first is second or subjects[0].names == subjects[1].names:
+            continue
+        chosen = [
+            replace(said, names=subject.names)
+            for known in (first, second)
+            for subject, said in zip(subjects, rng.sample(known, 2), strict=True)
+        ]
+        if len({(fact.relation, fact.object) for fact in chosen}) == len(chosen) and not any(
+            (fact.topic, fact.relation, fact.names) in held_out for fact in chosen
+        ):
+            return chosen
+
+
+@cache
+def _relations() -> tuple[list[list[Fact]], set[tuple[str, str, tuple[str, ...]]]]:
+    """Return the seen facts of each relation, and the subjects of unseen ones by topic and relation."""
+    known: dict[tuple[str, str], list[Fact]] = {}
+    for fact in seen_facts():
+        known.setdefault((fact.topic, fact.relation), []).append(fact)
+    return list(known.values()), {(fact.topic, fact.relation, fact.names) for fact in facts() if not fact.seen}
+
+
+def document_part(document: str) -> str:
+    """Return what a pair's text begins with, for any query."""
+    return f"{_INSTRUCTION}Document: {document}\n"
+
+
+def query_part(query: str) -> str:
+    """Return what a pair's text ends with, for any document."""
+    return f"Query: {query}"
+
+
 def pair_text(document: str, query: str) -> str:
     """Return the text after which a reranker reads the state."""
-    return f"{_INSTRUCTION}Document: {document}\nQuery: {query}"
+    return document_part(document) + query_part(query)
 
 
 def training_texts(seed: int) -> Iterator[str]:

@@ -79,8 +79,11 @@ def reranked(
     return scores
 
 
-def measure(every: int, device: str) -> Iterator[Figures]:
-    """Yield the figures of each way of searching for each kind of question, with each `every`-th question."""
+def measure(every: int, device: str, weights: Sequence[str]) -> Iterator[Figures]:
+    """Yield the figures of each way of searching for each kind of question, with each `every`-th question.
+
+    The demo pair is measured with each format of `weights`.
+    """
     test = make_test()
     documents = test.documents
     kinds = {kind: questions[::every] for kind, questions in test.kinds.items()}
@@ -91,13 +94,14 @@ def measure(every: int, device: str) -> Iterator[Figures]:
         for kind, questions in kinds.items():
             answers = [question.answer for question in questions]
             yield Figures.of("state of `demo`", kind, ranks_in(vector_scores(llm, documents, questions), answers))
-    with LLM("demo-embed", device=device, num_slots=32) as llm:
-        for kind, questions in kinds.items():
-            answers = [question.answer for question in questions]
-            similar = vector_scores(llm, documents, questions)
-            yield Figures.of("`demo-embed`, vectors", kind, ranks_in(similar, answers))
-            scores = reranked(llm, documents, questions, similar)
-            yield Figures.of("`demo-embed`, vectors and reranker", kind, ranks_in(scores, answers))
+    for chosen in weights:
+        with LLM("demo-embed", device=device, weights=chosen, num_slots=32) as llm:
+            for kind, questions in kinds.items():
+                answers = [question.answer for question in questions]
+                similar = vector_scores(llm, documents, questions)
+                yield Figures.of(f"`demo-embed` in {chosen}, vectors", kind, ranks_in(similar, answers))
+                scores = reranked(llm, documents, questions, similar)
+                yield Figures.of(f"`demo-embed` in {chosen}, reranked", kind, ranks_in(scores, answers))
 
 
 def _words(text: str) -> list[str]:
@@ -107,10 +111,11 @@ def _words(text: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="take each N-th question alone, which is faster")
-    parser.add_argument("--device", default="auto", help="the engine's device")
+    parser.add_argument("--device", default="0", help="the engine's device")
+    parser.add_argument("--weights", nargs="+", default=["f16"], help="formats of the demo pair's weights")
     options = parser.parse_args()
     print("| way | questions | nDCG@10 | recall@5 | number |\n|---|---|---|---|---|")
-    for figures in measure(options.every, options.device):
+    for figures in measure(options.every, options.device, options.weights):
         print(figures, flush=True)
 
 

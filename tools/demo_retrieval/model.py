@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.model import Inputs, Model, Sizes
-from tools.demo_model.wkv7 import plain_wkv7, wkv7_and_state
+from tools.demo_model.wkv7 import wkv7
 
 TASKS = ("retr", "sts", "cls")  # retrieval, similarity of texts, classification
 _SIDE_BY_SIDE = 48  # texts of similar length
+
+
+class LayerState(NamedTuple):
+    """The state of one layer after some texts."""
+
+    wkv: Tensor  # [B, H, value, key]
+    time_shift: Tensor  # [B, D]
+    channel_shift: Tensor  # [B, D]
+
+    def repeated(self, times: int) -> LayerState:
+        """Return the state with each text's rows `times` times, one behind the other."""
+        return LayerState(*(rows.repeat_interleave(times, 0) for rows in self))
 
 
 class TaskHead(nn.Module):
@@ -54,20 +67,23 @@ class Embedding(nn.Module):
         vectors: Tensor = self.head[f"{task}_head"](features)
         return vectors
 
-    def states(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return each layer's state [B, H, value, key] after texts, given as tokens."""
+    def states(self, texts: Sequence[Sequence[int]], states: Sequence[LayerState] | None = None) -> list[LayerState]:
+        """Return the states after texts, given as tokens. They start from `states`, or else from the beginning."""
         tokens, starts = _left_padded(texts)
         initial = self.rwkv.initial_state()
         x, v_first = self.rwkv.blocks[0].ln0(self.rwkv.emb(tokens)), None
-        states = []
+        after = []
         for layer, block in enumerate(self.rwkv.blocks):
+            before = None if states is None else states[layer]
             inputs: Inputs
-            inputs, gate, v_first = block.att.prepare(block.ln1(x), v_first, starts)
-            y, state = wkv7_and_state(*inputs, starts, initial[layer])
+            mixed = block.ln1(x)
+            inputs, gate, v_first = block.att.prepare(mixed, v_first, starts, before and before.time_shift)
+            y, wkv = wkv7(*inputs, starts, initial[layer] if before is None else before.wkv)
             x = x + block.att.finish(y, inputs, gate)
-            x = x + block.ffn(block.ln2(x), starts)
-            states.append(state)
-        return states
+            fed = block.ln2(x)
+            x = x + block.ffn(fed, starts, before and before.channel_shift)
+            after.append(LayerState(wkv, mixed[:, -1], fed[:, -1]))
+        return after
 
 
 class Reranker(nn.Module):
@@ -88,7 +104,7 @@ class Reranker(nn.Module):
         for block, state in zip(self.reranker.blocks, states, strict=True):
             inputs: Inputs
             inputs, gate, v_first = block.att.prepare(block.ln1(x), v_first, starts)
-            x = x + block.att.finish(plain_wkv7(*inputs, starts, state), inputs, gate)
+            x = x + block.att.finish(wkv7(*inputs, starts, state)[0], inputs, gate)
             x = x + block.ffn(block.ln2(x), starts)
         scores: Tensor = self.reranker.head(self.reranker.ln_out(x[:, 0]))[:, 0]
         return scores

@@ -29,7 +29,7 @@ from tools.demo_retrieval.model import Embedding
 from tools.demo_retrieval.vocabulary import Encoder, build
 
 FACTS = 96  # of a step
-SPELT = 0.03  # of the words
+SPELT = 0.08  # of the words, in all texts of a step
 TEMPERATURE = 0.05
 TOKENIZER = "tokenizer.json"  # a file of a run
 _TOPICS = sorted({fact.topic for fact in facts()})
@@ -65,7 +65,8 @@ class Trainer:
             [fact.document(rng) for fact in chosen],
             *([fact.careless_query(rng) for fact in chosen] for _ in range(2)),
         )
-        features = self.model.features([self.encode(text, rng, SPELT) for text in (*documents, *queries, *others)])
+        spelt = self.encode.some_words(rng, SPELT)
+        features = self.model.features([self.encode(text, spelt) for text in (*documents, *queries, *others)])
         document_vectors, query_vectors, _ = self.model.vectors(features, "retr").chunk(3)
         similar = query_vectors @ document_vectors.T / TEMPERATURE  # [Q, D]
         _, one, other = self.model.vectors(features, "sts").chunk(3)

@@ -1,11 +1,10 @@
-"""Train the demo's reranker on the states of the trained embedding model, and then both together.
+"""Train the demo's reranker together with its embedding model, which was trained alone before. A run can be resumed.
 
     python -m tools.demo_retrieval.train_reranker build/demo-retrieval
 
-First the embedding model stays as it is, so the states after pairs of a document and a question are computed once. Then
-it learns with the reranker, from the same loss and its own, so that its states show better if a document answers a
-question. Each question has a document that answers it, and two that don't, mostly about the same subject or in the same
-relation.
+The embedding model learns from its own loss and the reranker's, so that its states show if a document answers a
+question. Documents come in groups of four. A question is put behind each document of its group: the right one, one
+about the same subject, one in the same relation, and one that shares neither.
 """
 
 from __future__ import annotations
@@ -23,110 +22,115 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.optimizer import optimizers, set_progress
-from tools.demo_model.train import CHECKPOINT, rate_factor
-from tools.demo_retrieval.corpus import Fact, pair_text, training_facts
+from tools.demo_model.train import CHECKPOINT, save_whole, train
+from tools.demo_retrieval.corpus import close_facts, document_part, query_part
 from tools.demo_retrieval.model import Embedding, Reranker
 from tools.demo_retrieval.train import SPELT, TOKENIZER, Trainer, sizes_for
 from tools.demo_retrieval.vocabulary import Encoder
 
-QUERIES, OF_STEP = 10_000, 96  # questions in all, and of a step, while the embedding model stays
-DOCUMENTS = 3  # for each question, of which the first one answers it
-HARD = 0.7  # of the wrong documents are close to the right one
-STEPS, COOLDOWN = 500, 200
-STEPS_TOGETHER, OF_STEP_TOGETHER = 450, 48
+GROUPS, DOCUMENTS = 12, 4  # of a step, and of a group
+ASKED = 2  # questions about each document
+OTHERS = 2  # documents of other groups for each question
+LEFT_OUT = 0.15  # of the words of a question's wording
 RATE = 0.5  # times the learning rates of optimizer.py
-SEED = 31
-PAIR = "pair.pt"  # the file of a run
-_AT_A_TIME = 96  # texts
+PAIR = "pair"  # the folder in that of the run
 
 
-def make_pairs(queries: int, rng: random.Random) -> list[str]:
-    """Return the texts of DOCUMENTS pairs for each of some questions. The first has the document that answers it."""
-    known = training_facts()
-    texts = []
-    for _ in range(queries):
-        fact = rng.choice(known)
-        query = fact.careless_query(rng)
-        close = [other for other in known if _are_close(fact, other)]
-        others = [other for other in known if other is not fact]
-        wrong = [rng.choice(close if rng.random() < HARD else others) for _ in range(DOCUMENTS - 1)]
-        texts += [pair_text(stated.document(rng), query) for stated in (fact, *wrong)]
-    return texts
+class PairTrainer:
+    """The state of a training run of both models: these, their optimisers, and the number of steps done."""
 
+    def __init__(self, embedding: Trainer) -> None:
+        self.embedding = embedding
+        self.model = embedding.model.train()
+        self.reranker = Reranker(self.model.rwkv.sizes)
+        self.models = nn.ModuleDict({"embedding": self.model, "reranker": self.reranker})
+        self.optimizers = [each for model in self.models.values() for each in optimizers(model)]
+        self.steps_done = 0
 
-def _are_close(one: Fact, other: Fact) -> bool:
-    same_relation = (one.topic, one.relation) == (other.topic, other.relation)
-    return one is not other and (same_relation or one.names == other.names)
+    def step(self, factor: float) -> float:
+        """Take one optimiser step at `factor` times the full learning rate. Return the reranker's loss."""
+        rng = random.Random(f"pair {self.steps_done}")
+        loss = loss_of(self.scores(rng))
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        (loss + self.embedding.loss(rng)).backward()
+        for model in self.models.values():
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        set_progress(self.optimizers, RATE * factor)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.steps_done += 1
+        return loss.item()
 
+    def scores(self, rng: random.Random) -> Tensor:
+        """Return the log-odds [questions, DOCUMENTS + OTHERS] for questions about groups and their documents.
 
-def states_after(embedding: Embedding, texts: list[list[int]]) -> Tensor:
-    """Return the states of all layers after texts, in f16. Returns [L, texts, H, value, key]"""
-    with torch.no_grad():
-        parts = [
-            torch.stack(embedding.states(texts[first : first + _AT_A_TIME])).half()
-            for first in range(0, len(texts), _AT_A_TIME)
+        The questions of a group are in the order of the documents that answer them, ASKED for each. The documents are
+        those of the group, and then one of each of the next OTHERS groups.
+        """
+        groups = [close_facts(rng) for _ in range(GROUPS)]
+        documents = [document_part(fact.document(rng)) for group in groups for fact in group]
+        asked = [
+            [query_part(fact.careless_query(rng, LEFT_OUT)) for _ in range(ASKED)] for group in groups for fact in group
         ]
-    return torch.cat(parts, 1)
+        queries: list[str] = []
+        for number in range(len(documents)):
+            first = number - number % DOCUMENTS  # of the group
+            about = [*range(first, first + DOCUMENTS), *(number - DOCUMENTS * (1 + other) for other in range(OTHERS))]
+            queries += [query for each in about for query in asked[each]]
+        encode = self.embedding.encode
+        spelt = encode.some_words(rng, SPELT)
+        after = self.model.states([encode(text, spelt, ends=False) for text in documents])
+        pairs = self.model.states(
+            [encode(text, spelt) for text in queries],
+            [layer.repeated((DOCUMENTS + OTHERS) * ASKED) for layer in after],
+        )
+        scores = self.reranker([layer.wkv for layer in pairs]).view(GROUPS, DOCUMENTS, DOCUMENTS + OTHERS, ASKED)
+        own, others = scores.split([DOCUMENTS, OTHERS], 2)  # [groups, documents, questions about, asked]
+        found = [own.permute(0, 2, 3, 1).flatten(0, 2)]
+        for other in range(OTHERS):
+            found.append(others[:, :, other].roll(-1 - other, 0).flatten()[:, None])
+        return torch.cat(found, 1)
+
+    def save(self, path: Path) -> None:
+        state = {
+            "models": self.models.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "steps_done": self.steps_done,
+        }
+        save_whole(state, path)
+
+    def resume(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self.models.load_state_dict(state["models"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.steps_done = state["steps_done"]
 
 
-def train_reranker(reranker: Reranker, states: Tensor) -> None:
-    """Train the reranker on states [L, questions * DOCUMENTS, H, value, key]; each question's first has the score 1."""
-    made = optimizers(reranker)
-    for step in range(STEPS):
-        questions = torch.randint(QUERIES, (OF_STEP, 1))
-        chosen = (questions * DOCUMENTS + torch.arange(DOCUMENTS)).flatten()
-        loss = _loss(reranker([layer[chosen].float() for layer in states]))
-        _update(made, loss, rate_factor(step, STEPS, COOLDOWN))
-        if (step + 1) % 100 == 0:
-            print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
-
-
-def train_together(trainer: Trainer, reranker: Reranker) -> None:
-    """Train the reranker and the embedding model of `trainer` together."""
-    embedding = trainer.model.train()
-    made = [*optimizers(embedding), *optimizers(reranker)]
-    for step in range(STEPS_TOGETHER):
-        rng = random.Random(f"together {step}")
-        texts = [trainer.encode(text, rng, SPELT) for text in make_pairs(OF_STEP_TOGETHER, rng)]
-        loss = _loss(reranker(embedding.states(texts)))
-        _update(made, loss + trainer.loss(rng), rate_factor(step, STEPS_TOGETHER, STEPS_TOGETHER))
-        if (step + 1) % 10 == 0:
-            print(f"together, step {step + 1}: loss {loss.item():.4f}", flush=True)
-
-
-def _loss(scores: Tensor) -> Tensor:
-    """Return the loss of scores [questions * DOCUMENTS]."""
-    answers = torch.zeros(len(scores) // DOCUMENTS, DOCUMENTS)
-    answers[:, 0] = 1
-    return F.binary_cross_entropy_with_logits(scores, answers.flatten())
-
-
-def _update(made: list[torch.optim.Optimizer], loss: Tensor, factor: float) -> None:
-    for optimizer in made:
-        optimizer.zero_grad()
-    loss.backward()
-    for optimizer in made:
-        for group in optimizer.param_groups:
-            nn.utils.clip_grad_norm_(group["params"], 1.0)
-    set_progress(made, RATE * factor)
-    for optimizer in made:
-        optimizer.step()
+def loss_of(scores: Tensor) -> Tensor:
+    """Return the loss of the scores that `PairTrainer.scores` returns: of each alone, and of a question's order."""
+    right = torch.arange(DOCUMENTS).repeat_interleave(ASKED).repeat(GROUPS)
+    each = F.binary_cross_entropy_with_logits(scores, F.one_hot(right, DOCUMENTS + OTHERS).float())
+    return each + F.cross_entropy(scores, right)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a run of tools.demo_retrieval.train, which is done")
-    run: Path = parser.parse_args().run
-    tokenizer = Tokenizer.from_file(str(run / TOKENIZER))
+    parser.add_argument("--steps", type=int, default=1300, help="steps in all, including those before a resume")
+    options = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(options.run / TOKENIZER))
     torch.manual_seed(0)
-    trainer = Trainer(Embedding(sizes_for(tokenizer)), Encoder(tokenizer))
-    trainer.resume(run / CHECKPOINT)
-    reranker = Reranker(trainer.model.rwkv.sizes)
-    rng = random.Random(SEED)
-    texts = [trainer.encode(text, rng, SPELT) for text in make_pairs(QUERIES, rng)]
-    train_reranker(reranker, states_after(trainer.model.eval(), texts))
-    train_together(trainer, reranker)
-    torch.save({"embedding": trainer.model.state_dict(), "reranker": reranker.state_dict()}, run / PAIR)
+    embedding = Trainer(Embedding(sizes_for(tokenizer)), Encoder(tokenizer))
+    trainer = PairTrainer(embedding)
+    folder = options.run / PAIR
+    folder.mkdir(exist_ok=True)
+    if (folder / CHECKPOINT).exists():
+        trainer.resume(folder / CHECKPOINT)
+    else:
+        embedding.resume(options.run / CHECKPOINT)
+    train(trainer, folder, 0, options.steps, options.steps)
 
 
 if __name__ == "__main__":

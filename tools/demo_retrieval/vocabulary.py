@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
@@ -34,11 +35,12 @@ class Encoder:
         letters = {entry: index for entry, index in entries if len(entry) == 1}
         self._spelt = [[letters[letter] for letter in entry] for entry, index in entries if index != self._end]
 
-    def __call__(self, text: str, rng: random.Random | None = None, spelt: float = 0.0) -> list[int]:
-        """Return the tokens of a text. Each word is spelt with probability `spelt`, as `rng` decides."""
+    def some_words(self, rng: random.Random, share: float) -> frozenset[int]:
+        """Return a `share` of the words, to be spelt."""
+        return frozenset(index for index in range(self._end) if rng.random() < share)
+
+    def __call__(self, text: str, spelt: Collection[int] = (), *, ends: bool = True) -> list[int]:
+        """Return the tokens of a text, without the last one unless it `ends`. The words `spelt` are their letters."""
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if rng is not None:
-            tokens = [
-                letter for token in tokens for letter in (self._spelt[token] if rng.random() < spelt else [token])
-            ]
-        return [*tokens, self._end]
+        tokens = [letter for token in tokens for letter in (self._spelt[token] if token in spelt else [token])]
+        return [*tokens, self._end] if ends else tokens
