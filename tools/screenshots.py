@@ -126,6 +126,7 @@ async def search_in_chinese(page: Page) -> None:
 
 
 async def _search(page: Page, example: str, field: str, button: str) -> None:
+    await call(page, "DELETE", "/v1/cache")  # the texts were read for the pictures before
     await page.get_by_role("button", name=example).click()
     rows = page.get_by_role("table").locator("tbody tr")
     for number, query in enumerate(("", "Where do I buy bread?", "On which day does the baker rest?")):
