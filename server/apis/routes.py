@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from server import web
 from server.apis import ai00, astrai, koboldcpp, llama_server, mistral, realizar, rerank, rwkv_runner, tei, tgi, vllm
+from server.apis.anthropic import batches as message_batches
 from server.apis.anthropic import routes as anthropic
 from server.apis.engine import cache, choices, collections, state_comparison, state_files, states, status, tokens
 from server.apis.ollama import pull
@@ -30,6 +31,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *cache.ROUTES,
     *status.ROUTES,
     *anthropic.ROUTES,
+    *message_batches.ROUTES,
     *ollama.ROUTES,
     *pull.ROUTES,
     *ollama.LIBRARY_ROUTES,

@@ -23,7 +23,7 @@ from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, write_record
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
 from server.jobs.files import FileStore, read_known
-from server.jobs.lines import BatchError, Journal
+from server.jobs.lines import BatchError, Journal, skip_lines
 
 BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -47,6 +47,7 @@ MOST_WINDOW = 30 * 24 * 3600.0  # seconds
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0}
 _ID = "batch_"
+_CANCELLED = "the batch was cancelled before this request was run"
 _FAILURE = "the batch can't be written to the folder of jobs"
 
 
@@ -83,6 +84,7 @@ class Batch:
     total: int = 0  # lines
     completed: int = 0
     failed: int = 0
+    not_run: int = 0  # of the failed ones
 
     @property
     def has_ended(self) -> bool:
@@ -120,9 +122,11 @@ class BatchStore:
         *,
         output_lifetime: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        total: int | None = None,
     ) -> Batch:
         """Store a new batch, for a runner to check and run, and return it.
 
+        `total` is the number of its lines, which need no check then: each is right or wrong by itself.
         Raises NotFoundError if the owner has no such file, and InvalidRequestError for a file with another purpose, for
         a wrong window, or if the owner may have no more batches. If all of the owner's batches but some have ended, the
         oldest of those gives way.
@@ -146,6 +150,8 @@ class BatchStore:
             output_lifetime=output_lifetime,
             metadata=dict(metadata or {}),
         )
+        if total is not None:
+            batch = replace(batch, status="in_progress", entered={"in_progress": now}, total=total)
         with self._lock:
             self._make_place(owner)
             self._write(batch)
@@ -164,6 +170,20 @@ class BatchStore:
             if batch is None or batch.owner != owner:
                 raise NotFoundError(f"there is no batch {batch_id[:80]!r}")
             return self._counted(batch)
+
+    def delete(self, owner: str, batch_id: str) -> None:
+        """Delete the owner's batch with this id, and its files.
+
+        Raises NotFoundError if there is none, InvalidRequestError if it has not ended, and StorageError.
+        """
+        with self._lock:
+            batch = self.get(owner, batch_id)
+            if not batch.has_ended:
+                raise InvalidRequestError("batch", batch_id, "a batch that has ended; cancel it first")
+            for file_id in (batch.input_file_id, batch.output_id, batch.error_id):
+                with suppress(NotFoundError):
+                    self.files.delete(owner, file_id)
+            self._forget(batch)
 
     def unfinished(self, owner: str | None = None) -> list[Batch]:
         """Return the batches that have not ended, of one owner or of all, the oldest first."""
@@ -222,9 +242,12 @@ class BatchStore:
         """
         batch = self._batches[batch_id]
         adopted = self.files.has(batch.output_id) or self.files.has(batch.error_id)
-        if batch.status == "cancelling" and not adopted:  # lines may have ended after that was written
-            with self.journal(batch):
-                pass
+        if batch.status == "cancelling" and not adopted:
+            with self.journal(batch) as journal:
+                if batch.total:  # its lines were checked
+                    path = self.files.content_path(self.files.get(batch.owner, batch.input_file_id))
+                    with storage_errors(_FAILURE):
+                        skip_lines(path, batch.endpoint, self.limits, journal, "batch_cancelled", _CANCELLED)
             self._write(self._batches[batch_id])
         for path, file_id, name in zip(
             self._journal_paths(batch), (batch.output_id, batch.error_id), ("output", "errors"), strict=True
@@ -251,14 +274,20 @@ class BatchStore:
         if ended is None:
             allowed = f"at most {most} unfinished batches of an API key (max_key_batches); cancel one"
             raise InvalidRequestError("batch", f"batch {most + 1}", allowed)
+        self._forget(ended)
+
+    def _forget(self, batch: Batch) -> None:
+        """Delete a batch, but not its files. The lock must be held."""
         with storage_errors(_FAILURE):
-            delete_file(self._path(ended.id))
-        del self._batches[ended.id]
+            delete_file(self._path(batch.id))
+        del self._batches[batch.id]
 
     def _counted(self, batch: Batch) -> Batch:
         """Return a batch with the present counts of its lines. The lock must be held."""
         journal = self._journals.get(batch.id)
-        return batch if journal is None else replace(batch, completed=journal.completed, failed=journal.failed)
+        if journal is None:
+            return batch
+        return replace(batch, completed=journal.completed, failed=journal.failed, not_run=journal.not_run)
 
     def _write(self, batch: Batch) -> None:
         with storage_errors(_FAILURE):

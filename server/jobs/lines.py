@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from pydantic_core import from_json
@@ -23,7 +23,11 @@ MOST_ERRORS = 100  # of the lines of a batch that are listed
 _MOST_ID = 512  # characters of a `custom_id`
 _LINE_BYTES = 1 << 12  # of a line, besides the body
 _BEGINNING = 1024  # characters of a prompt by which lines are ordered
-_PROMPTS = ("messages", "prompt", "input", "query", "documents")  # the fields of a body that its prompt begins with
+_PROMPTS = ("instructions", "system", "messages", "prompt", "input", "query", "documents")
+"""The fields of a body that its prompt begins with, in this order."""
+
+NotRun: TypeAlias = Literal["batch_expired", "batch_cancelled"]
+"""Why a line was not run, as a code in the file of errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,16 @@ def read_line(path: Path, place: LinePlace, url: str) -> Line:
         return Line.parse(file.read(place.length), url)
 
 
+def skip_lines(path: Path, url: str, limits: Limits, journal: Journal, code: NotRun, message: str) -> None:
+    """Write to `journal` that the lines which it does not have were not run. Raises OSError."""
+    for _, _, data in _read_lines(path, limits):
+        line = Line.parse(data or b"", url)
+        if line.custom_id not in journal.done:
+            journal.add_error(line.custom_id, code, message)
+
+
 def _beginning(body: dict[str, Any]) -> str:
-    prompt = next((body[name] for name in _PROMPTS if name in body), "")
+    prompt = [body[name] for name in _PROMPTS if name in body]
     return f"{body.get('model', '')} {json.dumps(prompt, ensure_ascii=False)[:_BEGINNING]}"
 
 
@@ -176,6 +188,7 @@ class Journal:
         Raises OSError.
         """
         self.done = set[str]()  # the `custom_id` of each line
+        self.not_run = 0  # of the failed ones
         self._outputs, self.completed = self._open(outputs)
         self._errors, self.failed = self._open(errors)
 
@@ -185,10 +198,11 @@ class Journal:
         inner = to_json({"status_code": status, "request_id": request_id})[:-1]
         self._add(custom_id, head + b',"response":' + inner + b',"body":' + body + b'},"error":null}', status == 200)
 
-    def add_error(self, custom_id: str, code: str, message: str) -> None:
+    def add_error(self, custom_id: str, code: NotRun, message: str) -> None:
         """Write that a line was not run. Raises OSError, with nothing written."""
         error = {"code": code, "message": message}
         self._add(custom_id, to_json({"id": _result_id(), "custom_id": custom_id, "response": None, "error": error}))
+        self.not_run += 1
 
     def close(self) -> None:
         """Close both files. Idempotent."""
@@ -220,7 +234,9 @@ class Journal:
                 if not line.endswith(b"\n"):
                     break  # a kill came before its end
                 try:
-                    self.done.add(json.loads(line)["custom_id"])
+                    result = json.loads(line)
+                    self.done.add(result["custom_id"])
+                    self.not_run += result["response"] is None
                 except (ValueError, KeyError, TypeError):
                     break  # a crash of the system lost what was to be written here
                 whole += len(line)

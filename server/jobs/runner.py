@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextvars import Context
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from server.core.bodies import on_thread, to_json
 from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
 from server.jobs.batches import Batch, BatchStatus, BatchStore
-from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order_lines, read_line
+from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order_lines, read_line, skip_lines
 
 WEIGHT = 1 / 1024
 """The weight of a batch in the engine, relative to that of its key's other requests."""
@@ -158,7 +158,7 @@ class BatchRunner:
                 working.result()
             if stop.is_set() or len(journal.done) == batch.total:
                 return True
-            await lines.expire(places)
+            await asyncio.to_thread(skip_lines, path, batch.endpoint, self._limits, journal, "batch_expired", _EXPIRED)
             return False
 
     def _path(self, batch: Batch) -> Path:
@@ -191,13 +191,6 @@ class _BatchLines:
         async with asyncio.TaskGroup() as group:
             for _ in range(num_tasks):
                 group.create_task(self._run_each())
-
-    async def expire(self, places: Sequence[LinePlace]) -> None:
-        """Write that the lines which are not done have expired. Raises OSError."""
-        for place in places:
-            line = await asyncio.to_thread(read_line, self._path, place, self._url)
-            if line.custom_id not in self._journal.done:
-                self._journal.add_error(line.custom_id, "batch_expired", _EXPIRED)
 
     async def _run_each(self) -> None:
         for place in self._places:

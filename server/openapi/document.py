@@ -165,6 +165,9 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "LlamaCompletionRequest": {"prompt": "The sky is", "n_predict": 16},
         "LlamaEmbeddingRequest": {"content": "The sky is blue."},
         "LoadConfigRequest": {"path": "assets/configs/Config.toml"},
+        "MessageBatchRequest": {
+            "requests": [{"custom_id": "one", "params": {"model": "rwkv", "max_tokens": 64, "messages": _ASKED}}]
+        },
         "MessagesRequest": {"model": "rwkv", "max_tokens": 64, "messages": _ASKED},
         "NewStateBody": {"name": "guide, opened"},
         "OllamaChatRequest": {"model": "rwkv", "messages": _ASKED, "stream": False},

@@ -229,6 +229,10 @@ async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOp
     batch = await until(client, running)
     assert (batch.status, batch.output_file_id) == ("cancelled", None)
     assert engine.active == 0
+    errors = await results(client, batch.error_file_id)
+    codes = {each["custom_id"]: each["error"]["code"] for each in errors}
+    assert codes == dict.fromkeys(ANSWERS, "batch_cancelled")
+    assert (await client.batches.retrieve(waiting.id)).error_file_id is None  # its lines were not checked yet
     await client.files.delete(running.input_file_id)
     assert (await client.batches.cancel(first.id)).status == "completed"
 
@@ -352,28 +356,28 @@ class TestJournal:
         journal = Journal(*paths)
         for number in range(3):
             journal.add_answer(f"{number}", "id", 200, b'{"a":1}')
-        journal.add_answer("3", "id", 400, b"{}")
+        journal.add_error("3", "batch_expired", "message")
         journal.close()
         whole = paths[0].read_bytes()
         for end in range(len(whole) + 1):
             paths[0].write_bytes(whole[:end])
             journal = Journal(*paths)
             count = whole[:end].count(b"\n")
-            assert (journal.completed, journal.failed) == (count, 1)
+            assert (journal.completed, journal.failed, journal.not_run) == (count, 1, 1)
             assert journal.done == {*map(str, range(count)), "3"}
             journal.close()
             assert paths[0].read_bytes() == b"".join(whole.splitlines(keepends=True)[:count])
 
     def test_a_full_disk_writes_nothing(self, paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
         journal = Journal(*paths)
-        journal.add_error("1", "code", "message")
+        journal.add_error("1", "batch_expired", "message")
         size = paths[1].stat().st_size
 
         monkeypatch.setattr(journal, "_errors", FullDisk(paths[1], "a+"))
         with pytest.raises(OSError, match="full"):
-            journal.add_error("2", "code", "message")
+            journal.add_error("2", "batch_expired", "message")
         assert paths[1].stat().st_size == size
-        assert journal.done == {"1"}
+        assert (journal.done, journal.failed, journal.not_run) == ({"1"}, 1, 1)
         journal.close()
         monkeypatch.undo()
         journal.close()
@@ -417,7 +421,7 @@ class TestStore:
         with store.journal(batch) as journal:
             for number in range(2):
                 journal.add_answer(f"{number}", "id", 200, b"{}")
-            journal.add_error("2", "code", "message")
+            journal.add_error("2", "batch_expired", "message")
         store.enter(batch.id, "finalizing", ends_as="completed")
         for name, file_id in (("output", batch.output_id), ("errors", batch.error_id))[:adopted]:
             path = store.files.folder / f"{batch.id}.{name}"
