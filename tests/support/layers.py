@@ -60,10 +60,11 @@ SIDEWAYS = frozenset(
         ("rnn_engine.cli", "server.core.settings"),
         ("rnn_engine.cli", "server.core.process"),
         ("rnn_engine.cli", "server.telemetry.logs"),
+        ("rnn_engine.cli", "server.jobs"),
     }
 )
 """The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it,
-reads who may come in, bounds requests and connections and writes the log."""
+reads who may come in, bounds requests and connections, writes the log and runs the server's batches."""
 
 APIS = "server.apis"
 API_BASES = ("server.apis.common", "server.apis.openai")  # each may import those before it
@@ -87,8 +88,8 @@ RESTRICTED = (
     Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("obstore", ("states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
-    Restricted("httpx", ("rnn_engine.cli.chat.remote", *DEVELOPMENT), "the terminal's chat is an extra"),
-    Restricted("httpx_sse", ("rnn_engine.cli.chat.remote", *DEVELOPMENT), "the terminal's chat is an extra"),
+    Restricted("httpx", ("rnn_engine.cli.http_client", *DEVELOPMENT), "the terminal's chat is an extra"),
+    Restricted("httpx_sse", ("rnn_engine.cli.http_client", *DEVELOPMENT), "the terminal's chat is an extra"),
     Restricted("prompt_toolkit", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
     Restricted("markdown_it", ("rnn_engine.cli.chat.terminal", *DEVELOPMENT), "the terminal's chat is an extra"),
     Restricted("gguf", ("rnn_engine.tensor_files", *DEVELOPMENT), "the package for GGUF's blocks is an extra"),
