@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 import click
 import cloup
+from click.core import ParameterSource
 
 from rnn_engine.bounds import AUTO, AUTO_FORMATS, DEFAULT_DRAFT, FORMAT_NAMES, LONGEST_WAIT, MAX_DRAFT, STORED
 from rnn_engine.demo import model_path
@@ -115,6 +118,19 @@ def find_model(value: str | None) -> Path:
     if not demo.is_file():
         raise click.UsageError(f"no MODEL was given, and the model that comes with rnn-engine is missing: {demo}")
     return demo
+
+
+def model_and_file(words: Sequence[str], file: str) -> tuple[Path, Path]:
+    """Divide the arguments `[MODEL] FILE` of a command into the paths of the model and of the file.
+
+    `file` is what the command calls the file. Raises UsageError for another number of arguments.
+    """
+    match words:
+        case [path]:
+            return find_model(None), Path(path)
+        case [model, path]:
+            return find_model(model), Path(path)
+    raise click.UsageError(f"{len(words)} arguments; expected {file}, or MODEL and {file}")
 
 
 def names_model(word: str) -> bool:
@@ -320,6 +336,33 @@ def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str
         found = f"{tokens.dtype} of shape {tokens.shape}"
         raise click.BadParameter(f"{text} holds {found}; expected whole numbers in one dimension")
     return [int(token) for token in tokens]
+
+
+api_key_option = click.option(
+    "--api-key",
+    metavar="KEY",
+    envvar="RNN_ENGINE_API_KEY",
+    show_envvar=True,
+    help="The server's API key. Other users of this machine can see this option in the list of processes, but not the "
+    "environment variable.",
+)
+
+
+WITH_URL = "with --url: the server has loaded its model"
+"""Why options of a model have no effect with --url."""
+
+
+def command_to_resume() -> str:
+    """Return the command line that goes on with this run, with `--resume`."""
+    words = ["rnn-engine", *sys.argv[1:]]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def refuse_options(context: click.Context, names: Iterable[str], without_effect: str) -> None:
+    """Raise UsageError, which says when options are `without_effect`, if one of the options `names` was given."""
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} can't be used {without_effect}")
 
 
 def describe_shape(shape: ModelShape) -> str:

@@ -236,18 +236,20 @@ any_model_states_option = click.option(
     help="Also take states whose files say that they were made for another model, if the sizes fit.",
 )
 
+state_files_option = click.option(
+    "--state",
+    "files",
+    multiple=True,
+    type=_StateFileType(),
+    metavar="[NAME=]FILE",
+    help="Let requests start from the state in this file under this name, or else under the file's own. May be "
+    "given several times.",
+)
+
 state_options = option_group(
     "States by name",
     _make_states,
-    click.option(
-        "--state",
-        "files",
-        multiple=True,
-        type=_StateFileType(),
-        metavar="[NAME=]FILE",
-        help="Let requests start from the state in this file under this name, or else under the file's own. May be "
-        "given several times.",
-    ),
+    state_files_option,
     click.option(
         "--default-state",
         metavar="NAME",

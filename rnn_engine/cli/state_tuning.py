@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from rnn_engine.backward import Document
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
+from rnn_engine.cli.options import command_to_resume
 from rnn_engine.cli.reports import write_page
 from rnn_engine.cli.tune_state import DataOptions, DeviceOptions, RunOptions
 from rnn_engine.errors import InvalidRequestError
@@ -120,7 +120,7 @@ def tune_state(
             with tuning_bar() as bar:
                 _run(tuner, bar)
         except KeyboardInterrupt:
-            click.echo(f"\nstopped; go on with: {_command_to_resume()}", err=True)
+            click.echo(f"\nstopped; go on with: {command_to_resume()}", err=True)
             sys.exit(_INTERRUPTED)
         tuner.best.save(output, form)
         assert tuner.rate is not None
@@ -155,12 +155,6 @@ def _settings(run: RunOptions) -> TunerSettings:
         patience=run.patience or None,
         seed=run.seed,
     )
-
-
-def _command_to_resume() -> str:
-    """Return the command line that goes on with this run."""
-    words = ["rnn-engine", *sys.argv[1:]]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
 def _echo_report(tuner: Tuner) -> None:

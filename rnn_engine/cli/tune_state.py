@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,8 +15,8 @@ from rnn_engine.cli.options import (
     chat_template_option,
     device_memory_option,
     device_option,
-    find_model,
     lora_option,
+    model_and_file,
     option_group,
     tokenizer_option,
     weights_option,
@@ -236,17 +235,7 @@ def tune_state_command(
     empty state. DATA has chats, pairs of prompt and completion, or texts, as docs/state-tuning.md describes. The run is
     kept in FILE.checkpoint until it has ended.
     """
-    model, path = _divide(words)
+    model, path = model_and_file(words, "DATA")
     from rnn_engine.cli.state_tuning import tune_state
 
     tune_state(model, path, output, device, run, data, resume=resume, report=report)
-
-
-def _divide(words: Sequence[str]) -> tuple[Path, Path]:
-    """Divide a command's arguments into the paths of the model and the data. Raises UsageError."""
-    match words:
-        case [data]:
-            return find_model(None), Path(data)
-        case [model, data]:
-            return find_model(model), Path(data)
-    raise click.UsageError(f"{len(words)} arguments; expected DATA, or MODEL and DATA")

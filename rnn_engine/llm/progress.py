@@ -15,11 +15,12 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
+def progress_bar(title: str, *, with_time_left: bool = False) -> Iterator[Report]:
     """Return a context manager that shows a progress bar while its block runs, and yields a function to update it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    with _bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+    times = (TimeElapsedColumn(), TimeRemainingColumn()) if with_time_left else (TimeElapsedColumn(),)
+    with _bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times) as bar:
         task = bar.add_task(title, total=None)
 
         def report(what: str, done: int, total: int) -> None:

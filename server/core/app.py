@@ -85,7 +85,7 @@ def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
     }
 
 
-__all__ = ["LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
+__all__ = ["BATCHES", "RUNNER", "LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
 
 Served: TypeAlias = EngineLike | ModelRegistry
 """What a server serves: one engine, or the models of a registry."""

@@ -29,6 +29,11 @@ BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 
+Endpoint: TypeAlias = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/choices", "/v1/rerank"
+]
+"""The routes to which the requests of a batch may go."""
+
 FOLLOWS: Mapping[BatchStatus, tuple[BatchStatus, ...]] = MappingProxyType(
     {
         "validating": ("in_progress", "failed", "cancelling"),

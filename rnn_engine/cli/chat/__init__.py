@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from rnn_engine.cli.generation_options import sampling_options
-from rnn_engine.cli.options import find_model, loading_options
+from rnn_engine.cli.options import WITH_URL, api_key_option, find_model, loading_options, refuse_options
 from rnn_engine.cli.state_options import any_model_states_option, parse_state_file
 from rnn_engine.errors import needs_extra
 from rnn_engine.loading.settings import LoadSettings
@@ -29,14 +27,7 @@ if TYPE_CHECKING:
     help="Talk with a server, such as http://127.0.0.1:65530, instead of loading a model. MODEL is then one of its "
     "models.",
 )
-@click.option(
-    "--api-key",
-    metavar="KEY",
-    envvar="RNN_ENGINE_API_KEY",
-    show_envvar=True,
-    help="The server's API key. Other users of this machine can see this option in the list of processes, but not the "
-    "environment variable.",
-)
+@api_key_option
 @click.option("--system", help="The system message at the beginning of the conversation.")
 @sampling_options
 @loading_options
@@ -68,7 +59,11 @@ def chat_command(
     to choose the state that it begins from, and to keep its state in a file. Needs the extra `chat`.
     """
     if url is not None:
-        _refuse_options(context, [*(field.name for field in fields(loading)), "any_model_states"])
+        refuse_options(
+            context,
+            [*(field.name for field in fields(loading)), "any_model_states"],
+            WITH_URL,
+        )
     with needs_extra("chat", "a conversation on the terminal", click.UsageError):
         from rnn_engine.cli.chat.remote import remote_backend
         from rnn_engine.cli.chat.terminal import converse
@@ -84,14 +79,6 @@ def chat_command(
         if state is not None:
             _begin_from(talk, state)
         converse(talk)
-
-
-def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
-    """Raise UsageError if one of the options `names` was given, because they have no effect with --url."""
-    for parameter in context.command.params:
-        given = parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
-        if given:
-            raise click.UsageError(f"{parameter.opts[0]} can't be used with --url: the server has loaded its model")
 
 
 def _begin_from(talk: Talk, state: str) -> None:

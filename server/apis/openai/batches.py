@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -16,16 +16,12 @@ from server.auth.keys import Scope
 from server.core.bodies import json_response, page_ends, query_page, read_body
 from server.core.routing import Route
 from server.core.schema import RequestBody
-from server.jobs.batches import Batch, BatchStatus, BatchStore
+from server.jobs.batches import Batch, BatchStatus, BatchStore, Endpoint
 from server.jobs.runner import BatchRunner
 
 BATCHES = web.AppKey("batches", BatchStore)
 """The batches of all API keys."""
 RUNNER = web.AppKey("batch_runner", BatchRunner)
-
-Endpoint: TypeAlias = Literal[
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/choices", "/v1/rerank"
-]
 
 _MOST_LISTED = 100
 

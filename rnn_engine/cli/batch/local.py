@@ -1,0 +1,100 @@
+"""Batches on an engine in this process: those of the server, without connections."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Final, get_args
+
+from rnn_engine.cli.batch.running import Reached, describe_error
+from rnn_engine.cli.session import EngineChoice, Session, engine_session
+from rnn_engine.cli.state_options import with_demo_state
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import atomic_file
+from rnn_engine.loading.settings import LoadSettings, StateSettings
+from server.auth.keys import ANYONE
+from server.core.app import BATCHES, RUNNER, make_app, serving
+from server.core.settings import Limits, ServerSettings
+from server.jobs.batches import BatchStore, Endpoint
+from server.jobs.runner import BatchRunner
+from states.cache.config import CacheConfig
+
+_WINDOW: Final = "30d"  # the longest
+_PIECE_BYTES: Final = 1 << 20
+_LOOK_SECONDS: Final = 0.2
+_UNBOUNDED: Final = 1 << 62
+_LIMITS: Final = Limits(
+    max_file_bytes=_UNBOUNDED,
+    max_key_file_bytes=_UNBOUNDED,
+    max_all_file_bytes=_UNBOUNDED,
+    max_batch_lines=_UNBOUNDED,
+)
+
+
+@contextmanager
+def local_batches(
+    model: Path, loading: LoadSettings, states: StateSettings, slots: int, folder: Path
+) -> Iterator[LocalBatches]:
+    """Load a model, and yield the batches that it runs and keeps in `folder`. One that was interrupted goes on.
+
+    Raises StateError if another process uses the folder.
+    """
+    choice = EngineChoice(model, loading, slots, cache=CacheConfig(), states=with_demo_state(model, states))
+    settings = ServerSettings(job_folder=folder, any_model=True, limits=_LIMITS)
+    with engine_session(choice) as session:
+        app, running = make_app(session.engine, settings), AsyncExitStack()
+        session.run(running.enter_async_context(serving(app, (), settings)))
+        try:
+            yield LocalBatches(session, app[BATCHES], app[RUNNER])
+        finally:
+            session.run(running.aclose())
+
+
+class LocalBatches:
+    """Implements `Batches` with the store and the runner of a server's batches."""
+
+    left_alone = "stopped; go on with"
+
+    def __init__(self, session: Session, store: BatchStore, runner: BatchRunner) -> None:
+        self._session = session
+        self._store = store
+        self._runner = runner
+
+    def create(self, file: Path, endpoint: str) -> str:
+        if endpoint not in get_args(Endpoint):
+            raise InvalidRequestError("url", endpoint, f"one of {', '.join(get_args(Endpoint))}")
+        with self._store.files.create(ANYONE.name) as new, file.open("rb") as content:
+            while piece := content.read(_PIECE_BYTES):
+                new.write(piece)
+            new.describe(file.name, "batch", None)
+        assert new.stored is not None
+        batch = self._store.create(ANYONE.name, endpoint, new.stored.id, _WINDOW)
+        self._session.run(self._wake())
+        return batch.id
+
+    def get(self, batch_id: str) -> Reached:
+        batch = self._store.get(ANYONE.name, batch_id)
+        output_id, error_id = self._store.result_ids(batch)
+        return Reached(
+            batch.status,
+            batch.total,
+            batch.completed,
+            batch.failed,
+            [describe_error(error.message, error.line) for error in batch.errors],
+            output_id,
+            error_id,
+        )
+
+    def wait(self) -> None:
+        self._session.run(asyncio.sleep(_LOOK_SECONDS))
+
+    def download(self, file_id: str, to: Path) -> None:
+        files = self._store.files
+        with files.content_path(files.get(ANYONE.name, file_id)).open("rb") as content, atomic_file(to) as file:
+            shutil.copyfileobj(content, file)
+
+    async def _wake(self) -> None:
+        self._runner.wake(ANYONE.name)

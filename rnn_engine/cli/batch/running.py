@@ -1,0 +1,185 @@
+"""Run a batch to its end for `rnn-engine batch`, and keep what a run that is interrupted needs to go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import click
+
+from rnn_engine.cli.options import command_to_resume
+from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
+from rnn_engine.files import atomic_file, delete_file, read_record, write_record
+from rnn_engine.llm.progress import progress_bar
+
+_ENDED: Final = ("completed", "failed", "expired", "cancelled")
+_MOST_SHOWN: Final = 20  # errors of a batch that can't be run
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a batch has come: its status as OpenAI has it, its counts of requests, and at its end its files."""
+
+    status: str
+    total: int
+    completed: int
+    failed: int
+    errors: Sequence[str]  # for which it can't be run
+    output_id: str | None
+    error_id: str | None
+
+
+def describe_error(message: str, line: int | None) -> str:
+    """Return an error of a batch in words; `line` is the number of the line that is wrong, from 1, if it is one's."""
+    return message if line is None else f"line {line}: {message}"
+
+
+class Batches(Protocol):
+    """The batches of an engine in this process or of a server."""
+
+    left_alone: str
+    """What becomes of a batch when this process ends, in words."""
+
+    def create(self, file: Path, endpoint: str) -> str:
+        """Begin a batch of the requests in `file`, and return its id."""
+
+    def get(self, batch_id: str) -> Reached: ...
+
+    def wait(self) -> None:
+        """Wait until it is worth looking again how far a batch has come."""
+
+    def download(self, file_id: str, to: Path) -> None:
+        """Write a file of results to `to`, either completely or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTask:
+    """A batch as its command line describes it, and the id that it has if it goes on."""
+
+    file: Path
+    endpoint: str
+    sha256: str  # of the file
+    output: Path
+    errors: Path
+    url: str | None
+    batch_id: str | None
+
+    @classmethod
+    def open(cls, file: Path, output: Path, errors: Path, url: str | None, *, resume: bool) -> BatchTask:
+        """Read what `file` is, and with `resume` the folder of a batch that was interrupted.
+
+        Raises InvalidRequestError if the file has no requests, OSError if it can't be read, and UsageError if the
+        folder does not fit.
+        """
+        url = None if url is None else without_credentials(url)
+        task = cls(file, _read_endpoint(file), _digest(file), output, errors, url, None)
+        if not resume:
+            if task.folder.exists():
+                found = "that of a batch that has not ended"
+                raise click.UsageError(f"{task.folder} is {found}; go on with --resume, or delete it")
+            return task
+        if not task.folder.exists():
+            raise click.UsageError(f"--resume goes on from {task.folder}, which does not exist")
+        begun = read_record(task.record)
+        if begun is None:
+            raise click.UsageError(f"{task.folder} has no batch to go on with; delete it, and leave --resume out")
+        if begun["sha256"] != task.sha256:
+            raise click.UsageError(f"{file} is not the file of the batch in {task.folder}, or has changed since")
+        if begun["url"] != task.url:
+            place = "without --url" if begun["url"] is None else f"with --url {begun['url']}"
+            raise click.UsageError(f"the batch in {task.folder} was begun {place}")
+        return replace(task, batch_id=begun["batch_id"])
+
+    @property
+    def folder(self) -> Path:
+        """The folder with what is needed to go on."""
+        return self.output.with_name(f"{self.output.name}.batch")
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "run.json"
+
+    def forget_unless_begun(self) -> None:
+        """Delete the folder if no batch has begun in it."""
+        if not self.record.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def run_batch(batches: Batches, task: BatchTask) -> Reached:
+    """Begin the batch or go on with it, wait for its end, and write its results."""
+    batch_id = task.batch_id
+    if batch_id is None:
+        batch_id = batches.create(task.file, task.endpoint)
+        write_record(task.record, {"batch_id": batch_id, "sha256": task.sha256, "url": task.url})
+    try:
+        reached = _follow(batches, batch_id)
+        if reached.output_id is not None:
+            batches.download(reached.output_id, task.output)
+        elif not reached.errors:
+            with atomic_file(task.output):  # an empty one
+                pass
+        if reached.error_id is not None:
+            batches.download(reached.error_id, task.errors)
+        elif not reached.errors:
+            delete_file(task.errors)
+    except (KeyboardInterrupt, ServerError):
+        click.echo(f"\n{batches.left_alone}: {command_to_resume()}", err=True)
+        raise
+    return reached
+
+
+def end_batch(task: BatchTask, reached: Reached) -> None:
+    """Delete the folder of a batch that has ended, and print what has become of its requests.
+
+    Raises ClickException if it could not be run. Exits with code 1 if a request has no answer.
+    """
+    shutil.rmtree(task.folder)
+    if reached.errors:
+        shown = [f"  {error}" for error in reached.errors[:_MOST_SHOWN]]
+        if len(reached.errors) > len(shown):
+            shown.append(f"  and {len(reached.errors) - len(shown)} more")
+        raise click.ClickException("\n".join([f"{task.file} has requests that can't be run:", *shown]))
+    said = f"{reached.completed:,} of {reached.total:,} requests are answered, in {task.output}"
+    if reached.failed:
+        said += f"; {reached.failed:,} failed, in {task.errors}"
+    click.echo(said if reached.status == "completed" else f"the batch is {reached.status}: {said}")
+    if reached.completed < reached.total:
+        sys.exit(1)
+
+
+def _follow(batches: Batches, batch_id: str) -> Reached:
+    """Show the progress of a batch until it has ended."""
+    with progress_bar("checking the requests", with_time_left=True) as report:
+        while (reached := batches.get(batch_id)).status not in _ENDED:
+            if reached.total:
+                report("running", reached.completed + reached.failed, reached.total)
+            batches.wait()
+    return reached
+
+
+def _read_endpoint(file: Path) -> str:
+    """Return the URL of the first request of a file, which is that of all others, too."""
+    with file.open("rb") as lines:
+        first = next((line for line in lines if not line.isspace()), b"")
+    try:
+        request = json.loads(first)
+    except (ValueError, RecursionError):
+        request = None
+    url = request.get("url") if isinstance(request, dict) else None
+    if not isinstance(url, str):
+        allowed = "an object with custom_id, method, url and body"
+        shown = first[:80].decode(errors="replace").strip()
+        message = f"{file}: the first line is {shown!r}; expected {allowed}"
+        raise InvalidRequestError("FILE", shown, allowed, message)
+    return url
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
