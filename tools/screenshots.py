@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ _STREAM: Final = """async (prompt) => {
     const {stream} = await import("/web/api.js");
     const body = {prompt, stream: true, max_tokens: 4000, ignore_eos: true};
     (async () => { for await (const _ of stream("/v1/completions", body)); })();
+}"""
+
+_BEGIN_BATCH: Final = """async ([name, text]) => {
+    const {beginBatch} = await import("/web/pages/jobs/calls.js");
+    await beginBatch(new File([text], name), "24h");
 }"""
 
 
@@ -137,6 +143,36 @@ async def _search(page: Page, example: str, field: str, button: str) -> None:
     await rows.last.scroll_into_view_if_needed()
 
 
+async def jobs(page: Page) -> None:
+    """Run a batch of questions to its end, and show one whose lines are wrong and one that runs."""
+    questions = [f"What is the capital of {country}?" for country in ("France", "Italy", "Japan", "Spain", "Norway")]
+    chats = [
+        _request(f"question-{number}", {"messages": [{"role": "user", "content": question}]})
+        for number, question in enumerate(questions)
+    ]
+    stories = [{"prompt": f"Story {number}: ", "max_tokens": 500, "ignore_eos": True} for number in range(60)]
+    batches: dict[str, list[dict[str, object]]] = {
+        "capitals.jsonl": chats,
+        "twice.jsonl": [*chats, *chats[:2]],
+        "stories.jsonl": [_request(f"story-{n}", body, "/v1/completions") for n, body in enumerate(stories)],
+    }
+    if not (await call(page, "GET", "/v1/batches"))["data"]:
+        for name, lines in batches.items():
+            await page.evaluate(_BEGIN_BATCH, [name, "\n".join(map(json.dumps, lines))])
+    stories_place = page.get_by_role("listitem", name="stories.jsonl")
+    await expect(stories_place).to_contain_text("left")
+
+
+def _request(custom_id: str, body: object, url: str = "/v1/chat/completions") -> dict[str, object]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+async def results(page: Page) -> None:
+    place = page.get_by_role("listitem", name="capitals.jsonl")
+    await place.get_by_role("button", name="Results").click()
+    await expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_count(5)
+
+
 async def tree(page: Page) -> None:
     await expect(page.get_by_role("treeitem").first).to_be_visible()
 
@@ -164,6 +200,8 @@ SCENES: Final = {
     "score": Scene("score", score),
     "search": Scene("search", search, _PAIR),
     "search-chinese": Scene("search", search_in_chinese, _PAIR, "zh-CN"),
+    "jobs": Scene("jobs", jobs),
+    "jobs-results": Scene("jobs", results),
     "states": Scene("states", tree),
     "states-compare": Scene("states/compare/pirate", compare),
     "states-map": Scene("states/map", text_map),

@@ -41,17 +41,19 @@ export function onKeyNeeded(ask) {
  * Send a request and return its answer. Throws an ApiError unless it is a success.
  * @param {string} method
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal, quiet?: boolean}} [options] A Blob as body is sent unchanged, anything
- * else as JSON. A quiet call does not ask for the key again after the person gave none.
+ * @param {{body?: unknown, signal?: AbortSignal, quiet?: boolean}} [options] A Blob or a form as body is sent unchanged,
+ * anything else as JSON. A quiet call does not ask for the key again after the person gave none.
  * @returns {Promise<Response>}
  */
 export async function send(method, path, { body, signal, quiet = false } = {}) {
   const key = readSetting(KEY_SETTING, "");
-  const isBlob = body instanceof Blob;
+  const isForm = body instanceof FormData; // for which the browser makes the header
   /** @type {Record<string, string>} */
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  if (body !== undefined) headers["Content-Type"] = isBlob ? "application/octet-stream" : "application/json";
-  const answer = await fetchOrThrow(path, { method, headers, signal, body: isBlob ? body : JSON.stringify(body) });
+  if (body instanceof Blob) headers["Content-Type"] = "application/octet-stream";
+  else if (body !== undefined && !isForm) headers["Content-Type"] = "application/json";
+  const sent = body instanceof Blob || isForm ? body : JSON.stringify(body);
+  const answer = await fetchOrThrow(path, { method, headers, signal, body: sent });
   if (answer.status === 401 && !(quiet && declined) && (await replaceKey(key))) return send(method, path, { body, signal });
   if (!answer.ok) throw await errorOf(answer);
   return answer;

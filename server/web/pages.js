@@ -40,6 +40,13 @@ export const PAGES = [
     styles: ["style/pages.css", "style/bars.css", "style/search.css"],
   },
   {
+    name: "jobs",
+    title: "nav.jobs",
+    icon: "jobs",
+    load: () => import("./pages/jobs/page.js"),
+    styles: ["style/pages.css", "style/jobs.css"],
+  },
+  {
     name: "states",
     title: "nav.states",
     icon: "states",

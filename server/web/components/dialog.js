@@ -6,9 +6,9 @@ import { IconButton } from "./button.js";
 
 /**
  * Shown while it is drawn; `onClose` has to take it away.
- * @param {{title: string, onClose: () => void, side?: "left" | "right", children?: any}} props `side`: a drawer.
+ * @param {{title: string, onClose: () => void, side?: "left" | "right", wide?: boolean, children?: any}} props `side`: a drawer.
  */
-export function Dialog({ title, onClose, side, children }) {
+export function Dialog({ title, onClose, side, wide, children }) {
   const element = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => {
     const dialog = element.current;
@@ -24,7 +24,7 @@ export function Dialog({ title, onClose, side, children }) {
   return html`
     <dialog
       ref=${element}
-      class=${side ? `dialog is-drawer is-${side}` : "dialog"}
+      class=${side ? `dialog is-drawer is-${side}` : `dialog${wide ? " is-wide" : ""}`}
       aria-label=${title}
       onCancel=${(/** @type {Event} */ event) => {
         event.preventDefault();

@@ -1,4 +1,4 @@
-// Bytes, spans of time and shares as the chosen language writes them.
+// Bytes, times, spans of time and shares as the chosen language writes them.
 
 import { formatNumber, language } from "../strings/index.js";
 
@@ -31,6 +31,13 @@ export function formatSpan(seconds) {
   const [unit, size] = TIME_UNITS.find(([, least]) => seconds >= least) ?? /** @type {const} */ (["second", 1]);
   return withUnit(Math.floor(seconds / size), unit, 0);
 }
+
+/**
+ * Return a day and a time of day.
+ * @param {number} time Unix seconds.
+ */
+export const formatTime = (time) =>
+  new Intl.DateTimeFormat(language.get(), { dateStyle: "medium", timeStyle: "short" }).format(1000 * time);
 
 /**
  * Return a share of 1 in percent.

@@ -7,6 +7,8 @@ const PATHS = {
   write: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   score: "M5 20V10M12 20V4M19 20v-7",
   search: "M10.5 4a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13M15.5 15.5L21 21",
+  jobs: "M4 7h16v12H4zM9 7V4h6v3M4 12h16M12 11v3",
+  tune: "M4 19c3 0 3-13 8-13M12 6c2 0 3 6 8 6M4 5v14h16",
   states: "M6 4v9a4 4 0 0 0 4 4h8M6 8h12M16 5l3 3-3 3M16 14l3 3-3 3",
   engine: "M7 7h10v10H7zM10 3v4M14 3v4M10 17v4M14 17v4M3 10h4M3 14h4M17 10h4M17 14h4",
   send: "M12 19V5M6 11l6-6 6 6",

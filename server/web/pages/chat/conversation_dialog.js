@@ -4,11 +4,12 @@ import { Button } from "../../components/button.js";
 import { Dialog } from "../../components/dialog.js";
 import { useFieldId } from "../../components/fields.js";
 import { notifyError } from "../../components/notices.js";
+import { saveFile } from "../../components/save_file.js";
 import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
 import { changeConversation, deleteConversation, findConversation } from "./conversations.js";
 import { stopAnswer } from "./running.js";
-import { fileName, saveFile, toJson, toMarkdown } from "./transfer.js";
+import { fileName, toJson, toMarkdown } from "./transfer.js";
 import { titleOf } from "./tree.js";
 
 /** @param {{id: string, onClose: () => void}} props */

@@ -2,6 +2,7 @@
 
 import { Button, IconButton } from "../../components/button.js";
 import { notify, notifyError } from "../../components/notices.js";
+import { saveFile } from "../../components/save_file.js";
 import { go } from "../../router.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
@@ -9,7 +10,7 @@ import { html, useRef, useState } from "../../vendor/preact.js";
 import { ConversationDialog } from "./conversation_dialog.js";
 import { conversations, putConversation } from "./conversations.js";
 import { running } from "./running.js";
-import { fromJson, saveFile, toJson } from "./transfer.js";
+import { fromJson, toJson } from "./transfer.js";
 import { titleOf } from "./tree.js";
 
 /** @param {{current: string, onNew: () => void}} props */

@@ -43,19 +43,5 @@ export function toMarkdown(conversation, names) {
   return `${parts.filter(Boolean).join("\n\n")}\n`;
 }
 
-/**
- * Let the browser save a text as a file.
- * @param {string} name
- * @param {string} text
- * @param {string} type
- */
-export function saveFile(name, text, type) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
 /** Return a title as the name of a file. @param {string} title */
 export const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";

@@ -1,6 +1,7 @@
 // The outcomes of a table's questions: the share of right answers, a line for each question, and a file of all.
 
 import { Button } from "../../components/button.js";
+import { saveFile } from "../../components/save_file.js";
 import { percentOf } from "../../components/token_names.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
@@ -100,9 +101,5 @@ function download(items, outcomes) {
     return [[line, question, choices[answer], choices[chosen], probability, right ? 1 : 0]];
   });
   const names = ["line", "question", "answer", "chosen", "probability", "right"];
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([formatTable([names, ...rows])], { type: "text/csv" }));
-  link.download = "scores.csv";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  saveFile("scores.csv", formatTable([names, ...rows]), "text/csv");
 }

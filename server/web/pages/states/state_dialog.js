@@ -4,9 +4,10 @@ import { post, remove, send } from "../../api.js";
 import { Button } from "../../components/button.js";
 import { CopyButton } from "../../components/copy_button.js";
 import { Dialog } from "../../components/dialog.js";
-import { formatBytes } from "../../components/format.js";
+import { formatBytes, formatTime } from "../../components/format.js";
 import { notify, notifyError } from "../../components/notices.js";
-import { language, t } from "../../strings/index.js";
+import { saveFile } from "../../components/save_file.js";
+import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
 import { Retention, retentionBody } from "./retention.js";
 import { statePath } from "./state_calls.js";
@@ -94,12 +95,11 @@ export function StateDialog({ state, onClose, onChange }) {
 
 /** @param {{state: NamedState}} props */
 function Facts({ state }) {
-  const created = new Intl.DateTimeFormat(language.get(), { dateStyle: "medium", timeStyle: "short" });
   const facts = [
     [t("states.form"), state.form],
     [t("states.size"), formatBytes(state.bytes)],
     [t("states.source"), state.source],
-    [t("states.created"), created.format(1000 * state.created)],
+    [t("states.created"), formatTime(state.created)],
   ];
   return html`
     <dl class="facts-list">
@@ -115,9 +115,5 @@ function Facts({ state }) {
 /** @param {NamedState} state @param {string} form @param {string} ending */
 async function download(state, form, ending) {
   const answer = await send("GET", statePath(state.id, "export", { form }));
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(await answer.blob());
-  link.download = state.name.replaceAll(/[^\p{L}\p{N}._-]+/gu, "-") + ending;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  saveFile(state.name.replaceAll(/[^\p{L}\p{N}._-]+/gu, "-") + ending, await answer.blob());
 }

@@ -1,0 +1,113 @@
+// Calls about batches and the files of jobs, and what their answers mean.
+
+import { get, post, send } from "../../api.js";
+import { t } from "../../strings/index.js";
+
+/** @typedef {"validating" | "failed" | "in_progress" | "finalizing" | "completed" | "expired" | "cancelling" | "cancelled"} BatchStatus */
+/** @typedef {{message: string, line: number | null}} BatchError */
+/** @typedef {{total: number, completed: number, failed: number}} Counts */
+
+/**
+ * @typedef {object} Batch As /v1/batches describes it; times are Unix seconds.
+ * @property {string} id
+ * @property {string} endpoint
+ * @property {BatchStatus} status
+ * @property {string} input_file_id
+ * @property {string | null} output_file_id
+ * @property {string | null} error_file_id
+ * @property {{data: BatchError[]} | null} errors
+ * @property {number} created_at
+ * @property {number | null} in_progress_at
+ * @property {Counts} request_counts
+ */
+
+/** @typedef {{id: string, filename: string, bytes: number, purpose: string, created_at: number, expires_at?: number}} JobFile */
+
+const MOST_BATCHES = 100;
+
+/**
+ * Return the newest batches, and if there are more.
+ * @param {AbortSignal} signal
+ * @returns {Promise<{data: Batch[], has_more: boolean}>}
+ */
+export const listBatches = (signal) => get(`/v1/batches?limit=${MOST_BATCHES}`, { signal });
+
+/** @param {AbortSignal} signal @returns {Promise<JobFile[]>} */
+export const listFiles = async (signal) => (await get("/v1/files", { signal })).data;
+
+/** @param {Batch} batch */
+export const isRunning = ({ status }) => ["validating", "in_progress", "finalizing", "cancelling"].includes(status);
+
+/**
+ * Return how many seconds a batch still takes if it goes on as fast as before; null if that is not known.
+ * @param {Batch} batch
+ * @param {number} now Unix seconds.
+ */
+export function secondsLeft({ status, in_progress_at: begun, request_counts: counts }, now) {
+  const done = counts.completed + counts.failed;
+  if (status !== "in_progress" || begun === null || done === 0) return null;
+  return (Math.max(now - begun, 1) * (counts.total - done)) / done;
+}
+
+/**
+ * Upload a file for a job.
+ * @param {File} file
+ * @param {"batch" | "fine-tune"} purpose
+ * @returns {Promise<JobFile>}
+ */
+export async function uploadFile(file, purpose) {
+  const form = new FormData();
+  form.append("purpose", purpose); // first, so that a wrong one is refused before the file is sent
+  form.append("file", file);
+  return (await send("POST", "/v1/files", { body: form })).json();
+}
+
+/**
+ * Begin a batch of the requests in a file, which all go to the address of the first. Throws an Error if it has none.
+ * @param {File} file
+ * @param {string} window Such as "24h".
+ * @returns {Promise<Batch>}
+ */
+export async function beginBatch(file, window) {
+  const endpoint = await endpointOf(file);
+  const { id } = await uploadFile(file, "batch");
+  return post("/v1/batches", { input_file_id: id, endpoint, completion_window: window });
+}
+
+const FIRST_BYTES = 4_000_000;
+
+/** @param {File} file @returns {Promise<string>} */
+async function endpointOf(file) {
+  const [first] = (await file.slice(0, FIRST_BYTES).text()).trimStart().split("\n", 1);
+  try {
+    const { url } = JSON.parse(first);
+    if (typeof url === "string") return url;
+  } catch {
+    // as for a line without an address
+  }
+  throw new Error(t("jobs.noRequests", { name: file.name }));
+}
+
+/**
+ * Yield the lines of a job's file, each as parsed JSON.
+ * @param {string} id
+ * @param {AbortSignal} signal
+ * @returns {AsyncGenerator<any, void, void>}
+ */
+export async function* linesOf(id, signal) {
+  const { body } = await send("GET", `/v1/files/${id}/content`, { signal });
+  if (body === null) return;
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      const lines = (rest + (value ?? "")).split("\n");
+      rest = done ? "" : (lines.pop() ?? "");
+      for (const line of lines) if (line.trim() !== "") yield JSON.parse(line);
+      if (done) return;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
