@@ -33,11 +33,20 @@ BEGINNING = (0,)  # the token that ends a text also begins one
 class Client:
     """A sender of requests, such as the holder of an API key.
 
-    Clients share the queue, the slots and the tokens of steps in proportion to their weights.
+    Clients share the queue, the slots and the tokens of steps in proportion to their weights. Those in the background
+    share what the others leave.
     """
 
     name: str = ""  # no other client has the same
     weight: float = 1.0  # above 0
+    is_background: bool = False  # nobody waits for its requests
+
+    def rank(self, num_held: int) -> tuple[bool, float]:
+        """Return the client's rank among those that ask for slots, or for places in a queue, if it holds `num_held`.
+
+        The client of the least rank gets the next one, and that of the greatest gives one up first.
+        """
+        return self.is_background, num_held / self.weight
 
 
 ANONYMOUS = Client()

@@ -228,6 +228,7 @@ class PromptPrefix:
 
     root: str
     packed: bytes
+    is_background: bool = False  # run below other prompts, so these don't wait for it
 
     @property
     def length(self) -> int:
@@ -362,6 +363,8 @@ class SingleFlight:
         best_shared = saved + self._min_shared - 1
         for plan in self._plans if plans is None else plans:
             if not plan.open or plan.prefix is None or plan.prefix.root != prefix.root or plan.submitted < saved:
+                continue
+            if plan.prefix.is_background and not prefix.is_background:
                 continue
             shared = shared_tokens(plan.prefix.packed, prefix.packed)
             if shared > max(best_shared, plan.submitted):

@@ -176,10 +176,11 @@ class Admission:
     Each admitted request holds a place. Any client may take all of these places. Another `num_queued` places are
     reserved for clients that hold less than their share. Such a client gets one while it holds fewer places than are
     left of the reserved ones. So a client that fills the queue keeps no other client out, and no admitted request is
-    ended for the sake of another.
+    ended for the sake of another. Clients in the background have no share: they only get places that are free.
 
-    A place that becomes free goes to a waiting request before any new one. The client with the fewest places for its
-    weight comes first, and of its requests the one that has waited longest. All methods are for one event loop.
+    A place that becomes free goes to a waiting request before any new one. Of the clients that are not in the
+    background, or else of those that are, the one with the fewest places for its weight comes first, and of its
+    requests the one that has waited longest. All methods are for one event loop.
     """
 
     def __init__(self, num_running: int, num_queued: int) -> None:
@@ -253,10 +254,11 @@ class Admission:
 
     def _has_place(self, client: Client) -> bool:
         free = self._num_running + self._num_queued - self._taken
-        if free > 0:
-            return True
+        if free > 0 or client.is_background:
+            return free > 0
         held = self._held[client]
-        weights = sum(other.weight for other in self._held) + (client.weight if held == 0 else 0.0)
+        sharing = sum(other.weight for other in self._held if not other.is_background)
+        weights = sharing + (client.weight if held == 0 else 0.0)
         share = (self._num_running + self._num_queued) * client.weight / weights
         return held < min(share, self._num_queued + free)
 
@@ -269,7 +271,7 @@ class Admission:
     def _hand_on(self) -> None:
         """Admit as many waiting requests as there are free places."""
         while clients := [client for client in self._waiting if self._has_place(client)]:
-            client = min(clients, key=lambda client: self._held[client] / client.weight)
+            client = min(clients, key=lambda client: client.rank(self._held[client]))
             waiting = self._waiting[client]
             place = waiting.popleft()
             if not waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.phases import DECODE, TAKE_IN, DraftDemand
 from rnn_engine.scheduler.queue import TokenDemand, running_mean
 from rnn_engine.telemetry import EngineCounters, Timing
@@ -98,16 +99,16 @@ class StepSeconds:
         elif not times.is_decode:
             self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
 
-    def count_draws(self, most: int) -> int:
+    def count_draws(self, most: int, within: float = DRAW_SECONDS) -> int:
         """Return how many tokens of each sequence the device should draw in one submit: 1 to `most`.
 
-        Two submits are in flight. The number is the smallest that keeps the device at work while the host is busy with
-        the other submit. A greater one would waste more: the slot of a sequence that ends stays empty until everything
-        in flight is done.
+        Two submits are in flight, and their draws take `within` seconds at most. The number is the smallest that keeps
+        the device at work while the host is busy with the other submit. A greater one would waste more: the slot of a
+        sequence that ends stays empty until everything in flight is done.
         """
         if self._decode is None:
             return 1
-        seconds = DRAW_SECONDS / 2 if self._host is None else min(_MARGIN * self._host, DRAW_SECONDS / 2)
+        seconds = within / 2 if self._host is None else min(_MARGIN * self._host, within / 2)
         return max(min(int(seconds / max(self._decode, 1e-6)), most), 1)
 
     def is_short(self, num_tokens: int | None) -> bool:
@@ -164,6 +165,22 @@ class StepCosts:
         mean = self._classes.get(bisect_left(_SIZES, tokens))
         return None if mean is None or mean.count == 0 else mean.seconds
 
+    def estimate(self, tokens: int) -> float:
+        """Return the estimated seconds of a step of `tokens`; 0 if none was measured, or if `tokens` is 0.
+
+        Interpolates between the sizes that were measured lately. Beyond them, the time is assumed to be in proportion
+        to the tokens: a greater step may be tried if even then it is short enough, and a smaller one counts as short.
+        """
+        below = _Mean(0)
+        for mean in self._classes.values():
+            if mean.count == 0 or self._num_noted - mean.noted > _MEMORY:
+                continue
+            if mean.tokens >= tokens:
+                share = (tokens - below.tokens) / (mean.tokens - below.tokens)
+                return below.seconds + share * (mean.seconds - below.seconds)
+            below = mean
+        return below.seconds * tokens / below.tokens if below.tokens else 0.0
+
     def beyond(self, smaller: int, seconds: float, tokens: int) -> float:
         """Return the estimated seconds of a step of `tokens`, given that a step of `smaller` tokens takes `seconds`.
 
@@ -211,6 +228,7 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.counters = EngineCounters()
+        self.prompt_seconds: float | None = None  # mean time of foreground requests from their slot to the first token
         self._clock = clock
         self._resting = True
         self._busy_since = 0.0
@@ -262,12 +280,14 @@ class Meter:
         self.counters.queue_seconds.add(now - arrived)
         return now
 
-    def left_prompt(self, arrived: float, started: float, max_tokens: int) -> Timing:
+    def left_prompt(self, arrived: float, started: float, request: GenerateRequest) -> Timing:
         """Return the times at which a request arrived, started, and finished its prompt, which is now.
 
-        Also count the request's time to first token, unless `max_tokens` is 0.
+        Also count the request's time to first token, if it generates any.
         """
         now = self._clock()
-        if max_tokens > 0:
+        if request.max_tokens > 0:
             self.counters.first_token_seconds.add(now - arrived)
+            if not request.client.is_background:
+                self.prompt_seconds = running_mean(self.prompt_seconds, now - started)
         return Timing(arrived, started, now)

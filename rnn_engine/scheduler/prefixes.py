@@ -78,7 +78,8 @@ class Prefixes:
 
     def prefix(self, request: GenerateRequest) -> PromptPrefix:
         """Return the part of a request's prompt whose states other requests may use, with its initial state."""
-        return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
+        packed = pack(request.prompt[: _limit(request)])
+        return PromptPrefix(_root(request), packed, request.client.is_background)
 
     def hold_back(self, waiting: Waiting) -> bool:
         """Return True if the request `waiting` should wait for a running prompt or a stored state, to save work.

@@ -205,7 +205,7 @@ def allocate_tokens(
     for limits in (equal, parts, dict.fromkeys(parts, left)):
         for index, owner in zip(prompts, owners, strict=True):
             demand, limit = demands[index], limits[owner]
-            rows = _rows(demand, granted[index])
+            rows = count_rows(demand, granted[index])
             without_more_rows = demand.tokens - demand.rows + rows - granted[index]
             more = min(
                 demand.tokens - granted[index],
@@ -214,14 +214,14 @@ def allocate_tokens(
                 without_more_rows + min(limit.rows, left.rows),
             )
             granted[index] += more
-            more_rows = _rows(demand, granted[index]) - rows
+            more_rows = count_rows(demand, granted[index]) - rows
             for part in (left, parts[owner]):
                 part.tokens -= more
                 part.rows -= more_rows
     return granted
 
 
-def _rows(demand: TokenDemand, tokens: int) -> int:
+def count_rows(demand: TokenDemand, tokens: int) -> int:
     """Return how many logit rows the first `tokens` tokens of a sequence's next run may need.
 
     `demand` describes the whole run.
@@ -354,11 +354,11 @@ class _Line:
 class Queue:
     """The requests that wait for slots, of all clients, in the order in which they get slots.
 
-    The client that holds the fewest slots for its weight comes first; of equal clients, the one whose turn it is. Of a
-    client's requests, those that have begun and were suspended come first, then those of the greatest priority, then
-    the earliest. One of every 8 slots that a client gets goes to its earliest request in any case. So for each request
-    that arrived before it, a request sees at most 8 others of its client start, and 7 besides, even if requests of a
-    greater priority keep coming.
+    Clients in the background come after all others. Of each kind, the client that holds the fewest slots for its weight
+    comes first; of equal clients, the one whose turn it is. Of a client's requests, those that have begun and were
+    suspended come first, then those of the greatest priority, then the earliest. One of every 8 slots that a client
+    gets goes to its earliest request in any case. So for each request that arrived before it, a request sees at most 8
+    others of its client start, and 7 besides, even if requests of a greater priority keep coming.
     """
 
     def __init__(self) -> None:
@@ -433,7 +433,7 @@ class Queue:
         while orders:
             place = 0
             if len(orders) > 1:
-                ranks = [(held.get(client, 0) / client.weight, line.turn) for client, line, _ in orders]
+                ranks = [(client.rank(held.get(client, 0)), line.turn) for client, line, _ in orders]
                 place = ranks.index(min(ranks))
             queued = next(orders[place][2], None)
             if queued is None:

@@ -13,13 +13,22 @@ from rnn_engine.errors import MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
 from rnn_engine.sampling.together import JointDraws
+from rnn_engine.scheduler.background import BackgroundShare
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
 from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
-from rnn_engine.scheduler.meter import Meter, StepSeconds, StepTimes
+from rnn_engine.scheduler.meter import DRAW_SECONDS, Meter, StepSeconds, StepTimes
+from rnn_engine.scheduler.phases import Prompt
 from rnn_engine.scheduler.prefixes import Prefixes
-from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, Load, allocate_tokens
+from rnn_engine.scheduler.queue import (
+    EAGER,
+    BatchingPolicy,
+    Load,
+    TokenDemand,
+    allocate_tokens,
+    count_rows,
+)
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator, Slots
 from rnn_engine.scheduler.text import TokenInfos
@@ -183,6 +192,7 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
+        self._background = BackgroundShare(self._meter)
         self._drafts = Drafts(runner, drafts)
         self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
         self._admission = SlotAllocator(
@@ -267,6 +277,8 @@ class Scheduler:
         """
         now = self._clock()
         self._policy.arrived(now)
+        if not request.client.is_background:
+            self._background.note_foreground(now)
         self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
@@ -375,6 +387,7 @@ class Scheduler:
     def _step(self) -> list[Delivery]:
         self._ready_since = None
         self._meter.resume()
+        self._admission.keeps_slot_free = self._is_restrained()
         deliveries = self._suspend()
         deliveries += self._admit()
         for ready in self._slots.ready:
@@ -395,12 +408,13 @@ class Scheduler:
 
         Return nothing if the step in flight yields a token that the host must see: its sequence would have to wait for
         two steps. Return nothing either if steps are long, since a request that arrives would wait for both, or if the
-        next step is likely to have a draft.
+        next step is likely to have a draft. Nor does the next request wait for two steps of requests in the background.
         """
         live = self._slots.runnable_ahead() if len(self._steps) == 1 else []
-        if not live or awaits_draft(self._drafts, live):
+        urgent = _foreground(live) if self._is_restrained() else live
+        if not urgent or awaits_draft(self._drafts, urgent):
             return []
-        num_tokens = None if all(one.phase.draws_ahead(one) for one in live) else self._runner.max_tokens
+        num_tokens = None if all(one.phase.draws_ahead(one) for one in urgent) else self._runner.max_tokens
         in_flight = self._steps[0].times
         both = (None if in_flight.is_decode else in_flight.tokens, num_tokens)
         return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
@@ -413,14 +427,14 @@ class Scheduler:
         if not live:
             return []
         begun = self._clock()
-        choose_drafts(self._drafts, live)
-        demands = [one.phase.demand(one) for one in live]
-        clients = [one.request.client for one in live] if len(self._slots.held) > 1 else ()
-        counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows, clients)
+        live, demands, counts = self._divide_step(live)
         num_draws = self._count_draws(live)
         batch = [one.phase.run(one, count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
         times = StepTimes(begun, demands, counts, num_steps)
+        if self._slots.num_background:
+            background = sum(count for one, count in zip(live, counts, strict=True) if one.request.client.is_background)
+            self._background.charge(times.tokens - background, background, num_steps)
         if self._mask_threads.added:
             self._mask_threads.start()
         try:
@@ -432,6 +446,34 @@ class Scheduler:
         self._steps.append(StepInFlight(ticket, times, live, batch))
         return []
 
+    def _divide_step(self, live: list[SlotSequence]) -> tuple[list[SlotSequence], list[TokenDemand], list[int]]:
+        """Return which of the sequences `live` run in the next step, their demands, and how many tokens each runs.
+
+        All run except those in the background for which there is no time beside other requests. None of these run
+        beside the prompt of another request, whose client waits.
+        """
+        foreground, background = live, list[SlotSequence]()
+        if self._is_restrained():
+            foreground = _foreground(live)
+            background = [one for one in live if one.request.client.is_background]
+        choose_drafts(self._drafts, foreground)
+        demands, counts = self._allocate(foreground, self._runner.max_tokens, self._runner.max_rows)
+        if not background or any(isinstance(one.phase, Prompt) for one in foreground):
+            return foreground, demands, counts
+        num_tokens = sum(counts)
+        wanted = min(sum(one.phase.demand(one).tokens for one in background), self._runner.max_tokens - num_tokens)
+        more = self._background.count_tokens(num_tokens, wanted)
+        rows = self._runner.max_rows - sum(map(count_rows, demands, counts))
+        more_demands, more_counts = self._allocate(background[: min(more, rows)], more, rows)
+        return foreground + background[: len(more_counts)], demands + more_demands, counts + more_counts
+
+    def _allocate(
+        self, live: Sequence[SlotSequence], max_tokens: int, max_rows: int
+    ) -> tuple[list[TokenDemand], list[int]]:
+        demands = [one.phase.demand(one) for one in live]
+        clients = [one.request.client for one in live] if len(self._slots.held) > 1 else ()
+        return demands, allocate_tokens(demands, max_tokens, max_rows, clients)
+
     def _count_draws(self, live: Sequence[SlotSequence]) -> int:
         """Return how many tokens of each sequence the device may draw in the next step before the host sees them.
 
@@ -441,7 +483,24 @@ class Scheduler:
         most = min(self._max_draws, self._runner.max_draws)
         if most <= 1 or self._admission.can_start:
             return min(most, 1)
-        return self._step_seconds.count_draws(most) if all(one.phase.draws_ahead(one) for one in live) else 1
+        if not all(one.phase.draws_ahead(one) for one in live):
+            return 1
+        within = DRAW_SECONDS
+        if self._is_restrained() and not _foreground(live):
+            within = min(within, 2 * self._background.longest_step)  # only one such step is in flight
+        return self._step_seconds.count_draws(most, within)
+
+    def _is_restrained(self) -> bool:
+        """Return True if background requests hold slots and must leave time for other requests.
+
+        These run, or are likely to come.
+        """
+        if not self._slots.num_background:
+            return False
+        now = self._clock()
+        if self._slots.num_foreground:
+            self._background.note_foreground(now)
+        return not self._background.is_quiet(now)
 
     def _collect(self) -> list[Delivery]:
         """Wait for the oldest step in flight, if there is one, and process its results; return the deliveries."""
@@ -467,6 +526,7 @@ class Scheduler:
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)
         self._drafts.note_step(step.times, self._clock())
+        self._background.note_step(step.times)
         return deliveries
 
     def _suspend(self) -> list[Delivery]:
@@ -563,3 +623,7 @@ class Scheduler:
     def _fail(self, live: SlotSequence, error: Exception) -> Delivery:
         self._slots.release(live)
         return Delivery(live.key, step_error(error))
+
+
+def _foreground(live: Sequence[SlotSequence]) -> list[SlotSequence]:
+    return [one for one in live if not one.request.client.is_background]

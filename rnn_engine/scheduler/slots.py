@@ -20,7 +20,7 @@ from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.mixed import MixedSequence
 from rnn_engine.scheduler.prefixes import Prefixes, Start
-from rnn_engine.scheduler.queue import Queue, Waiting
+from rnn_engine.scheduler.queue import Queue, Queued, Waiting
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.text import Halts, TokenInfos
 from rnn_engine.telemetry import SlotUse
@@ -37,6 +37,7 @@ class Slots:
         self.live: dict[int, SamplingSequence] = {}  # by request, oldest first; none that was released
         self._sequences: dict[int, SlotSequence] = {}  # by slot, oldest first: all of those requests
         self.held: Counter[Client] = Counter()  # slots; no client without any
+        self.num_background = 0  # held slots of requests in the background
         self._paused: set[int] = set()  # keys of live ones that take part in no step
         self._leaving: set[int] = set()  # keys of those that will be suspended and take part in no further step
         self._late: set[int] = set()  # keys of those that await their masks
@@ -52,6 +53,11 @@ class Slots:
         """The number of slots held by requests that are neither paused nor waiting for their masks."""
         resting = self._paused | self._late if self._late else self._paused
         return len(self._sequences) - sum(len(self.live[key].sequences) for key in resting)
+
+    @property
+    def num_foreground(self) -> int:
+        """The number of held slots whose requests are not in the background."""
+        return len(self._sequences) - self.num_background
 
     @property
     def num_late(self) -> int:
@@ -79,7 +85,7 @@ class Slots:
     def hold(self, live: SamplingSequence) -> None:
         """Record that the sequences of a request, the first of which is `live`, hold the slots taken for them."""
         self.live[live.key] = live
-        self.held[live.request.client] += len(live.sequences)
+        self._count(live.request.client, len(live.sequences))
         self._since[live.key] = live.position
         for sequence in live.sequences:
             self._sequences[sequence.slot] = sequence
@@ -144,14 +150,18 @@ class Slots:
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
         self._late.discard(live.key)
-        client = live.request.client
-        self.held[client] -= len(live.sequences)
-        if self.held[client] == 0:
-            del self.held[client]
+        self._count(live.request.client, -len(live.sequences))
         for sequence in live.sequences:
             del self._sequences[sequence.slot]
             sequence.close()
             self.give_back(sequence.slot)
+
+    def _count(self, client: Client, num_slots: int) -> None:
+        self.held[client] += num_slots
+        if self.held[client] == 0:
+            del self.held[client]
+        if client.is_background:
+            self.num_background += num_slots
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of the slots between two steps does not hold. For tests."""
@@ -159,6 +169,7 @@ class Slots:
         assert sorted(held) == sorted(self._sequences)
         assert not set(held) & set(self._free)
         assert self.held.total() == len(held)
+        assert self.num_background == sum(count for client, count in self.held.items() if client.is_background)
         assert self._late == {key for key, live in self.live.items() if live.awaits_mask}
         assert self._paused | self._leaving <= self.live.keys()
         for sequence in self._sequences.values():
@@ -215,10 +226,11 @@ class Suspended:
 def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[SamplingSequence]:
     """Return the live requests to suspend so that the queued requests that come next can start.
 
-    A request gives way to one of another client if its own client will still hold at least as many slots for its
-    weight. It must have run `least_tokens` times its client's weight since it got its slots, or its reader must be
-    behind. The client that holds most for its weight loses first. Of its requests, paused ones go first, then the one
-    that has run most tokens in its slots.
+    A request in the background gives way to any that is not, and never the other way round. Of the same kind, a request
+    gives way to one of another client if its own client will still hold at least as many slots for its weight. Unless
+    it is in the background, it must have run `least_tokens` times its client's weight since it got its slots, or its
+    reader must be behind. The client that holds most for its weight loses first. Of its requests, paused ones go first,
+    then the one that has run most tokens in its slots.
     """
     if len(queue) == 0:
         return []
@@ -228,7 +240,9 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
     candidates = [
         live
         for live in slots.live.values()
-        if slots.is_paused(live.key) or slots.tokens_since(live) >= least_tokens * live.request.client.weight
+        if live.request.client.is_background
+        or slots.is_paused(live.key)
+        or slots.tokens_since(live) >= least_tokens * live.request.client.weight
     ]
     victims: list[SamplingSequence] = []
     for queued in queue.ready(held):
@@ -249,29 +263,28 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[Sampling
 
 
 def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
-    """Return True if a client could give a slot to one of `clients` and still have no smaller share than that one.
+    """Return True if a client could give a slot to one of `clients` and still have no lower rank than that one.
 
-    A client's share is the number of slots that it holds, by `held`, divided by its weight.
+    `held` counts slots by client.
     """
     if not clients or not held or (len(held) == 1 and held.keys() >= set(clients)):
         return False
-    least = min(held[client] / client.weight for client in clients)
-    return least <= max((count - 1) / client.weight for client, count in held.items())
+    least = min(client.rank(held[client]) for client in clients)
+    return least <= max(client.rank(count - 1) for client, count in held.items())
 
 
 def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
     """Return True if the running request `live` may be suspended so that a waiting request of `client` gets its slots.
 
-    It may if its own client then still has as many slots for its weight as `client`. `held` counts slots by client.
+    It may if its own client then still has no lower rank than `client`. `held` counts slots by client.
     """
     owner = live.request.client
-    left = held[owner] - len(live.sequences)
-    return owner != client and left / owner.weight >= held[client] / client.weight
+    return owner != client and owner.rank(held[owner] - len(live.sequences)) >= client.rank(held[client])
 
 
-def _claim(live: SamplingSequence, held: Counter[Client], slots: Slots) -> tuple[float, bool, int]:
+def _claim(live: SamplingSequence, held: Counter[Client], slots: Slots) -> tuple[tuple[bool, float], bool, int]:
     owner = live.request.client
-    return held[owner] / owner.weight, slots.is_paused(live.key), slots.tokens_since(live)
+    return owner.rank(held[owner]), slots.is_paused(live.key), slots.tokens_since(live)
 
 
 logger = logging.getLogger(__name__)
@@ -314,6 +327,7 @@ class SlotAllocator:
         self._least_tokens = least_tokens
         self._mask_threads = mask_threads
         self._queue = Queue()
+        self.keeps_slot_free = False  # background requests that start leave one free, unless they hold none
         self._halts = Halts(runner.shape.vocab_size, infos.data)
 
     @property
@@ -337,7 +351,7 @@ class SlotAllocator:
             return False
         if self._slots.num_free > 0:
             queued = next(self._queue.ready(self._slots.held), None)
-            if queued is not None and queued.num_slots <= self._slots.num_free:
+            if queued is not None and self._has_room(queued):
                 return True
         return len(self.find_victims()) > 0
 
@@ -400,7 +414,7 @@ class SlotAllocator:
         resume. Slots may be given back meanwhile.
         """
         for queued in self._queue.ready(self._slots.held) if self._slots.num_free else ():
-            if queued.num_slots > self._slots.num_free:
+            if not self._has_room(queued):
                 break  # no other passes a request that needs several slots, so that it gets them
             if isinstance(queued, Suspended):
                 self._queue.take(queued)
@@ -410,6 +424,12 @@ class SlotAllocator:
             elif isinstance(queued, Waiting) and not self._prefixes.hold_back(queued):
                 self._queue.take(queued)
                 yield queued.context.run(self._start, queued)
+
+    def _has_room(self, queued: Queued) -> bool:
+        """Return True if there are enough free slots for a request, and one more if it must leave one for another."""
+        num_left = self._slots.num_free - queued.num_slots
+        leaves_one = self.keeps_slot_free and queued.request.client.is_background and self._slots.num_background > 0
+        return num_left >= int(leaves_one)
 
     def _resume(self, suspended: Suspended) -> FailedStart | None:
         """Write a suspended request's states to free slots, so that it continues. Return the failure, or None."""
@@ -466,7 +486,7 @@ class SlotAllocator:
             self._runner.shape.vocab_size,
             self._infos,
             self._runner.read_state,
-            partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
+            partial(self._meter.left_prompt, waiting.arrived, started, waiting.request),
             self._meter.read_whole_row,
             self._meter.counters,
             self._mask_threads,

@@ -1,8 +1,9 @@
 """Run batches beside other requests: each key's one after another, below what their clients wait for.
 
 A line is sent to the handler of its HTTP route, so it can do what a request can do. All batches of an API key are one
-client of the engine with a very small weight. So a request of any other client gets a slot before a line of a batch,
-and takes one from a line that runs; and the batches of two keys share the other slots by the keys' weights.
+client of the engine in the background. So a request of any other client gets a slot before a line of a batch, takes one
+from a line that runs, and is hardly slower beside it; and the batches of two keys share what is left by the keys'
+weights.
 """
 
 from __future__ import annotations
@@ -24,9 +25,6 @@ from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
 from server.jobs.batches import Batch, BatchStatus, BatchStore
 from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order_lines, read_line, skip_lines
-
-WEIGHT = 1 / 1024
-"""The weight of a batch in the engine, relative to that of its key's other requests."""
 
 _MOST_AHEAD = 32  # lines that wait for a slot
 _RETRY_SECONDS = 5.0  # after which a line is tried again if the answer does not say, and a full disk is tried again
@@ -180,7 +178,8 @@ class _BatchLines:
     ) -> None:
         self._url = batch.endpoint
         self._principal = Principal(principal.name, principal.scope, principal.weight, UNBOUNDED)
-        self._client = Client(f"{principal.name} batches", principal.weight * WEIGHT)  # no key's name has a space
+        name = f"{principal.name} batches"  # no key's name has a space
+        self._client = Client(name, principal.weight, is_background=True)
         self._calls = calls
         self._path = path
         self._places = places

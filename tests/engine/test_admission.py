@@ -162,6 +162,14 @@ async def test_places_that_become_free_go_to_those_below_their_share(places: Pla
     assert await places.take(B) > 25
 
 
+async def test_a_client_in_the_background_gets_free_places_alone(places: Places) -> None:
+    batch = Client("batch", 8.0, is_background=True)
+    assert await places.take(batch) == 72
+    assert await places.take(A) == 32
+    await places.release(batch, 10)
+    assert await places.take(batch) == 0
+
+
 async def test_places_are_shared_by_weight(places: Places) -> None:
     heavy = Client("heavy", 8.0)
     await places.take(A)

@@ -45,6 +45,13 @@ def wait(flights: SingleFlight, tokens: Sequence[int], saved: int = 0) -> Wait:
     return role
 
 
+def test_no_prompt_waits_for_one_in_the_background_unless_it_is_in_the_background_too() -> None:
+    flights, packed = SingleFlight(), pack(SHARED)
+    flights.lead(PromptPrefix(ROOT, packed, is_background=True), 0)
+    assert flights.find(PromptPrefix(ROOT, packed), 0) is None
+    assert flights.find(PromptPrefix(ROOT, packed, is_background=True), 0) is not None
+
+
 @pytest.mark.parametrize(
     ("second", "position"),
     [

@@ -33,6 +33,16 @@ def test_longer_steps_lie_on_lines_between_those_that_were_measured() -> None:
     assert costs.beyond(6, 1.5, 8) == pytest.approx(5.0)
 
 
+def test_estimates_beyond_the_measured_sizes_are_in_proportion_to_the_tokens() -> None:
+    assert noted([]).estimate(5) == 0.0
+    costs = noted([(4, 3.0), (4, 3.0), (8, 5.0), (8, 5.0)])
+    assert [costs.estimate(tokens) for tokens in (0, 2, 4, 6, 8, 16)] == pytest.approx([0.0, 1.5, 3.0, 4.0, 5.0, 10.0])
+
+
+def test_an_estimate_leaves_out_sizes_that_were_not_run_for_long() -> None:
+    assert noted([(8, 9.0), (8, 9.0), *[(4, 1.0)] * 5000]).estimate(8) == pytest.approx(2.0)
+
+
 def test_a_single_pause_counts_little() -> None:
     assert noted([*[(1, 1.0)] * 20, (1, 1000.0)]).of(1) == pytest.approx(1.2)
 

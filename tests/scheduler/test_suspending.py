@@ -23,6 +23,7 @@ TOKENIZER = ByteTokenizer()
 VOCAB_SIZE = TOKENIZER.size
 LOGITS = table_logits(VOCAB_SIZE)
 LOUD, QUIET, THIRD = (Client(name) for name in ("loud", "quiet", "third"))
+BATCH = Client("batch", is_background=True)
 
 
 def make(slots: int = 4, least_tokens: int = 8) -> Clients:
@@ -246,7 +247,7 @@ masks = st.sampled_from([None, None, lambda: Residues(VOCAB_SIZE), lambda: Forms
 arriving = st.builds(
     lambda prompt, client, **fields: GenerateRequest(prompt, client=client, **fields),
     st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=60),
-    st.sampled_from([LOUD, LOUD, QUIET, THIRD]),
+    st.sampled_from([LOUD, LOUD, QUIET, THIRD, BATCH]),
     max_tokens=st.integers(0, 40),
     sampling=samplings,
     token_mask=masks,

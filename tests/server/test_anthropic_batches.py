@@ -23,7 +23,6 @@ from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
 from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.files import FileStore
-from server.jobs.runner import WEIGHT
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape
 
@@ -100,7 +99,7 @@ async def test_a_batch_is_run_and_read(client: anthropic.AsyncAnthropic, server:
     found = await results(client, batch)
     texts = {each: found[each].result.message.content[0].text for each in found}  # type: ignore[union-attr]
     assert texts == {f"a-{number}": f"Hi {18 + number}" for number in range(5)}
-    assert {request.client for request in server.engine.requests} == {Client("ann batches", WEIGHT)}
+    assert {request.client for request in server.engine.requests} == {Client("ann batches", 1.0, is_background=True)}
 
 
 async def test_a_wrong_request_is_an_error_of_its_own(client: anthropic.AsyncAnthropic) -> None:

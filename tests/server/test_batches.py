@@ -28,7 +28,6 @@ from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.batches import FOLLOWS, BatchStore, parse_window
 from server.jobs.files import FileStore
 from server.jobs.lines import MOST_ERRORS, Journal, check_lines, order_lines, read_line
-from server.jobs.runner import WEIGHT
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape
 
@@ -126,7 +125,9 @@ class TestOfficialClient:
         assert len({each["id"] for each in found} | {each["response"]["request_id"] for each in found}) == 20
         file = await client.files.retrieve(str(batch.output_file_id))
         assert (file.purpose, file.filename, file.expires_at) == ("batch_output", f"{batch.id}_output.jsonl", None)
-        assert {request.client for request in server.engine.requests} == {EngineClient("ann batches", 2.0 * WEIGHT)}
+        assert {request.client for request in server.engine.requests} == {
+            EngineClient("ann batches", 2.0, is_background=True)
+        }
         assert (await client.files.list(purpose="batch_output")).data == [file]
 
     async def test_what_fails_is_in_a_file_of_its_own(self, client: openai.AsyncOpenAI) -> None:

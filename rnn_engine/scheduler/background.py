@@ -1,0 +1,78 @@
+"""The time that steps leave to background requests, such as the lines of batches.
+
+Other requests, those in the foreground, should hardly be slower beside them than alone. So while any of these run,
+background sequences keep their slots, but run only so many tokens that the steps take longer by a fixed share in the
+mean. Between two foreground requests, steps stay so short that the next one soon finds the device free.
+
+How long steps take is measured. So on a device on which a full step takes little longer than one of a single token,
+background sequences take part in every step.
+"""
+
+from __future__ import annotations
+
+from rnn_engine.scheduler.meter import Meter, StepCosts, StepTimes
+
+LENGTHENING = 0.25  # of steps with foreground requests, in the mean: a share of their time
+QUIET_SECONDS = 10.0  # without foreground requests, after which steps may be as long as they are without such requests
+_MOST_OF_PROMPT = 0.5  # of the mean time of a prompt: the time of a step for which the next request may have to wait
+_LEAST_TIMES = 1.25  # times the time of one token, which such a step may take in any case
+
+
+class BackgroundShare:
+    """Decides how many tokens of background requests run in the steps of one scheduler."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._costs = StepCosts()
+        self._last_foreground = float("-inf")  # when such a request came or ran, by the scheduler's clock
+        self._credit = 0.0  # seconds by which the next steps with foreground requests may take longer
+
+    def note_foreground(self, now: float) -> None:
+        """Record that a foreground request has come or runs at the time `now`."""
+        self._last_foreground = now
+
+    def note_step(self, times: StepTimes) -> None:
+        """Update the mean durations of steps with one that was collected."""
+        self._costs.note(times.tokens, times.seconds / times.num_steps)
+
+    def is_quiet(self, now: float) -> bool:
+        """Return True if no foreground request has come or run for a while, so that none is expected soon."""
+        return now - self._last_foreground > QUIET_SECONDS
+
+    @property
+    def longest_step(self) -> float:
+        """The seconds that a step of background requests alone may take while foreground requests are expected."""
+        return max(_MOST_OF_PROMPT * (self._meter.prompt_seconds or 0.0), _LEAST_TIMES * self._costs.estimate(1))
+
+    def count_tokens(self, foreground: int, wanted: int) -> int:
+        """Return how many of `wanted` background tokens may run in a step with `foreground` tokens of other requests.
+
+        At least one may if `foreground` is 0. Otherwise they wait until there is time for all of them, or for as much
+        as doubles the step, so that prompts are not cut into very small parts.
+        """
+        if foreground == 0:
+            return max(self._fitting(0, wanted, self.longest_step), 1)
+        alone, least = self._costs.estimate(foreground), self._costs.estimate(foreground + 1)
+        enough = max(alone, least - alone)
+        self._credit = min(self._credit, enough)
+        if alone + self._credit >= self._costs.estimate(foreground + wanted):
+            return wanted
+        return self._fitting(foreground, wanted, alone + self._credit) if self._credit >= enough else 0
+
+    def charge(self, foreground: int, background: int, num_steps: int) -> None:
+        """Record that a step runs so many tokens of foreground and background requests, `num_steps` times."""
+        if foreground:
+            alone = self._costs.estimate(foreground)
+            longer = self._costs.estimate(foreground + background) - alone if background else 0.0
+            self._credit += num_steps * (LENGTHENING * alone - longer)
+
+    def _fitting(self, foreground: int, wanted: int, seconds: float) -> int:
+        """Return how many of `wanted` tokens can be added to `foreground` in a step of at most `seconds`."""
+        low, high = 0, wanted  # `low` fits
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._costs.estimate(foreground + middle) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
