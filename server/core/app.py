@@ -20,7 +20,7 @@ from server.apis.engine.collections import COLLECTIONS
 from server.apis.koboldcpp import GENERATIONS, Generations
 from server.apis.openai.batches import BATCHES, RUNNER
 from server.apis.openai.files import FILES
-from server.apis.openai.kept import CONVERSATIONS, RESPONSES, ConversationStore, ResponseStore
+from server.apis.openai.kept import CONVERSATIONS, ConversationStore
 from server.apis.routes import ALL_ROUTES
 from server.auth.admission import (
     admission_middleware,
@@ -77,9 +77,8 @@ from states.documents import CollectionLimits, DocumentStore
 
 
 def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
-    """Return the usage of each in-memory store of clients' values, by the store's name. For any thread."""
+    """Return the usage of each store of clients' values, by the store's name. For any thread."""
     return {
-        "responses": app[RESPONSES].usage,
         "conversations": app[CONVERSATIONS].usage,
         "slot_prompts": app[SLOT_PROMPTS].usage,
     }
@@ -132,11 +131,10 @@ def make_app(
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
     app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
-    app[RESPONSES] = ResponseStore(settings.limits)
-    app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[SLOT_PROMPTS] = PromptTable()
     app[COLLECTIONS] = collections or open_collections(settings)
     app[FILES] = files or FileStore(settings.job_folder, settings.limits)
+    app[CONVERSATIONS] = ConversationStore(app[FILES], settings.limits)
     app[BATCHES] = BatchStore(app[FILES], settings.limits)
     app[RUNNER] = _make_runner(app, settings, InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted)))
     app[GENERATIONS] = Generations()
@@ -306,6 +304,7 @@ async def _run_batches(app: web.Application) -> AsyncIterator[None]:
 
 async def _close_files(app: web.Application) -> AsyncIterator[None]:
     yield
+    app[CONVERSATIONS].close()
     app[FILES].close()
 
 

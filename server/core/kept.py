@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from aiohttp import web
 
@@ -19,21 +19,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """The usage of a `BoundedStore`: its number of values, their bytes, and how many were evicted since the start."""
+    """The usage of a bounded store: its number of values, their bytes, and how many were evicted since the start."""
 
     values: int
     num_bytes: int
     evictions: int
-
-    @classmethod
-    def of_all(cls, stores: Iterable[BoundedStore[Any, Any]]) -> Self:
-        """Return the summed usage of several stores."""
-        usages = [store.usage for store in stores]
-        return cls(
-            sum(usage.values for usage in usages),
-            sum(usage.num_bytes for usage in usages),
-            sum(usage.evictions for usage in usages),
-        )
 
 
 class BoundedStore(Generic[Key, Value]):
@@ -55,11 +45,6 @@ class BoundedStore(Generic[Key, Value]):
     @property
     def usage(self) -> KeptUsage:
         return KeptUsage(len(self._kept), self.num_bytes, self._evictions)
-
-    @property
-    def oldest(self) -> Value | None:
-        """Return the least recently used value, or None if the store is empty."""
-        return next((value for value, _ in self._kept.values()), None)
 
     def put(self, key: Key, value: Value, num_bytes: int) -> list[Value]:
         """Store a value, replacing one with the same key. Return the values that were evicted to make room.

@@ -109,16 +109,12 @@ class Limits:
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`, and words in `bad_words`.")] = 4096
 
     max_responses: Annotated[
-        int,
-        Bound(
-            "responses",
-            "Responses that are kept for `previous_response_id`; beyond them, the client with the most loses its "
-            "oldest.",
-        ),
+        int, Bound("responses", "Responses that are kept for an API key; beyond them, the oldest is dropped.")
     ] = 4096
-    max_response_bytes: Annotated[
-        int, Bound("bytes", "Memory for all kept responses, each with its whole conversation.")
-    ] = 256 * 2**20
+    max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 30 * 24 * 3600
+    max_key_background: Annotated[
+        int, Bound("responses", "Responses of an API key that run in the background; further ones get 429.")
+    ] = 64
     max_conversations: Annotated[
         int,
         Bound(
@@ -127,8 +123,21 @@ class Limits:
         ),
     ] = 1024
     max_conversation_bytes: Annotated[
-        int, Bound("bytes", "Memory for all conversations that are kept for an API key.")
-    ] = 64 * 2**20
+        int,
+        Bound(
+            "bytes",
+            "The size of all conversations and responses that are kept for an API key; beyond it, what was unused for "
+            "longest is dropped.",
+        ),
+    ] = 256 * 2**20
+    max_all_conversation_bytes: Annotated[
+        int,
+        Bound(
+            "bytes",
+            "The size of the conversations and responses of all API keys; beyond it, the key with the most loses what "
+            "it has not used for longest.",
+        ),
+    ] = 2**30
     max_collections: Annotated[int, Bound("collections", "Collections of documents of an API key.")] = 1024
     max_collection_documents: Annotated[int, Bound("documents", "Documents of a collection.")] = 100_000
     max_collection_bytes: Annotated[
@@ -138,7 +147,6 @@ class Limits:
             "The size of all collections of an API key: on disk, or in memory without `--collection-folder`.",
         ),
     ] = 2**30
-    max_response_seconds: Annotated[int, Bound("seconds", "Time for which a response is kept.")] = 24 * 3600
     max_file_bytes: Annotated[int, Bound("bytes", "The size of a file that is uploaded for a job.")] = 512 * 2**20
     max_key_files: Annotated[int, Bound("files", "Files of an API key, uploaded ones and results.")] = 10_000
     max_key_file_bytes: Annotated[int, Bound("bytes", "The size of all files of an API key.")] = 4 * 2**30

@@ -132,6 +132,11 @@ class FileStore:
                 self._delete_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             return self._folder
 
+    @property
+    def persistent(self) -> bool:
+        """Whether files outlive the process."""
+        return self._owned is not None
+
     def paths(self, pattern: str) -> list[Path]:
         """Return the paths in the folder whose names match `pattern`, ordered by name."""
         return [] if self._folder is None else sorted(self._folder.glob(pattern))

@@ -193,10 +193,15 @@ class _BatchLines:
 
     async def _run_each(self) -> None:
         for place in self._places:
-            line = await asyncio.to_thread(read_line, self._path, place, self._url)
+            custom_id, body = await asyncio.to_thread(self._read, place)
             request_id = uuid4().hex
-            answer = await self._answer(to_json(line.body), request_id)
-            await self._write(line.custom_id, request_id, answer)
+            answer = await self._answer(body, request_id)
+            await self._write(custom_id, request_id, answer)
+
+    def _read(self, place: LinePlace) -> tuple[str, bytes]:
+        """Return the `custom_id` and the body of a line. Raises OSError."""
+        line = read_line(self._path, place, self._url)
+        return line.custom_id, to_json(line.body)
 
     async def _answer(self, body: bytes, request_id: str) -> InnerAnswer:
         """Send the body of a line until the answer is not that it must be sent again."""

@@ -295,8 +295,8 @@ def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Itera
 
 def _kept(kept: Mapping[str, KeptUsage]) -> Iterator[Metric]:
     text = (
-        "Host memory of what is kept of requests for later ones, in bytes. A part that is kept in several places "
-        "counts in each."
+        "What is kept of requests for later ones, in bytes: conversations with their responses on the disk, and "
+        "prompts of slots in host memory."
     )
     yield gauge("kept_bytes", text, {kind: usage.num_bytes for kind, usage in kept.items()}, "kind")
     yield gauge(

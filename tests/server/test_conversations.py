@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,13 +10,11 @@ import pytest
 from aiohttp.test_utils import TestServer
 from openai.types.responses import ResponseInputItemParam
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError
-from server.apis.openai.kept import ConversationStore
-from server.apis.openai.response_items import KeptConversation, KeptItem
+from server.apis.openai.response_items import KeptConversation
 from server.apis.openai.response_schemas import ResponseItemList
 from server.auth.keys import ApiKey
 from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 
@@ -164,67 +161,3 @@ async def test_the_shapes_of_the_answers(serve: Serve) -> None:
 )
 async def test_what_is_wrong_is_refused_by_name(serve: Serve, path: str, body: Body, param: str) -> None:
     assert (await error_of(await (await serve(FakeEngine())).post(path, json=body), 400))["param"] == param
-
-
-def said(text: str, item_id: str = "msg_1") -> KeptItem:
-    part = {"type": "input_text", "text": text}
-    return KeptItem.of({"id": item_id, "type": "message", "role": "user", "content": [part]})
-
-
-def test_every_item_has_an_id_of_its_own() -> None:
-    store = ConversationStore(Limits())
-    made = store.create("", [said("a"), said("b")], {})
-    [added] = store.add("", made.id, [said("c")])
-    first, second, third = store.get("", made.id).items
-    assert (first.id, third) == ("msg_1", added)
-    assert len({first.id, second.id, third.id}) == 3
-    assert (
-        json.loads(second.json)
-        == second.load()
-        == {**first.load(), "id": second.id, "content": second.load()["content"]}
-    )
-
-
-def test_an_answer_beyond_the_bound_on_items_is_kept_and_items_can_be_removed() -> None:
-    store = ConversationStore(Limits(max_messages=2))
-    made = store.create("", [said("a"), said("b")], {})
-    store.add_answer("", made.id, [said("c"), said("d")])
-    items = store.get("", made.id).items
-    assert len(items) == 4
-    with pytest.raises(InvalidRequestError, match="max_messages"):
-        store.add("", made.id, [said("e")])
-    assert store.describe("", made.id, {"a": "b"}).items == items
-    assert store.remove_item("", made.id, items[0].id).items == items[1:]
-
-
-def test_the_store_is_bounded_for_each_key() -> None:
-    store = ConversationStore(Limits(max_conversations=2, max_conversation_bytes=4900, max_messages=3))
-
-    def kept(*ids: str) -> list[bool]:
-        found = []
-        for conversation_id in ids:
-            try:
-                store.get("ann", conversation_id)
-            except NotFoundError:
-                found.append(False)
-            else:
-                found.append(True)
-        return found
-
-    other = store.create("bob", [said("x" * 2000)], {})
-    first, second = (store.create("ann", [said("a")], {}).id for _ in range(2))
-    store.get("ann", first)
-    third = store.create("ann", [], {}).id
-    assert kept(second, first, third) == [False, True, True]
-    store.add("ann", third, [said("x" * 2000)])
-    assert kept(first, third) == [True, True]
-    store.add_answer("ann", third, [said("x" * 50)])
-    assert kept(first, third) == [False, True]
-    with pytest.raises(InvalidRequestError, match="max_conversation_bytes"):
-        store.add("ann", third, [said("x" * 3000)])
-    with pytest.raises(InvalidRequestError, match="max_messages"):
-        store.create("ann", [said("a")] * 4, {})
-    fourth = store.create("ann", [], {}).id
-    store.add_answer("ann", third, [said("x" * 3000)])
-    assert kept(third, fourth) == [False, True]
-    assert store.get("bob", other.id) == other

@@ -54,7 +54,7 @@ def traced() -> Iterator[None]:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(("path", "body"), HOSTILE.values(), ids=HOSTILE)
 async def test_what_is_kept_is_bounded_whatever_is_in_it(serve: Serve, path: str, body: Body) -> None:
-    limits = Limits(max_conversation_bytes=MEGABYTE, max_response_bytes=MEGABYTE)
+    limits = Limits(max_conversation_bytes=MEGABYTE)
     engine = FakeEngine()
     client = await serve(engine, ServerSettings(limits=limits))
 

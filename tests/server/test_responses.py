@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import openai
@@ -20,13 +17,11 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from rnn_engine.errors import NotFoundError
 from rnn_engine.interface import EngineLike
-from server.apis.openai.kept import ResponseStore
 from server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList
 from server.auth.keys import ApiKey
 from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, error_of, post
@@ -310,84 +305,6 @@ async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> No
     made = await client.responses.create(input="Hi", store=False, **MODEL)
     with pytest.raises(openai.NotFoundError, match="is not kept"):
         await client.responses.retrieve(made.id)
-
-
-def test_the_store_is_bounded_by_count_bytes_and_time() -> None:
-    now = 0.0
-    store = ResponseStore(Limits(max_responses=2, max_response_bytes=5000, max_response_seconds=10), lambda: now)
-
-    def keep(name: str, text: str = "") -> None:
-        item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": text}]}
-        store.put("", {"id": name, "output": [item]}, (), ())
-
-    def kept(*names: str) -> list[str]:
-        found = []
-        for name in names:
-            try:
-                store.get("", name)
-            except NotFoundError:
-                continue
-            found.append(name)
-        return found
-
-    for name in "abc":
-        keep(name)
-    assert kept("a", "b", "c") == ["b", "c"]
-    keep("d", "x" * 2000)
-    assert kept("c", "d") == ["c", "d"]
-    keep("e", "x" * 2000)
-    assert kept("c", "d", "e") == ["e"]
-    now = 10.0
-    assert kept("e") == []
-
-
-def test_who_keeps_most_gives_way() -> None:
-    store = ResponseStore(Limits(max_responses=4, max_response_bytes=20_000))
-
-    def keep(owner: str, name: str, text: str = "") -> None:
-        item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": text}]}
-        store.put(owner, {"id": name, "output": [item]}, (), ())
-
-    def is_kept(owner: str, name: str) -> bool:
-        try:
-            return store.get(owner, name).id == name
-        except NotFoundError:
-            return False
-
-    keep("ann", "a")
-    for number in range(10):
-        keep("bob", str(number))
-    assert is_kept("ann", "a")
-    assert [is_kept("bob", str(number)) for number in range(10)] == [False] * 7 + [True] * 3
-    for number in range(10, 20):
-        keep("bob", str(number), "x" * 8000)
-    assert is_kept("ann", "a")
-    assert [number for number in range(20) if is_kept("bob", str(number))] == [18, 19]
-    assert (store.usage.values, store.usage.evictions) == (3, 18)
-    store.delete("ann", "a")
-    store.delete("bob", "18")
-    store.delete("bob", "19")
-    assert (store.usage.values, store.usage.num_bytes) == (0, 0)
-
-
-def test_the_store_is_used_by_several_threads() -> None:
-    store = ResponseStore(Limits(max_responses=2))
-
-    def keep(thread: int) -> None:
-        for number in range(1000):
-            name = f"{thread} {number}"
-            item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": "x"}]}
-            store.put("", {"id": name, "output": [item]}, (), ())
-            with suppress(NotFoundError):
-                store.delete("", name)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(keep, range(4)))  # raises the error of any of them
-    finally:
-        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -292,6 +292,9 @@ class Dialect(WholeDialect, Protocol):
         ...
 
 
+Keep: TypeAlias = Callable[[], Awaitable[None]]
+"""Keeps an answer that a dialect has made. It is awaited before the client gets the end of the answer."""
+
 RunRequests: TypeAlias = Callable[[EngineLike, Sequence[GenerateRequest], int], ParallelRequests]
 """Makes the `ParallelRequests` that runs some requests, of which at most a number are in the engine at a time."""
 
@@ -305,20 +308,20 @@ async def answer_in(
     *,
     stream_type: str = EVENT_STREAM,
     run: RunRequests = ParallelRequests,
+    keep: Keep | None = None,
 ) -> web.StreamResponse:
     """Run the engine requests `calls` and send the answer that `dialect` makes of them, whole or as a stream.
 
     All `calls` must have been checked and must start at the state `resolved`. `stream_type` is the content type of a
-    stream, and `run` makes what runs the requests. Raises InvalidRequestError or OverloadedError before any of them
-    runs.
+    stream, `run` makes what runs the requests, and `keep` keeps the answer. Raises InvalidRequestError or
+    OverloadedError before any of them runs.
     """
     if not body.stream:
-        return await answer_whole(dialect, request, body, calls, resolved, run=run)
+        return await answer_whole(dialect, request, body, calls, resolved, run=run, keep=keep)
     running, end = await _prepare(request, body, calls, resolved, run)
     async with running:
-        return await _Streaming(EventStream(request, stream_type), request, dialect, Tally(body.copies), end).run(
-            running
-        )
+        stream = EventStream(request, stream_type)
+        return await _Streaming(stream, request, dialect, Tally(body.copies), end, keep).run(running)
 
 
 async def _prepare(
@@ -376,6 +379,7 @@ async def answer_whole(
     resolved: ResolvedState,
     *,
     run: RunRequests = ParallelRequests,
+    keep: Keep | None = None,
 ) -> web.Response:
     """Run the engine requests `calls`, and return one answer when all have ended.
 
@@ -396,7 +400,10 @@ async def answer_whole(
         return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
 
     size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
-    return await long_json_response(request, size + request[LEASE].num_bytes, make)
+    response = await long_json_response(request, size + request[LEASE].num_bytes, make)
+    if keep is not None:
+        await keep()
+    return response
 
 
 def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
@@ -414,12 +421,21 @@ def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterat
 class _Streaming:
     """Sends the answer to one HTTP request as a stream, event by event."""
 
-    def __init__(self, stream: EventStream, request: web.Request, dialect: Dialect, tally: Tally, end: _End) -> None:
+    def __init__(
+        self,
+        stream: EventStream,
+        request: web.Request,
+        dialect: Dialect,
+        tally: Tally,
+        end: _End,
+        keep: Keep | None,
+    ) -> None:
         self._request = request
         self._stream = stream
         self._dialect = dialect
         self._tally = tally
         self._end = end
+        self._keep = keep
 
     async def run(self, running: ParallelRequests) -> web.StreamResponse:
         """Send the whole stream to the client and return the response.
@@ -459,6 +475,8 @@ class _Streaming:
                 saved = await self._end.note(event)
             encode = partial(self._dialect.event, index, event, saved)
             parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
+            if isinstance(event, Finished) and self._keep is not None:
+                await self._keep()
         await self._stream.write(b"".join(parts))
 
     async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:

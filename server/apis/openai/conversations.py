@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+import asyncio
 
 from aiohttp import web
+from pydantic_core import from_json
 
-from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, RESPONSES, StoredConversation, item_list, item_page
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, Kept, call_for_path, item_list, item_page
 from server.apis.openai.response_items import (
     AddItemsRequest,
     CreateConversationRequest,
@@ -16,71 +17,64 @@ from server.apis.openai.response_items import (
 )
 from server.apis.openai.response_schemas import ResponseItem, ResponseItemList
 from server.auth.admission import PRINCIPAL
-from server.core.bodies import LEASE, encoded_response, json_response, read_body, work
+from server.core.bodies import encoded_response, json_response, read_body
 from server.core.routing import Route
 
 
 async def create_conversation(request: web.Request) -> web.Response:
     body = await read_body(request, CreateConversationRequest)
-    responses, store, owner = request.app[RESPONSES], request.app[CONVERSATIONS], request[PRINCIPAL].name
+    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
 
-    def keep() -> StoredConversation:
-        return store.create(owner, responses.resolve(owner, body.items), body.metadata)
+    def keep() -> Kept:
+        return store.create(owner, store.resolve(owner, body.items), body.metadata)
 
-    return _told(await work(request, request[LEASE].num_bytes, keep))
+    return _told(await asyncio.to_thread(keep))
 
 
 async def get_conversation(request: web.Request) -> web.Response:
-    return _told(_conversation(request))
+    return _told(await call_for_path(request, request.app[CONVERSATIONS].conversation))
 
 
 async def update_conversation(request: web.Request) -> web.Response:
     body = await read_body(request, UpdateConversationRequest)
-    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
-    return _told(store.describe(owner, request.match_info["id"], body.metadata))
+    return _told(await call_for_path(request, request.app[CONVERSATIONS].describe, body.metadata))
 
 
 async def delete_conversation(request: web.Request) -> web.Response:
-    conversation_id = request.match_info["id"]
-    request.app[CONVERSATIONS].delete(request[PRINCIPAL].name, conversation_id)
-    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    await call_for_path(request, request.app[CONVERSATIONS].delete)
+    return json_response({"id": request.match_info["id"], "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(request: web.Request) -> web.Response:
-    found = _conversation(request)
-    return encoded_response(await work(request, found.num_bytes, partial(item_page, request, found.items)))
+    history = await call_for_path(request, request.app[CONVERSATIONS].conversation_history)
+    return encoded_response(await asyncio.to_thread(item_page, request, history.items))
 
 
 async def add_items(request: web.Request) -> web.Response:
     body = await read_body(request, AddItemsRequest)
-    responses, store, owner = request.app[RESPONSES], request.app[CONVERSATIONS], request[PRINCIPAL].name
+    store, owner, conversation_id = request.app[CONVERSATIONS], request[PRINCIPAL].name, request.match_info["id"]
 
     def keep() -> bytes:
-        return item_list(store.add(owner, request.match_info["id"], responses.resolve(owner, body.items)))
+        return item_list(store.add(owner, conversation_id, store.resolve(owner, body.items)))
 
-    return encoded_response(await work(request, request[LEASE].num_bytes, keep))
+    return encoded_response(await asyncio.to_thread(keep))
 
 
 async def get_item(request: web.Request) -> web.Response:
-    found = _conversation(request)
-    return encoded_response(await work(request, found.num_bytes, lambda: found.item(request.match_info["item"]).json))
+    item = await call_for_path(request, request.app[CONVERSATIONS].item, request.match_info["item"])
+    return encoded_response(item.json)
 
 
 async def delete_item(request: web.Request) -> web.Response:
-    owner, ids = request[PRINCIPAL].name, request.match_info
-    return _told(request.app[CONVERSATIONS].remove_item(owner, ids["id"], ids["item"]))
+    return _told(await call_for_path(request, request.app[CONVERSATIONS].remove_item, request.match_info["item"]))
 
 
-def _conversation(request: web.Request) -> StoredConversation:
-    return request.app[CONVERSATIONS].get(request[PRINCIPAL].name, request.match_info["id"])
-
-
-def _told(conversation: StoredConversation) -> web.Response:
+def _told(conversation: Kept) -> web.Response:
     told: KeptConversation = {
         "id": conversation.id,
         "object": "conversation",
-        "created_at": conversation.created,
-        "metadata": dict(conversation.metadata),
+        "created_at": int(conversation.created),
+        "metadata": from_json(conversation.body),
     }
     return json_response(told)
 

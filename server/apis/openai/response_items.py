@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from sys import getsizeof
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
@@ -97,12 +96,17 @@ class KeptItem:
     @classmethod
     def of(cls, item: Item) -> Self:
         fields = to_json({name: value for name, value in item.items() if name != "id"})
-        return cls(item["id"], item["type"], fields, parsed_bytes(fields))
+        return cls.stored(item["id"], item["type"], fields)
+
+    @classmethod
+    def stored(cls, item_id: str, kind: str, fields: bytes) -> Self:
+        """Return the item with these values, of which `fields` are JSON of all but the id."""
+        return cls(item_id, kind, fields, parsed_bytes(fields))
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of memory the stored item takes."""
-        return _KEPT_BYTES + getsizeof(self.id) + getsizeof(self.fields)
+        """How many bytes the stored item takes, about."""
+        return _KEPT_BYTES + len(self.id.encode()) + len(self.fields)
 
     @property
     def json(self) -> bytes:

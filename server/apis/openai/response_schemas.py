@@ -132,8 +132,8 @@ class ResponsesRequest(ProgressBody):
     )
     store: bool = Field(
         default=True,
-        description="Keep the response, so that it can be continued and read by its id. It is kept in memory, for the "
-        "API key that asked, and as long as the limits allow.",
+        description="Keep the response for the API key that asked, so that it can be continued and read by its id, as "
+        "long as the limits allow.",
     )
     metadata: Metadata = Field(default={}, description=f"Returned in the response unchanged. {METADATA_BOUNDS}")
     tools: Annotated[list[ResponseTool], FailFast(), client_tools("function")] = Field(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
@@ -20,7 +21,7 @@ from rnn_engine.sampling.params import SamplingParams
 from server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
 from server.apis.openai.chat import prepare_chat, tell_input_tokens
 from server.apis.openai.dialect import ContentTokens, chat_logprobs
-from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, RESPONSES, item_page
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, History, call_for_path, item_page
 from server.apis.openai.response_items import KeptItem
 from server.apis.openai.response_schemas import (
     DeletedResponse,
@@ -159,23 +160,17 @@ def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**item, "content": []} if "content" in item else item
 
 
-Keep: TypeAlias = Callable[[Mapping[str, Any]], None]
-
-
 class ResponsesDialect:
     """Formats the answers of /v1/responses, whole or as streams: a `Dialect`.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
-    parameters. `keep` is called with the complete response.
+    parameters.
     """
 
-    def __init__(
-        self, engine: EngineLike, body: ResponsesRequest, form: AnswerForm, sampling: SamplingParams, keep: Keep
-    ) -> None:
+    def __init__(self, engine: EngineLike, body: ResponsesRequest, form: AnswerForm, sampling: SamplingParams) -> None:
         self._engine = engine
         self._body = body
         self._sampling = sampling
-        self._keep = keep
         self._key = uuid.uuid4().hex
         self._created = int(time.time())
         self._reader = AnswerReader(form)
@@ -185,6 +180,7 @@ class ResponsesDialect:
         self._started: Started | None = None
         self._thoughts = _ThoughtTokens()
         self._number = 0
+        self.response: Mapping[str, Any] | None = None  # once it is complete
 
     def whole(
         self,
@@ -247,9 +243,9 @@ class ResponsesDialect:
         return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
 
     def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
-        """Make the complete response object, store it by calling `keep`, and return it."""
+        """Make the complete response object, and return it."""
         is_cut = finished.reason == "length"
-        response = {
+        self.response = {
             **self._response("incomplete" if is_cut else "completed"),
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -257,8 +253,7 @@ class ResponsesDialect:
             "usage": self._usage(finished),
             **extra,
         }
-        self._keep(response)
-        return response
+        return self.response
 
     def _response(self, status: str) -> Mapping[str, Any]:
         """Return the fields of a response object with this `status`, still without output and usage."""
@@ -346,32 +341,40 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ResponsesRequest)
     engine = engine_of(request, body.cache_salt)
     before, given = await _conversation_of(request, body)
-    chat = await _chat_of(request, body, (*before, *given))
+    chat = await _chat_of(request, body, (*before.items, *given))
     calls, form, resolved = await prepare_chat(request, engine, chat)
-    keep = partial(_keep, request, body, before, given)
-    return await answer_in(
-        ResponsesDialect(engine, body, form, calls[0].sampling, keep), request, chat, calls, resolved
-    )
+    dialect = ResponsesDialect(engine, body, form, calls[0].sampling)
+    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+
+    async def keep() -> None:
+        assert dialect.response is not None
+        add = partial(store.add_response, owner, dialect.response, given, before, body.conversation, keep=body.store)
+        await asyncio.to_thread(add)
+
+    is_kept = body.store or body.conversation is not None
+    return await answer_in(dialect, request, chat, calls, resolved, keep=keep if is_kept else None)
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     body = await read_body(request, ResponsesRequest)
     before, given = await _conversation_of(request, body)
-    return await tell_input_tokens(request, await _chat_of(request, body, (*before, *given)))
+    return await tell_input_tokens(request, await _chat_of(request, body, (*before.items, *given)))
 
 
-async def _conversation_of(
-    request: web.Request, body: ResponsesRequest
-) -> tuple[Sequence[KeptItem], Sequence[KeptItem]]:
-    """Return the items of the conversation before the request, and the request's own items.
+async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tuple[History, Sequence[KeptItem]]:
+    """Return the conversation before the request, and the request's own items.
 
     Raises NotFoundError if something that the request refers to is not stored, and InvalidRequestError if there are no
     items.
     """
-    before = _conversation_before(request, body)
-    resolve = partial(request.app[RESPONSES].resolve, request[PRINCIPAL].name, body.input)
-    given = await work(request, request[LEASE].num_bytes, resolve)
-    if not (before or given):
+    store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+    before = History()
+    if body.conversation is not None:
+        before = await asyncio.to_thread(store.conversation_history, owner, body.conversation)
+    if body.previous_response_id is not None:
+        before = await asyncio.to_thread(store.after_response, owner, body.previous_response_id)
+    given = await asyncio.to_thread(store.resolve, owner, body.input)
+    if not (before.items or given):
         raise InvalidRequestError("input", body.input, "at least 1 item, since there is no conversation yet")
     return before, given
 
@@ -392,57 +395,25 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
     return await work(request, request[LEASE].num_bytes, make)
 
 
-def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[KeptItem]:
-    """Return the items of the conversation that the request continues, none if it begins one. Raises NotFoundError."""
-    owner = request[PRINCIPAL].name
-    if body.conversation is not None:
-        return request.app[CONVERSATIONS].get(owner, body.conversation).items
-    if body.previous_response_id is not None:
-        return request.app[RESPONSES].get(owner, body.previous_response_id).conversation
-    return ()
-
-
-def _keep(
-    request: web.Request,
-    body: ResponsesRequest,
-    before: Sequence[KeptItem],
-    given: Sequence[KeptItem],
-    response: Mapping[str, Any],
-) -> None:
-    """Add the response to its conversation if it has one, and store it if the request asks for that.
-
-    `before` are the items of the conversation up to then, `given` those of the request.
-    """
-    owner = request[PRINCIPAL].name
-    if body.conversation is not None:
-        said = map(KeptItem.of, response["output"])
-        request.app[CONVERSATIONS].add_answer(owner, body.conversation, (*given, *said))
-    if body.store:
-        request.app[RESPONSES].put(owner, response, given, before)
-
-
 async def get_response(request: web.Request) -> web.Response:
     if (stream := request.query.get("stream", "false")) != "false":
         raise InvalidRequestError("stream", stream, "false, since a response that is kept has ended")
-    kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    return encoded_response(await work(request, kept.num_bytes, lambda: kept.json))
+    return encoded_response(await call_for_path(request, request.app[CONVERSATIONS].response_json))
 
 
 async def delete_response(request: web.Request) -> web.Response:
-    response_id = request.match_info["id"]
-    request.app[RESPONSES].delete(request[PRINCIPAL].name, response_id)
-    return json_response({"id": response_id, "object": "response", "deleted": True})
+    await call_for_path(request, request.app[CONVERSATIONS].delete_response)
+    return json_response({"id": request.match_info["id"], "object": "response", "deleted": True})
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    response_id = request.match_info["id"]
-    request.app[RESPONSES].get(request[PRINCIPAL].name, response_id)
-    raise InvalidRequestError("response_id", response_id, "a response that still runs; this one has ended")
+    await call_for_path(request, request.app[CONVERSATIONS].response)
+    raise InvalidRequestError("response_id", request.match_info["id"], "a response that still runs; this one has ended")
 
 
 async def input_items(request: web.Request) -> web.Response:
-    kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    return encoded_response(await work(request, kept.num_bytes, partial(item_page, request, kept.input)))
+    items = await call_for_path(request, request.app[CONVERSATIONS].response_input)
+    return encoded_response(await asyncio.to_thread(item_page, request, items))
 
 
 _ID = "/v1/responses/{id}"
