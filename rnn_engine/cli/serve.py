@@ -173,6 +173,14 @@ class ProcessOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options for files, batches and tuning jobs."""
+
+    job_folder: Path | None
+    tuning_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """The values of all options of `rnn-engine serve`, with one field for each group of options."""
 
@@ -183,7 +191,7 @@ class ServeOptions:
     cache: CacheConfig
     states: StateSettings
     collection_folder: Path | None
-    job_folder: Path | None
+    jobs: JobOptions
     auth: AuthSettings
     limits: Limits
     connections: ConnectionSettings
@@ -208,6 +216,8 @@ class ServeOptions:
             embed_model=served.embed_model,
             collection_folder=self.collection_folder,
             job_folder=self._job_folder,
+            tuning_share=self.jobs.tuning_share,
+            loading=self.loading,
             any_model=served.any_model,
             idle_unload_seconds=served.idle_unload,
             auth=self.auth,
@@ -220,7 +230,7 @@ class ServeOptions:
     def _job_folder(self) -> Path | None:
         """The folder of jobs, by default one beside the persistent states; None = a temporary one."""
         states = self.states.folder
-        return self.job_folder or (None if states is None else states / _JOBS)
+        return self.jobs.job_folder or (None if states is None else states / _JOBS)
 
 
 _request_options = option_group(
@@ -317,18 +327,22 @@ _collection_options = option_group(
 )
 
 
-def _job_folder(job_folder: Path | None) -> Path | None:
-    return job_folder
-
-
 _job_options = option_group(
     "Jobs",
-    _job_folder,
+    JobOptions,
     click.option(
         "--job-folder",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Keep files and batches in this folder over restarts. Only one server at a time may use it.  "
+        help="Keep files, batches and tuning jobs in this folder over restarts. Only one server at a time may use it.  "
         f"[default: {_JOBS} in --state-folder, or else a temporary folder]",
+    ),
+    click.option(
+        "--tuning-share",
+        type=FiniteRange(min=0, max=1),
+        metavar="SHARE",
+        default=_DEFAULT.tuning_share,
+        show_default=True,
+        help="The share of time that tuning a state may take while requests run. Without requests, it takes all.",
     ),
 )
 
@@ -358,7 +372,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
         connections: ConnectionSettings,
         limits: Limits,
         auth: AuthSettings,
-        job_folder: Path | None,
+        jobs: JobOptions,
         collection_folder: Path | None,
         states: StateSettings,
         cache: CacheConfig,
@@ -378,7 +392,7 @@ def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None])
             cache,
             states,
             collection_folder,
-            job_folder,
+            jobs,
             auth,
             limits,
             connections,

@@ -26,7 +26,7 @@ from rnn_engine.operations.chat_prompt import text_before_chat
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.training.checkpoint import load_checkpoint, save_checkpoint
 from rnn_engine.training.data import BadLines, DataSettings, LongTexts, TextMaker, read_data
-from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tuning
+from rnn_engine.training.tuner import Event, Judged, Progress, TunerSettings, Tuning, no_rest
 from rnn_engine.types import Runner, TokenRun, run_step
 from rnn_engine.types import State as Arrays
 from states.files.exchange import ExportForm, StateFiles
@@ -85,7 +85,9 @@ class Tuner:
         tokenizer: str = "auto",
         chat_template: str = "auto",
         loras: Sequence[LoraChoice] = (),
+        v5_group_norm_epsilon: float | None = None,
         progress: Report = _ignore,
+        rest: Callable[[], None] = no_rest,
     ) -> None:
         """Read the data, and load a model onto a device; see `AsyncLLM.load` for the arguments that it has, too.
 
@@ -101,12 +103,15 @@ class Tuner:
         `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. With `resume`, the run goes
         on from it, and ends with the state with which it would have ended.
 
+        `rest` is called after each call of the trainer, so that others may use the device meanwhile. An error that it
+        raises leaves the iteration over `events`, like Ctrl-C.
+
         Raises InvalidRequestError for data or settings that can't be used, ModelError, TokenizerError, DeviceError, and
         StateError if `init` or the checkpoint can't be used.
         """
         check_finite("checkpoint_seconds", checkpoint_seconds)
         path = locate_model(model)
-        with open_merged(path, loras) as opened:
+        with open_merged(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
             maker = TextMaker(
                 load_tokenizer(tokenizer, path, opened.shape.vocab_size), load_chat_template(chat_template, path)
@@ -147,7 +152,7 @@ class Tuner:
         self._checkpoint_seconds = checkpoint_seconds
         self._saved_at = time.monotonic()
         try:
-            self._tuning = Tuning(self._trainer, self.data, settings, self._start.state)
+            self._tuning = Tuning(self._trainer, self.data, settings, self._start.state, rest)
             if resume:
                 self._resume()
         except BaseException:

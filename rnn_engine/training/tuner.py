@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -112,13 +112,26 @@ class Progress:
     judged: list[Judged] = field(default_factory=list)
 
 
+def no_rest() -> None:
+    """Default of `rest`: go on at once."""
+
+
 class Tuning:
     """A run of a `Trainer` over documents. Iterate over `run` to let it go on."""
 
-    def __init__(self, trainer: Trainer, data: TrainingData, settings: TunerSettings, start: State) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: TrainingData,
+        settings: TunerSettings,
+        start: State,
+        rest: Callable[[], None] = no_rest,
+    ) -> None:
         """Prepare a run that begins at the initial state `start`.
 
-        Raises InvalidRequestError if a document is longer than the trainer allows, or if `start` does not fit.
+        `rest` is called after each call of the trainer, so that others may use the device meanwhile. An error that it
+        raises interrupts the run. Raises InvalidRequestError if a document is longer than the trainer allows, or if
+        `start` does not fit.
         """
         longest = max(document.num_inputs for document in (*data.training, *data.held_out))
         if longest > trainer.max_tokens:
@@ -126,6 +139,7 @@ class Tuning:
         self._trainer = trainer
         self._data = data
         self._settings = settings
+        self._rest = rest
         self.num_steps = settings.num_steps(len(data.training))
         empty = trainer.read()
         zeros = {name: np.zeros_like(values) for name, values in empty.first.items()}
@@ -184,8 +198,8 @@ class Tuning:
     def run(self) -> Iterator[Event]:
         """Let the run go on, and yield each event after it has happened.
 
-        The iteration may be left at any event, and interrupted by Ctrl-C at any moment; a later call goes on from
-        there. Raises StepError if the gradient stays infinite, or if no learning rate was of use.
+        The iteration may be left at any event, and interrupted by Ctrl-C or `rest` at any moment; a later call goes on
+        from there. Raises StepError if the gradient stays infinite, or if no learning rate was of use.
         """
         self._trainer.write(self._trainer.read())  # clears the gradient of an update that was interrupted
         while self.rate is None:
@@ -263,7 +277,7 @@ class Tuning:
         progress = self._progress
         batch = self._batch(progress.step)
         total = _total_weight(batch)
-        loss = sum(self._trainer.accumulate(call, 1 / total) for call in self._calls(batch)) / total
+        loss = self._sum(lambda call: self._trainer.accumulate(call, 1 / total), batch) / total
         with _uninterrupted():
             norm = self._trainer.update(rate)
             progress.step += 1
@@ -287,7 +301,15 @@ class Tuning:
         ]
 
     def _mean_loss(self, documents: Sequence[Document]) -> float:
-        return sum(map(self._trainer.loss, self._calls(documents))) / _total_weight(documents)
+        return self._sum(self._trainer.loss, documents) / _total_weight(documents)
+
+    def _sum(self, loss_of: Callable[[list[Document]], float], documents: Sequence[Document]) -> float:
+        """Return the sum of the losses that `loss_of`, a call of the trainer, gives of all documents."""
+        total = 0.0
+        for call in self._calls(documents):
+            total += loss_of(call)
+            self._rest()
+        return total
 
     def _calls(self, documents: Sequence[Document]) -> Iterator[list[Document]]:
         """Divide documents into calls of the trainer."""

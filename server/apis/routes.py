@@ -9,7 +9,17 @@ from server.apis.anthropic import routes as anthropic
 from server.apis.engine import cache, choices, collections, state_comparison, state_files, states, status, tokens
 from server.apis.ollama import pull
 from server.apis.ollama import routes as ollama
-from server.apis.openai import batches, chat, completions, conversations, embeddings, files, models, responses
+from server.apis.openai import (
+    batches,
+    chat,
+    completions,
+    conversations,
+    embeddings,
+    files,
+    fine_tuning,
+    models,
+    responses,
+)
 from server.core.routing import Route
 from server.openapi import routes as document
 
@@ -21,6 +31,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *embeddings.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
+    *fine_tuning.ROUTES,
     *models.ROUTES,
     *choices.ROUTES,
     *tokens.ROUTES,

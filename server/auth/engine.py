@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from rnn_engine.errors import ForbiddenError, NotFoundError
+from rnn_engine.errors import ForbiddenError, ModelNotFoundError, NotFoundError
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, Health, SlotUse
@@ -58,23 +58,26 @@ class OwnEngine:
         *,
         cache_salt: str | None = None,
         share_cache: bool = False,
+        state: str | None = None,
     ) -> None:
         """Restrict `engine` to what `principal` may use. All engine requests are sent in the name of `client`.
 
         `spending` is the client's quota; None = no bound. `cache_salt` divides the principal's part of the cache. With
-        `share_cache` all principals have one part.
+        `share_cache` all principals have one part. `state` names the state that stands for the default one, and that
+        the model's name has at its end.
         """
         self._engine = engine
+        self._info = None if state is None else replace(engine.info, model=f"{engine.info.model}:{state}")
         self._client = client
         self._spending = spending
-        self._states = OwnStates(engine.states, principal)
+        self._states = OwnStates(engine.states, principal, state)
         self._sees_all = principal.scope is Scope.ADMIN
         self._own_scope = None if share_cache else principal.name
         self._cache_scope = _scope(self._own_scope or "", cache_salt)
 
     @property
     def info(self) -> EngineInfo:
-        return self._engine.info
+        return self._info or self._engine.info
 
     @property
     def states(self) -> StateStore:
@@ -180,7 +183,8 @@ def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike
 
     If the route has a body, the handler must have read it before. `cache_salt` divides the cache further.
     """
-    return _own(request, request[MODEL_USE].engine, cache_salt)
+    use = request[MODEL_USE]
+    return _own(request, use.engine, cache_salt, use.state)
 
 
 def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
@@ -198,7 +202,9 @@ async def tell_quota(request: web.Request, response: web.StreamResponse) -> None
         response.headers.update(spending.headers)
 
 
-def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None) -> EngineLike:
+def _own(
+    request: web.Request, engine: EngineLike, cache_salt: str | None = None, state: str | None = None
+) -> EngineLike:
     auth, client = request.app[SETTINGS].auth, client_of(request)
     rate = request[PRINCIPAL].rate or auth.rate
     if SPENDING not in request and rate != UNBOUNDED:
@@ -210,6 +216,7 @@ def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None
         request.get(SPENDING),
         cache_salt=cache_salt,
         share_cache=auth.share_cache,
+        state=state,
     )
 
 
@@ -224,8 +231,12 @@ def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None
 class OwnStates:
     """The named states that one principal (API key) may see, under names without its namespace: a `StateStore`."""
 
-    def __init__(self, store: StateStore, principal: Principal) -> None:
+    def __init__(self, store: StateStore, principal: Principal, default: str | None = None) -> None:
+        """Restrict `store` to what `principal` may use. `default` is the name of the default state if it is not that
+        of the store.
+        """
         self._store = store
+        self._default = default
         self._namespace = principal.name
         self._scope = principal.scope
 
@@ -257,6 +268,11 @@ class OwnStates:
         return self._store.usage()
 
     async def default(self) -> NamedState | None:
+        if self._default is not None:
+            try:
+                return await self.get(self._default)
+            except NotFoundError as error:
+                raise ModelNotFoundError(f"model: {error}") from None
         default = await self._store.default()
         return None if default is None else self._shown(default)
 

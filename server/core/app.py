@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from server.apis.engine.collections import COLLECTIONS
 from server.apis.koboldcpp import GENERATIONS, Generations
 from server.apis.openai.batches import BATCHES, RUNNER
 from server.apis.openai.files import FILES
+from server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
 from server.apis.openai.kept import CONVERSATIONS, ConversationStore
 from server.apis.routes import ALL_ROUTES
 from server.auth.admission import (
@@ -30,7 +31,7 @@ from server.auth.admission import (
     origins_middleware,
 )
 from server.auth.engine import RATE_LIMITER, tell_quota
-from server.auth.keys import ANYONE
+from server.auth.keys import ANYONE, Principal
 from server.auth.quotas import RateLimiter
 from server.connections.acceptor import Acceptor, fit_descriptors
 from server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
@@ -59,6 +60,8 @@ from server.core.settings import ServerSettings
 from server.jobs.batches import BatchStore
 from server.jobs.files import FileStore
 from server.jobs.runner import BatchRunner
+from server.jobs.tuning_runner import TuningRunner
+from server.jobs.tunings import TuningStore
 from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
 from server.openapi.document import DocumentMaker
@@ -137,6 +140,10 @@ def make_app(
     app[CONVERSATIONS] = ConversationStore(app[FILES], settings.limits)
     app[BATCHES] = BatchStore(app[FILES], settings.limits)
     app[RUNNER] = _make_runner(app, settings, InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted)))
+    app[TUNINGS] = TuningStore(app[FILES])
+    app[TUNING_RUNNER] = TuningRunner(
+        app[TUNINGS], models, _principals(settings).get, settings.loading, settings.tuning_share
+    )
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
@@ -148,7 +155,7 @@ def make_app(
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers, _run_batches))
+    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers, _run_batches, _run_tunings))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
     if embedder is not None:
@@ -285,21 +292,31 @@ async def _close_collections(app: web.Application) -> AsyncIterator[None]:
 
 def _make_runner(app: web.Application, settings: ServerSettings, calls: InnerCalls) -> BatchRunner:
     """Return the runner of the batches, whose lines it sends by `calls`."""
-    principals = {key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}
     return BatchRunner(
         app[BATCHES],
         calls,
-        principals.get,
+        _principals(settings).get,
         lambda: sum(info.num_slots for info in app[MODELS].infos()),
         settings.limits,
         strict=settings.strict,
     )
 
 
+def _principals(settings: ServerSettings) -> Mapping[str, Principal]:
+    """Return the owners of jobs by name."""
+    return {key.principal.name: key.principal for key in settings.auth.keys} or {ANYONE.name: ANYONE}
+
+
 async def _run_batches(app: web.Application) -> AsyncIterator[None]:
     app[RUNNER].wake_all()
     yield
     await app[RUNNER].close()
+
+
+async def _run_tunings(app: web.Application) -> AsyncIterator[None]:
+    app[TUNING_RUNNER].wake()
+    yield
+    await app[TUNING_RUNNER].close()
 
 
 async def _close_files(app: web.Application) -> AsyncIterator[None]:

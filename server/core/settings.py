@@ -10,6 +10,7 @@ from typing import Annotated, get_args, get_type_hints
 
 from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError, PromptTooLongError, check_numbers
+from rnn_engine.loading.settings import LoadSettings
 from server.auth.keys import ApiKey, check_keys
 from server.auth.rates import UNBOUNDED, Rate
 from server.auth.tls import TlsFiles
@@ -158,6 +159,16 @@ class Limits:
             "batches", "Batches of an API key; beyond them, the oldest that has ended is forgotten, without its files."
         ),
     ] = 1000
+    max_key_tunings: Annotated[
+        int,
+        Bound(
+            "tuning jobs",
+            "Tuning jobs of an API key; beyond them, the oldest that has ended is forgotten, without its states.",
+        ),
+    ] = 100
+    max_tuning_tokens: Annotated[
+        int, Bound("tokens", "Tokens of an example of a tuning job; only the beginning of a longer one is learnt.")
+    ] = 1024
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a number that is negative or not finite."""
@@ -239,7 +250,9 @@ class ServerSettings:
     unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
     collection_folder: Path | None = None  # for collections of documents; None = they are kept in memory
     embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
-    job_folder: Path | None = None  # of files; None = a temporary one
+    job_folder: Path | None = None  # of files and jobs; None = a temporary one
+    tuning_share: float = 0.5  # of the time that tuning a state may take while requests run
+    loading: LoadSettings | None = None  # with which models are loaded, for tuning; None = no state can be tuned
     web: bool = True  # serve the web page at /; else that of the routes
     strict: bool = False  # refuse unknown fields of bodies; else they are left out, and the answer lists them
     any_model: bool | None = None  # the default model answers for unknown names, too; None = if it is the only model
@@ -254,3 +267,5 @@ class ServerSettings:
     def __post_init__(self) -> None:
         """Raise InvalidRequestError if one of the times is negative or not finite."""
         check_numbers(self)
+        if self.tuning_share > 1:
+            raise InvalidRequestError("tuning_share", self.tuning_share, "a number from 0 to 1")

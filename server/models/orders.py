@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from rnn_engine.errors import ForbiddenError, NotFoundError, has_control_characters
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
-from rnn_engine.loading.settings import StateFile
+from rnn_engine.loading.settings import LoadSettings, StateFile
 from rnn_engine.model import LoraChoice
 from server.core.routing import SETTINGS
 
@@ -40,6 +40,17 @@ class LoadOrder:
     device: str | None = None
     tokenizer: str | None = None
     reranker: Path | None = None  # of an embedding model; None: it has none
+
+    def adapt(self, loading: LoadSettings) -> LoadSettings:
+        """Return the settings with which the model is loaded; `loading` are the server's."""
+        return replace(
+            loading,
+            loras=self.loras,
+            reranker=self.reranker,
+            weights=self.weights or loading.weights,
+            device=self.device or loading.device,
+            tokenizer=self.tokenizer or loading.tokenizer,
+        )
 
     def uses(self, path: Path) -> bool:
         """Return True if the model is loaded from `path`, from a file in it, or from a folder that contains it."""

@@ -316,6 +316,18 @@ class ModelRegistry:
             raise ModelNotFoundError(f"model: there is no model {name[:80]!r}; this server has {names}")
         return found
 
+    def find_state(self, name: str) -> tuple[ServedModel, str | None]:
+        """Return the served model of `MODEL` or `MODEL:STATE`, and `STATE`. Raises ModelNotFoundError.
+
+        It is not checked if there is such a state. `latest`, which clients of Ollama add, is none.
+        """
+        name = name if name in self._models else name.removesuffix(":latest")
+        ends = [place for place, letter in enumerate(name) if letter == ":"]
+        model = next((name[:end] for end in ends[::-1] if name[:end] in self._models), None)
+        if name in self._models or model is None:
+            return self.find(name), None
+        return self._models[model], name[len(model) + 1 :]
+
     def check_unused(self, path: Path, field: str, text: str) -> None:
         """Raise InvalidRequestError if some model was loaded from the file or folder at `path`.
 
@@ -381,6 +393,7 @@ class ModelUse:
         self._any_name = any_name
         self._model: ServedModel | None = None
         self._engine: EngineLike | None = None
+        self.state: str | None = None  # the name of the state that stands for the model's default one
 
     @property
     def engine(self) -> EngineLike:
@@ -392,22 +405,23 @@ class ModelUse:
     async def choose(self, name: str | None) -> None:
         """Choose the model called `name` for the request, or the default model for None, and load it if necessary.
 
-        Raises ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
+        In `MODEL:STATE`, `STATE` is the name of the state from which requests start that name none. Raises
+        ModelNotFoundError, or UnavailableError if the model can't be loaded in time.
         """
-        model = self._find(name)
+        model, self.state = self._find(name)
         self._release()
         self._engine = await model.acquire(self._wait_seconds)
         self._model = model
 
-    def _find(self, name: str | None) -> ServedModel:
+    def _find(self, name: str | None) -> tuple[ServedModel, str | None]:
         if not name:
-            return self._registry.default
+            return self._registry.default, None
         try:
-            return self._registry.find(name)
+            return self._registry.find_state(name)
         except ModelNotFoundError:
             if not self._any_name:
                 raise
-            return self._registry.default
+            return self._registry.default, None
 
     def _release(self) -> None:
         if self._model is not None:

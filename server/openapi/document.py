@@ -158,6 +158,11 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ExchangeRequest": {"app_id": "ann", "app_secret": "KEY"},
         "EmbedsRequest": {"input": "The sky is blue. Grass is green.", "max_tokens": 510, "prefix": "query:"},
         "FimRequest": {"prompt": "def add(a, b):", "suffix": "", "max_tokens": 16},
+        "FineTuningRequest": {
+            "model": "rwkv",
+            "training_file": "file-0123456789abcdef0123456789abcdef",
+            "suffix": "pirate",
+        },
         "ForkStateRequest": {"names": ["guide 1", "guide 2"]},
         "GenkeyRequest": {"genkey": "KCPP1234"},
         "KoboldRequest": {"prompt": "The sky is", "max_length": 16},

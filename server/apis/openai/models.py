@@ -8,12 +8,16 @@ from typing import Literal, NotRequired, cast
 from aiohttp import web
 from typing_extensions import TypedDict
 
-from rnn_engine.errors import ModelNotFoundError
+from rnn_engine.errors import InvalidRequestError, ModelNotFoundError
 from rnn_engine.telemetry import HealthStatus
 from rnn_engine.types import EmbeddingTask
+from server.auth.engine import engine_of, open_engines_of
+from server.auth.keys import Scope
 from server.core.bodies import json_response
 from server.core.routing import Route
-from server.models.registry import MODELS, ModelStatus, ServedModel
+from server.jobs.tunings import TUNED_PREFIX
+from server.models.registry import MODEL_USE, MODELS, ModelStatus, ServedModel
+from states.named.entry import NamedState
 
 
 class LoraEntry(TypedDict):
@@ -70,7 +74,10 @@ class Capabilities(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """A model. `type` and `capabilities` are those of Mistral's API; its package needs them."""
+    """A model. `type` and `capabilities` are those of Mistral's API; its package needs them.
+
+    `parent` is the model that was tuned; absent in models that are no tuned state of another.
+    """
 
     id: str
     object: Literal["model"]
@@ -79,6 +86,13 @@ class ModelEntry(TypedDict):
     type: Literal["base"]
     capabilities: Capabilities
     meta: ModelMeta
+    parent: NotRequired[str]
+
+
+class ModelDeleted(TypedDict):
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
 
 
 class ModelList(TypedDict):
@@ -151,14 +165,44 @@ def model_entry(model: ServedModel) -> ModelEntry:
     }
 
 
+def _tuned_entry(model: ServedModel, named: NamedState) -> ModelEntry:
+    """Return the entry of a model that starts from a named state."""
+    entry = model_entry(model)
+    return {**entry, "id": f"{model.name}:{named.name}", "created": int(named.created), "parent": model.name}
+
+
 async def list_models(request: web.Request) -> web.Response:
-    models = request.app[MODELS]
-    body: ModelList = {"object": "list", "data": [model_entry(model) for model in models if model.info is not None]}
+    models = [model for model in request.app[MODELS] if model.info is not None]
+    tuned = [
+        _tuned_entry(request.app[MODELS].find(name), named)
+        for name, engine in open_engines_of(request).items()
+        for named in (await engine.states.list()).entries
+        if named.plain_name.startswith(TUNED_PREFIX)
+    ]
+    body: ModelList = {"object": "list", "data": [*map(model_entry, models), *tuned]}
     return json_response(body)
 
 
 async def get_model(request: web.Request) -> web.Response:
-    return json_response(model_entry(request.app[MODELS].find(request.match_info["model"])))
+    model, state = request.app[MODELS].find_state(request.match_info["model"])
+    if state is None:
+        return json_response(model_entry(model))
+    engine = open_engines_of(request).get(model.name)
+    named = None if engine is None else await engine.states.find(state)
+    if named is None:
+        raise ModelNotFoundError(f"model: the model {model.name!r} has no state {state[:80]!r}, or is not loaded")
+    return json_response(_tuned_entry(model, named))
+
+
+async def delete_model(request: web.Request) -> web.Response:
+    name = request.match_info["model"]
+    await request[MODEL_USE].choose(name)
+    state = request[MODEL_USE].state
+    if state is None:
+        raise InvalidRequestError("model", name, "MODEL:STATE, a model that was tuned; others can't be deleted")
+    await engine_of(request).states.delete(state)
+    body: ModelDeleted = {"id": name, "object": "model", "deleted": True}
+    return json_response(body)
 
 
 ROUTES = (
@@ -166,4 +210,12 @@ ROUTES = (
         "GET", "/v1/models", list_models, "The models that are served.", ModelList, uses_model=False, also=("/models",)
     ),
     Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry, uses_model=False),
+    Route(
+        "DELETE",
+        "/v1/models/{model:.+}",
+        delete_model,
+        "Delete a model that was tuned: its state.",
+        ModelDeleted,
+        scope=Scope.MANAGE,
+    ),
 )

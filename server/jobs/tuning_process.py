@@ -1,0 +1,327 @@
+"""The process in which a tuning job checks its data and runs a `Tuner`: what it is asked, and what it answers.
+
+It shares neither threads nor memory with the server. So it takes no time from requests but that of the device, and
+whatever becomes of it, the server goes on. The order comes on standard input, and words of the server after it. Each
+answer is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, TextIO, TypeAlias
+
+from pydantic import TypeAdapter
+
+from rnn_engine.errors import DeviceMemoryError, InvalidRequestError, RnnEngineError
+from rnn_engine.llm.tuner import Tuner
+from rnn_engine.loading.chat_template import load_chat_template
+from rnn_engine.loading.runner import open_merged
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.loading.trainer import TrainerSize, plan_trainer
+from rnn_engine.tokenizer import load_tokenizer
+from rnn_engine.training.data import DataReport, DataSettings, TextMaker, read_data
+from rnn_engine.training.tuner import Judged, RateTried, TunerSettings, Updated
+
+LEAST_EXAMPLES: Final = 10
+LEAST_TOKENS: Final = 64  # of a call of the trainer, and so of an example
+CHECKPOINT_SECONDS: Final = 20.0
+_HELD_OUT: Final = 0.05  # of the training file, if there is no file of its own
+_MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
+_NICENESS: Final = 5  # of the process, on systems that have that
+
+Word: TypeAlias = Literal["busy", "idle", "go", "stop"]
+"""What the server says: requests run, or none does; an answer was taken in; or the process must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOrder:
+    """What a process has to do: check the data of a job, or tune a state."""
+
+    model: Path
+    loading: LoadSettings  # with the device on which the model runs
+    training: Path
+    validation: Path | None
+    settings: TunerSettings
+    max_tokens: int  # of an example; longer ones are cut
+    share: float  # of the time that training may take while requests run
+    checkpoint: Path  # from which the run goes on, if it is there
+    state: Path  # to which states are written
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The data can be used: what is in it, and what is odd."""
+
+    num_examples: int
+    num_tokens: int
+    num_learnt: int  # tokens that count in the loss
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The model is loaded, and training begins or goes on."""
+
+    num_steps: int
+    num_documents: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The loss after `step` updates on what was held out. The process waits for the word `go`.
+
+    After the first update, the state is in the order's file.
+    """
+
+    step: int
+    held_out_loss: float
+    rate: float  # the learning rate of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run has ended, and its best state is in the order's file. The process waits for the word `go`."""
+
+    best_step: int
+    held_out_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The process ends without a result."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+Answer: TypeAlias = Checked | Started | Updated | RateTried | Judgement | Finished | Failed
+_ANSWERS: Final[dict[str, TypeAdapter[Any]]] = {
+    kind.__name__: TypeAdapter(kind) for kind in (Checked, Started, Updated, RateTried, Judgement, Finished, Failed)
+}
+
+
+def encode_order(order: TuningOrder | None) -> bytes:
+    """Return the bytes that a process reads first."""
+    return pickle.dumps(order)
+
+
+def encode_answer(answer: Answer) -> str:
+    """Return an answer as a line."""
+    return json.dumps([type(answer).__name__, asdict(answer)]) + "\n"
+
+
+def parse_answer(line: bytes) -> Answer:
+    """Return the answer of a line that `encode_answer` has made."""
+    kind, fields = json.loads(line)
+    answer: Answer = _ANSWERS[kind].validate_python(fields)
+    return answer
+
+
+class _StoppedError(Exception):
+    """Raised to leave a run because the server has said so."""
+
+
+class Server:
+    """The server, as its process sees it."""
+
+    def __init__(self, answers: TextIO, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._answers = answers
+        self._share = share
+        self._clock = clock
+        self.idle = threading.Event()
+        self.idle.set()
+        self._go = threading.Semaphore(0)
+        self._stopped = threading.Event()
+        self._worked_since = self._clock()
+
+    def send(self, answer: Answer) -> None:
+        self._answers.write(encode_answer(answer))
+
+    def send_and_wait(self, answer: Answer) -> None:
+        """Send an answer, and wait until the server has taken it in. Raises _StoppedError if it has not."""
+        self.send(answer)
+        self._go.acquire()
+        self._check()
+        self._worked_since = self._clock()
+
+    def rest(self) -> None:
+        """While requests run, leave them the device for their share of the time since the last rest.
+
+        Raises _StoppedError if the process must end.
+        """
+        worked = self._clock() - self._worked_since
+        self.idle.wait(worked * (1 / self._share - 1) if self._share else None)
+        self._check()
+        self._worked_since = self._clock()
+
+    def listen(self, words: BinaryIO) -> None:
+        """Take in the words of the server, on a thread of its own, and end the process when the server has gone."""
+        for line in words:
+            match line.decode().strip():
+                case "busy":
+                    self.idle.clear()
+                case "idle":
+                    self.idle.set()
+                case "go":
+                    self._go.release()
+                case "stop":
+                    self._stopped.set()
+                    self.idle.set()
+                    self._go.release()
+        os._exit(1)  # the run goes on from its checkpoint when the server is there again
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise _StoppedError
+
+
+def check_data(order: TuningOrder) -> Checked:
+    """Read the data of a job. Raises InvalidRequestError, ModelError or TokenizerError if it can't be used."""
+    loading = order.loading
+    with open_merged(order.model, tuple(loading.loras)) as opened:
+        tokenizer = load_tokenizer(loading.tokenizer, order.model, opened.shape.vocab_size)
+    maker = TextMaker(tokenizer, load_chat_template(loading.chat_template, order.model))
+    held_out = order.validation or _HELD_OUT
+    settings = DataSettings(order.max_tokens, held_out, order.settings.seed, bad_lines="skip", long_texts="cut")
+    data = read_data(order.training, maker, settings)
+    report = data.report
+    for name, found in (("training_file", report), ("validation_file", data.held_out_report)):
+        if found is not None and found.bad.count:
+            message = f"the file has examples that can't be used: {found.bad}"
+            raise InvalidRequestError(name, found.bad.count, "examples of a known form", message)
+    if report.num_records < LEAST_EXAMPLES:
+        message = f"the file has {report.num_records} examples; expected at least {LEAST_EXAMPLES}"
+        raise InvalidRequestError("training_file", report.num_records, "more examples", message)
+    return Checked(report.num_records, report.num_tokens, report.num_learnt, _warnings(report, order.max_tokens))
+
+
+def _warnings(report: DataReport, max_tokens: int) -> list[str]:
+    kinds = {
+        f"examples with more than {max_tokens} tokens, of which only the beginning is learnt": report.long,
+        "answers without a text, which are not learnt": report.empty,
+        "examples with nothing to learn": report.idle,
+        "examples that equal an earlier one": report.duplicates,
+    }
+    return [f"{what}: {found}" for what, found in kinds.items() if found.count]
+
+
+def _tune(order: TuningOrder, server: Server) -> None:
+    """Run the tuner to its end, from the checkpoint if there is one. Raises the errors of `Tuner`."""
+    loading, resume = order.loading, order.checkpoint.exists()
+    max_tokens = order.max_tokens if resume else _fitting_tokens(order)
+    tuner = Tuner(
+        order.training,
+        order.model,
+        order.settings,
+        held_out=order.validation or _HELD_OUT,
+        long_texts="cut",
+        max_tokens=max_tokens,
+        max_documents=_MOST_DOCUMENTS,
+        checkpoint=order.checkpoint,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        resume=resume,
+        device=loading.device,
+        weights=loading.weights,
+        device_memory=loading.device_memory,
+        tokenizer=loading.tokenizer,
+        chat_template=loading.chat_template,
+        loras=loading.loras,
+        v5_group_norm_epsilon=loading.v5_group_norm_epsilon,
+        rest=server.rest,
+    )
+    with closing(tuner):
+        num_documents = len(tuner.data.training)
+        server.send(Started(order.settings.num_steps(num_documents), num_documents, max_tokens))
+        if resume and tuner.judged and tuner.judged[-1].step == tuner.progress.step:
+            _report(tuner, tuner.judged[-1], order.state, server)  # the server may have ended before it took that in
+        for event in tuner.events():
+            if isinstance(event, Judged):
+                _report(tuner, event, order.state, server)
+            else:
+                server.send(event)
+        tuner.best.save(order.state)
+        best = next(each for each in reversed(tuner.judged) if each.is_best)
+        server.send_and_wait(Finished(best.step, best.held_out_loss))
+
+
+def _report(tuner: Tuner, judged: Judged, path: Path, server: Server) -> None:
+    """Write the state that was judged, unless it is that of the start, and report the judgement."""
+    assert tuner.rate is not None
+    if judged.step > 0:
+        tuner.state.save(path)
+    server.send_and_wait(Judgement(judged.step, judged.held_out_loss, tuner.rate))
+
+
+def _fitting_tokens(order: TuningOrder) -> int:
+    """Return the most tokens of a call for which a trainer fits on the device: those of the order, or fewer.
+
+    Raises DeviceMemoryError if not even `LEAST_TOKENS` fit.
+    """
+    loading, tokens = order.loading, order.max_tokens
+    if loading.device == "cpu":
+        return tokens
+    with open_merged(order.model, tuple(loading.loras)) as opened:
+        while True:
+            size = TrainerSize(tokens, _MOST_DOCUMENTS)
+            try:
+                plan_trainer(opened, loading.device, size, weights=loading.weights, device_memory=loading.device_memory)
+            except DeviceMemoryError:
+                if tokens // 2 < LEAST_TOKENS:
+                    raise
+                tokens //= 2
+            else:
+                return tokens
+
+
+def _failure(error: RnnEngineError, order: TuningOrder) -> Failed:
+    """Describe an error for the job, with the ids of its files in place of their paths."""
+    message = str(error)
+    for path in filter(None, (order.training, order.validation)):
+        message = message.replace(str(path), path.stem)
+    if isinstance(error, InvalidRequestError) and error.field in ("data", "training_file", "validation_file"):
+        is_other = error.field == "validation_file" or error.value == str(order.validation)
+        param = "validation_file" if is_other else "training_file"
+        return Failed(f"invalid_{param}", message, param)
+    code = "insufficient_memory" if isinstance(error, DeviceMemoryError) else "training_failed"
+    return Failed(code, message)
+
+
+def main(what: str) -> None:
+    """Run the process. `what` is check or tune."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which then says `stop`
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # so that output of a library does not mix with the answers
+    logging.basicConfig(level=logging.WARNING)
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
+    order: TuningOrder = pickle.load(sys.stdin.buffer)
+    server = Server(answers, order.share)
+    threading.Thread(target=server.listen, args=(sys.stdin.buffer,), daemon=True).start()
+    try:
+        if what == "check":
+            server.send(check_data(order))
+        else:
+            _tune(order, server)
+    except _StoppedError:
+        pass
+    except RnnEngineError as error:
+        server.send(_failure(error, order))
+    answers.close()
+    os._exit(0)  # the thread that listens can't be ended
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,540 @@
+"""OpenAI's fine-tuning jobs, with the official client: their course, events, states as models, owners, and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp.test_utils import TestServer
+from openai.types.fine_tuning import FineTuningJob
+
+from rnn_engine.cli.session import load_engine
+from rnn_engine.demo import model_path
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
+from server.apis.openai import fine_tuning
+from server.apis.openai.fine_tuning import TUNINGS
+from server.apis.openai.models import ModelList
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.jobs import tuning_process
+from server.jobs.files import FileStore
+from server.jobs.tuning_process import (
+    Checked,
+    Failed,
+    Finished,
+    Judgement,
+    Started,
+    TuningOrder,
+    check_data,
+    encode_answer,
+    parse_answer,
+)
+from server.jobs.tuning_runner import TuningProcess
+from server.jobs.tunings import FOLLOWS, Hyperparameters, TuningStore
+from server.models.orders import LoadOrder
+from server.models.registry import ModelRegistry
+from tests.support.demo_server import demo_choice
+from tests.support.fake_engine import FakeEngine, state_after
+from tests.support.http import Body, check_shape
+from tests.support.tuning_process import STEPS, FakeProcesses
+
+KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
+LINES = [json.dumps({"prompt": f"{number}+1=", "completion": f"{number + 1}"}).encode() + b"\n" for number in range(20)]
+EXAMPLES = b"".join(LINES)
+
+
+class Server:
+    """A server of tuning jobs over a fake engine, with a folder of jobs."""
+
+    def __init__(self, folder: Path, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine()
+        self.files = FileStore(folder)
+        self.settings = ServerSettings(auth=AuthSettings(KEYS), loading=LoadSettings())
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
+        app = make_app(self.engine, self.settings, files=self.files)
+        self.jobs = app[TUNINGS]
+        async with (
+            TestServer(app) as server,
+            openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
+        ):
+            yield client
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+@pytest.fixture
+def processes(server: Server, monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
+    made = FakeProcesses(server.engine.state_files)
+    monkeypatch.setattr(TuningProcess, "start", made.start)
+    return made
+
+
+@pytest.fixture
+async def client(server: Server, processes: FakeProcesses) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with server.run() as client:
+        yield client
+
+
+async def begin(client: openai.AsyncOpenAI, data: bytes = EXAMPLES, **fields: object) -> FineTuningJob:
+    file = await client.files.create(file=("examples.jsonl", data), purpose="fine-tune")
+    wanted: Any = {"model": "fake", "training_file": file.id, **fields}
+    return await client.fine_tuning.jobs.create(**wanted)
+
+
+async def until(client: openai.AsyncOpenAI, job: FineTuningJob, *statuses: str) -> FineTuningJob:
+    while job.status not in (statuses or [status for status, others in FOLLOWS.items() if not others]):
+        job = await client.fine_tuning.jobs.retrieve(job.id)
+    return job
+
+
+async def messages(client: openai.AsyncOpenAI, job: FineTuningJob) -> list[str]:
+    page = await client.fine_tuning.jobs.list_events(job.id, limit=1000)
+    return [event.message for event in page.data[::-1]]
+
+
+class TestOfficialClient:
+    async def test_a_job_is_run_and_its_model_used(self, client: openai.AsyncOpenAI, server: Server) -> None:
+        method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3, "batch_size": "auto"}}}
+        begun = await begin(client, suffix="sums", seed=7, method=method, metadata={"a": "b"})
+        assert (begun.status, begun.fine_tuned_model, begun.finished_at) == ("validating_files", None, None)
+        assert begun.hyperparameters.to_dict() == {
+            "n_epochs": 3,
+            "batch_size": "auto",
+            "learning_rate_multiplier": "auto",
+        }
+        job = await until(client, begun)
+        assert (job.status, job.error, job.seed, job.metadata) == ("succeeded", None, 7, {"a": "b"})
+        assert job.trained_tokens == STEPS * 10
+        assert job.hyperparameters.to_dict() == {"n_epochs": 3, "batch_size": 8, "learning_rate_multiplier": 1.0}
+        assert job.fine_tuned_model is not None
+        assert job.fine_tuned_model.startswith("fake:ft-sums-")
+        assert (await client.fine_tuning.jobs.list()).data == [job]
+        checkpoints = (await client.fine_tuning.jobs.checkpoints.list(job.id)).data
+        assert [each.step_number for each in checkpoints] == [8, 6, 4]
+        assert checkpoints[0].metrics.train_loss == 2 / 8
+        assert checkpoints[0].metrics.valid_loss == 3 / 8
+        names = [job.fine_tuned_model, *(each.fine_tuned_model_checkpoint for each in checkpoints)]
+        assert {model.id for model in (await client.models.list()).data} == {"fake", *names}
+        [result] = job.result_files
+        lines = (await client.files.content(result)).text.splitlines()
+        assert lines[0] == "step,learning_rate,train_loss,valid_loss,tokens"
+        assert lines[1:4] == ["0,,,2,", "1,0.1,2,,10", "2,0.1,1,1.5,10"]
+        answer = await client.chat.completions.create(
+            model=job.fine_tuned_model, messages=[{"role": "user", "content": "Hi"}]
+        )
+        assert answer.model == job.fine_tuned_model
+        start = server.engine.requests[-1].initial_state
+        assert start is not None
+        assert all((start.state[name] == values).all() for name, values in state_after([STEPS]).items())
+        assert (await client.models.delete(job.fine_tuned_model)).deleted
+        with pytest.raises(openai.NotFoundError, match="is gone: it was removed"):
+            await client.completions.create(model=job.fine_tuned_model, prompt="Hi")
+
+    async def test_the_events_tell_the_course(self, client: openai.AsyncOpenAI) -> None:
+        job = await until(client, await begin(client))
+        told = await messages(client, job)
+        assert told[:6] == [
+            f"Created fine-tuning job: {job.id}",
+            f"Validating training file: {job.training_file}",
+            f"{job.training_file}: answers without a text, which are not learnt: 1: line 3",
+            "Files validated: 20 examples with 400 tokens, 300 of them learnt; moving job to queued state",
+            "Fine-tuning job started",
+            "Tried learning rate 0.1: validation loss=1.0000",
+        ]
+        assert told[6:11] == [
+            "Step 0/8: validation loss=2.0000",
+            "Step 1/8: training loss=2.0000",
+            "Step 2/8: training loss=1.0000",
+            "Step 2/8: validation loss=1.5000",
+            f"Checkpoint created at step 2: {job.fine_tuned_model}:ckpt-step-2",
+        ]
+        assert told[-2].startswith(f"New fine-tuned model created: {job.fine_tuned_model}; ")
+        assert told[-1] == "The job has successfully completed"
+        events = (await client.fine_tuning.jobs.list_events(job.id, limit=1000)).data[::-1]
+        assert {event.level for event in events} == {"info", "warn"}
+        figures = [event.data for event in events if event.type == "metrics"]
+        assert figures[1] == {"step": 1, "total_steps": 8, "train_loss": 2.0, "learning_rate": 0.1, "tokens": 10}
+        paged = [event.id async for event in client.fine_tuning.jobs.list_events(job.id, limit=3)]
+        assert paged[::-1] == [event.id for event in events]
+
+    async def test_events_are_streamed_as_they_come(self, client: openai.AsyncOpenAI, processes: FakeProcesses) -> None:
+        processes.hold = 5
+        job = await begin(client)
+        events = client.with_streaming_response.fine_tuning.jobs.list_events
+        lines = []
+        async with events(job.id, extra_query={"stream": "true"}) as response:
+            async for line in response.iter_lines():
+                lines.extend([line] if line else [])
+                if "Step 4/8: validation" in line:
+                    processes.release.set()
+        assert lines.pop() == "data: [DONE]"
+        sent = [json.loads(line.removeprefix("data: "))["message"] for line in lines]
+        assert sent == await messages(client, job)
+
+    async def test_the_shapes_of_the_answers(self, client: openai.AsyncOpenAI) -> None:
+        method: Any = {"type": "state", "state": {"hyperparameters": {"learning_rate_multiplier": 0.5}}}
+        job = await begin(client, method=method, suffix="x")
+
+        async def shown(path: str) -> Any:  # noqa: ANN401
+            return await client.get(f"/fine_tuning/jobs{path}", cast_to=object)
+
+        check_shape(fine_tuning.FineTuningJob, await shown(f"/{job.id}"))
+        await until(client, job)
+        check_shape(fine_tuning.FineTuningJob, ended := await shown(f"/{job.id}"))
+        assert ended["method"]["state"]["hyperparameters"]["learning_rate_multiplier"] == 0.5
+        check_shape(fine_tuning.FineTuningJobList, await shown(""))
+        check_shape(fine_tuning.FineTuningEventList, await shown(f"/{job.id}/events"))
+        check_shape(fine_tuning.FineTuningCheckpointList, await shown(f"/{job.id}/checkpoints"))
+        check_shape(ModelList, await client.get("/models", cast_to=object))
+
+    async def test_jobs_are_found_by_their_metadata(self, client: openai.AsyncOpenAI) -> None:
+        first, second = [await begin(client, metadata={"name": name}) for name in ("a", "b")]
+        listed: Any = await client.fine_tuning.jobs.list(extra_query={"metadata[name]": "a"})
+        assert [job.id for job in listed.data] == [first.id]
+        assert [job.id async for job in client.fine_tuning.jobs.list(limit=1)] == [second.id, first.id]
+
+    async def test_requests_that_make_no_job(self, client: openai.AsyncOpenAI, processes: FakeProcesses) -> None:
+        def refused(message: str) -> pytest.RaisesExc[openai.BadRequestError]:
+            return pytest.raises(openai.BadRequestError, match=message)
+
+        with pytest.raises(openai.NotFoundError, match="there is no file 'file-x'"):
+            await begin(client, training_file="file-x")
+        with refused("'supervised' or 'state'|'state' or 'supervised'|state, supervised"):
+            await begin(client, method={"type": "dpo"})
+        with refused("n_epochs"):
+            await begin(client, hyperparameters={"n_epochs": 0})
+        with refused("hyperparameters.n_epoch"):
+            await begin(client, hyperparameters={"n_epoch": 1})
+        with refused("hyperparameters: 'an object' is not allowed; expected null, since method.state has them"):
+            await begin(client, method={"type": "state", "state": {}}, hyperparameters={"n_epochs": 1})
+        with refused("method.state: 'an object' is not allowed; expected null, since the type is supervised"):
+            await begin(client, method={"type": "supervised", "state": {}})
+        with refused("suffix"):
+            await begin(client, suffix="a/b")
+        with refused("integrations"):
+            await begin(client, integrations=[{"type": "wandb", "wandb": {"project": "x"}}])
+        with refused("model: 'fake:x' is not allowed; expected the name of a model without a state"):
+            await begin(client, model="fake:x")
+        file = await client.files.create(file=("lines.jsonl", b"{}"), purpose="batch")
+        for name in ("training_file", "validation_file"):
+            with refused(f"{name}: '{file.id}' is not allowed; expected a file with the purpose fine-tune, not batch"):
+                await begin(client, EXAMPLES, **{name: file.id})
+        assert (await client.fine_tuning.jobs.list()).data == []
+        assert processes.started == []
+
+    async def test_owners(self, client: openai.AsyncOpenAI) -> None:
+        job = await until(client, await begin(client))
+        assert job.fine_tuned_model is not None
+        bob = client.with_options(api_key="bob's key")
+        jobs = bob.fine_tuning.jobs
+        assert (await jobs.list()).data == []
+        for call in (jobs.retrieve, jobs.cancel, jobs.pause, jobs.resume, jobs.list_events, jobs.checkpoints.list):
+            with pytest.raises(openai.NotFoundError, match="there is no"):
+                await call(job.id)
+        assert [model.id async for model in bob.models.list()] == ["fake"]
+        for use in (bob.models.retrieve, bob.models.delete):
+            with pytest.raises(openai.NotFoundError):
+                await use(job.fine_tuned_model)
+        with pytest.raises(openai.NotFoundError, match=r"state 'ft-.*' does not exist"):
+            await bob.completions.create(model=job.fine_tuned_model, prompt="Hi")
+        assert (await client.models.retrieve(job.fine_tuned_model)).id == job.fine_tuned_model
+        with pytest.raises(openai.BadRequestError, match="a model that was tuned"):
+            await client.models.delete("fake")
+
+
+class TestCourse:
+    async def test_a_job_is_paused_and_goes_on(self, client: openai.AsyncOpenAI, processes: FakeProcesses) -> None:
+        processes.hold = 4
+        job = await begin(client)
+        await processes.held.wait()
+        with pytest.raises(openai.BadRequestError, match="status: 'running' is not allowed; expected a job whose"):
+            await client.fine_tuning.jobs.resume(job.id)
+        assert str((await client.fine_tuning.jobs.pause(job.id)).status) == "paused"
+        while not processes.started[-1].has_ended:
+            await asyncio.sleep(0)
+        assert processes.started[-1].words[-1] == "stop"
+        with pytest.raises(openai.BadRequestError, match="expected a job whose status is queued or running"):
+            await client.fine_tuning.jobs.pause(job.id)
+        processes.release.set()
+        assert (await client.fine_tuning.jobs.resume(job.id)).status == "queued"
+        job = await until(client, job)
+        assert (job.status, job.trained_tokens) == ("succeeded", STEPS * 10)
+        told = await messages(client, job)
+        assert len(set(told)) == len(told), "steps that are run again have no second event"
+        assert told.index("The job has been paused") < told.index("Fine-tuning job goes on")
+        for call in (client.fine_tuning.jobs.cancel, client.fine_tuning.jobs.pause, client.fine_tuning.jobs.resume):
+            with pytest.raises(openai.BadRequestError, match="status: 'succeeded' is not allowed"):
+                await call(job.id)
+
+    async def test_a_job_is_cancelled_and_the_next_one_runs(
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: Server
+    ) -> None:
+        processes.hold = 4
+        first = await begin(client)
+        await processes.held.wait()
+        second = await until(client, await begin(client), "queued")
+        third = await until(client, await begin(client), "queued")
+        with pytest.raises(openai.BadRequestError, match="cancel the job first"):
+            await client.files.delete(first.training_file)
+        assert (await client.fine_tuning.jobs.cancel(third.id)).status == "cancelled"
+        assert (await client.fine_tuning.jobs.cancel(first.id)).status == "cancelled"
+        await client.files.delete(first.training_file)
+        processes.release.set()
+        assert (await until(client, second)).status == "succeeded"
+        assert [each.what for each in processes.started] == ["check", "tune", "check", "check", "tune"]
+        kept = (await client.fine_tuning.jobs.checkpoints.list(first.id)).data
+        assert [each.step_number for each in kept] == [2]
+        assert not list(server.files.folder.glob("*.checkpoint")) + list(server.files.folder.glob("*.state"))
+
+    async def test_bad_data_fails_the_job(self, client: openai.AsyncOpenAI, processes: FakeProcesses) -> None:
+        processes.failure = Failed("invalid_training_file", "line 3 is no JSON", "training_file")
+        job = await until(client, await begin(client))
+        assert job.error is not None
+        assert job.error.to_dict() == {
+            "code": "invalid_training_file",
+            "message": "line 3 is no JSON",
+            "param": "training_file",
+        }
+        assert (job.status, job.finished_at is not None) == ("failed", True)
+        assert (await messages(client, job))[-1] == "The job has failed: line 3 is no JSON"
+        await client.files.delete(job.training_file)
+
+    async def test_a_process_that_dies_is_started_again(
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses
+    ) -> None:
+        processes.die = [4, 8]
+        job = await until(client, await begin(client))
+        assert (job.status, job.trained_tokens) == ("succeeded", STEPS * 10)
+        assert len(processes.started) == 4
+        processes.die = [2, 2, 2]
+        job = await until(client, await begin(client), "paused")
+        assert "has ended 3 times before its end" in (await messages(client, job))[-1]
+        await client.fine_tuning.jobs.resume(job.id)
+        assert (await until(client, job)).status == "succeeded"
+
+    async def test_the_process_hears_of_requests(
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: Server
+    ) -> None:
+        processes.hold, server.engine.hold = 4, 0
+        job = await begin(client)
+        await processes.held.wait()
+        chat = asyncio.create_task(client.completions.create(model="fake", prompt="Hi"))
+        words = processes.started[-1].words
+        while "busy" not in words:
+            await asyncio.sleep(0)
+        server.engine.release.set()
+        await chat
+        while words[-1] != "idle":
+            await asyncio.sleep(0)
+        await client.fine_tuning.jobs.cancel(job.id)
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 8])
+async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A server is stopped before a step, and its folder copied before, as a kill leaves it. Both go on."""
+    (tmp_path / "a").mkdir()
+    first = Server(tmp_path / "a")
+    processes = FakeProcesses(first.engine.state_files, hold=step)
+    monkeypatch.setattr(TuningProcess, "start", processes.start)
+    async with first.run() as client:
+        begun = await begin(client)
+        await processes.held.wait()
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    processes.hold = None
+    for folder in ("a", "b"):
+        second = Server(tmp_path / folder, FakeEngine(named=first.engine.named))
+        async with second.run() as client:
+            with pytest.raises(openai.BadRequestError, match="cancel the job first"):
+                await client.files.delete(begun.training_file)
+            job = await until(client, begun)
+            assert (job.status, job.trained_tokens) == ("succeeded", STEPS * 10)
+            told = await messages(client, job)
+            assert len(set(told)) == len(told)
+            checkpoints = await client.fine_tuning.jobs.checkpoints.list(job.id)
+            assert [each.step_number for each in checkpoints.data] == [8, 6, 4]
+            await client.files.delete(begun.training_file)
+
+
+class TestModelNames:
+    """`MODEL:STATE` is a model's name in every route that runs a model."""
+
+    BODIES = (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}], "stream": False}),
+        ("/api/generate", {"prompt": "Hi", "stream": False}),
+        ("/v1/choices", {"input": "a", "choices": ["b", "c"]}),
+        ("/completion", {"prompt": "Hi"}),
+    )
+
+    @pytest.mark.parametrize(("path", "body"), BODIES)
+    async def test_routes(self, server: Server, processes: FakeProcesses, path: str, body: Body) -> None:
+        async with server.run() as client:
+            job = await until(client, await begin(client))
+            url = str(client.base_url).removesuffix("/v1/") + path
+            answer: Any = await client.post(url, cast_to=object, body={**body, "model": job.fine_tuned_model})
+            start = server.engine.requests[-1].initial_state
+            assert start is not None
+            assert (start.state["wkv"] == state_after([STEPS])["wkv"]).all()
+            assert answer.get("model", job.fine_tuned_model) == job.fine_tuned_model
+            missing = {**body, "model": "fake:ft-nothing"}
+            with pytest.raises(openai.NotFoundError):
+                await client.post(url, cast_to=object, body=missing)
+            await client.post(url, cast_to=object, body={**body, "model": "fake:latest"})
+            assert server.engine.requests[-1].initial_state is None
+
+
+class TestStore:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[TuningStore]:
+        files = FileStore(tmp_path, Limits(max_key_tunings=2))
+        yield TuningStore(files)
+        files.close()
+
+    def create(self, store: TuningStore) -> Any:  # noqa: ANN401
+        with store.files.create("ann") as new:
+            new.describe("a.jsonl", "fine-tune", None)
+        assert new.stored is not None
+        return store.create("ann", "m", new.stored.id, method="state", asked=Hyperparameters(), seed=0)
+
+    def test_a_key_has_a_bound(self, store: TuningStore) -> None:
+        first, second = self.create(store), self.create(store)
+        with pytest.raises(InvalidRequestError, match="at most 2 unfinished tuning jobs of an API key"):
+            self.create(store)
+        store.enter(first, "failed", "It failed")
+        third = self.create(store)
+        assert [job.id for job in store.of_owner("ann")] == [second.id, third.id]
+        assert [job.id for job in TuningStore(store.files).of_owner("ann")] == [second.id, third.id]
+        assert not list(store.files.folder.glob(f"{first.id}*"))
+
+    def test_only_what_may_follow_follows(self, store: TuningStore) -> None:
+        job = self.create(store)
+        assert store.enter(job, "succeeded", "no").status == "validating_files"
+        assert store.enter(job, "queued", "yes").status == "queued"
+        assert store.enter(job, "cancelled", "yes").status == "cancelled"
+        assert store.enter(job, "running", "no").status == "cancelled"
+        assert [event.message for event in store.events(job)[0]][1:] == ["yes", "yes"]
+
+    def test_a_cut_line_and_odd_figures_of_events(self, store: TuningStore) -> None:
+        job = self.create(store)
+        with store.path(job, "events").open("ab") as file:
+            file.write(b'{"id": "ftevent-')
+        store.add_event(job, "after", data={"step": 1, "train_loss": float("nan")})
+        events, has_ended = store.events(job)
+        assert [event.message for event in events] == [f"Created fine-tuning job: {job.id}", "after"]
+        assert events[1].data == {"step": 1, "train_loss": None}
+        assert not has_ended
+
+
+class TestProcess:
+    def test_answers_are_read_as_they_were_written(self) -> None:
+        for answer in (
+            Checked(1, 2, 3, ["a\nb"]),
+            Started(1, 2, 3),
+            Updated(1, 2, None, 0.5, float("inf"), float("inf"), 3),
+            RateTried(0.1, float("inf")),
+            Judgement(1, 0.5, 0.1),
+            Finished(1, 0.5),
+            Failed("a", "b"),
+        ):
+            line = encode_answer(answer)
+            assert line.count("\n") == 1
+            assert parse_answer(line.encode()) == answer
+
+    @pytest.mark.parametrize(("share", "seconds"), [(1.0, 0.0), (0.5, 2.0), (0.25, 6.0), (0.0, None)])
+    def test_the_share_of_time(self, share: float, seconds: float | None) -> None:
+        """After two seconds of work while requests run, the device is left to them for their share of the time."""
+        clock = iter([10.0, 12.0, 12.0])
+        server = tuning_process.Server(io.StringIO(), share, lambda: next(clock))
+        waits: list[float | None] = []
+        server.idle.wait = waits.append  # type: ignore[method-assign, assignment]
+        server.rest()
+        assert waits == [seconds]
+
+    def order(self, folder: Path, training: bytes, validation: bytes | None = None) -> TuningOrder:
+        paths = [folder / name for name in ("training.data", "validation.data")]
+        for path, data in zip(paths, (training, validation or b""), strict=True):
+            path.write_bytes(data)
+        return TuningOrder(
+            model=model_path(),
+            loading=LoadSettings("cpu"),
+            training=paths[0],
+            validation=None if validation is None else paths[1],
+            settings=TunerSettings(),
+            max_tokens=64,
+            share=0.5,
+            checkpoint=folder / "checkpoint",
+            state=folder / "state",
+        )
+
+    def test_data_is_checked(self, tmp_path: Path) -> None:
+        long = json.dumps({"prompt": "a", "completion": "b " * 100}).encode() + b"\n"
+        found = check_data(self.order(tmp_path, EXAMPLES + LINES[0] + long))
+        assert (found.num_examples, found.num_learnt > 0) == (22, True)
+        assert found.warnings == [
+            "examples with more than 64 tokens, of which only the beginning is learnt: 1: line 22",
+            "examples that equal an earlier one: 1: line 21",
+        ]
+
+    @pytest.mark.parametrize(
+        ("training", "validation", "field", "message"),
+        [
+            (EXAMPLES + b"{", None, "training_file", r"examples that can't be used: 1: line 21 is no JSON"),
+            (b"".join(LINES[:3]), None, "training_file", r"the file has 3 examples; expected at least 10"),
+            (EXAMPLES, b"{}\n" + LINES[0], "validation_file", r"examples that can't be used: 1: line 1: the record"),
+            (EXAMPLES, EXAMPLES, "data", r"records that .* does not have"),
+            (b"", None, "data", r"nothing to learn"),
+        ],
+    )
+    def test_data_that_can_not_be_used(
+        self, tmp_path: Path, training: bytes, validation: bytes | None, field: str, message: str
+    ) -> None:
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            check_data(self.order(tmp_path, training, validation))
+        assert caught.value.field == field
+
+    async def test_a_state_is_tuned_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        choice = demo_choice()
+        order = LoadOrder("demo", choice.model)
+        models = await ModelRegistry.load([order], "demo", lambda _: partial(load_engine, replace(choice, name="demo")))
+        app = make_app(models, ServerSettings(loading=choice.loading), files=FileStore(tmp_path))
+        async with (
+            TestServer(app) as server,
+            openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none", max_retries=0) as client,
+        ):
+            hyperparameters = {"n_epochs": 1, "batch_size": 5, "learning_rate_multiplier": 10}
+            begun = await begin(client, model="demo", seed=1, hyperparameters=hyperparameters)
+            async with client.with_streaming_response.fine_tuning.jobs.list_events(
+                begun.id, extra_query={"stream": "true"}
+            ) as events:
+                await events.read()  # until the job has ended
+            job = await client.fine_tuning.jobs.retrieve(begun.id)
+            assert (job.status, job.error) == ("succeeded", None)
+            checkpoints = (await client.fine_tuning.jobs.checkpoints.list(job.id)).data
+            assert [each.step_number for each in checkpoints] == [4, 3, 2]
+            assert checkpoints[0].metrics.valid_loss is not None
+            assert job.fine_tuned_model is not None
+            answer = await client.completions.create(
+                model=job.fine_tuned_model, prompt="20+1=", max_tokens=4, temperature=0
+            )
+            assert answer.model == job.fine_tuned_model
