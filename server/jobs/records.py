@@ -75,7 +75,7 @@ class JobRecords(Generic[J]):
         return job
 
     def latest(self, job: J) -> J:
-        """Return a job as it is now."""
+        """Return the present form of a job."""
         with self.lock:
             return self._jobs[job.id]
 

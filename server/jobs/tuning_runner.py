@@ -319,7 +319,7 @@ class TuningRunner:
 
     @asynccontextmanager
     async def _process(self, what: Literal["check", "tune"], job: TuningJob, run: _Run) -> AsyncIterator[TuningProcess]:
-        """Run a process for a job during a `with` block, and tell it whether requests run, and when to stop."""
+        """Run a process for a job during a `with` block, and report to it if requests run, and when it must stop."""
         process = await TuningProcess.start(what, self._order(job))
         watching = asyncio.create_task(self._watch(process, run.stop))
         try:

@@ -116,7 +116,7 @@ class TuningJob:
 
     @property
     def hyperparameters(self) -> Hyperparameters:
-        """Those that were asked for, with the values in place of `auto` that are known by now."""
+        """The hyperparameters that were asked for; in place of `auto`, values that are known by now."""
         asked = self.asked
         if self.num_steps is None or self.num_documents is None:
             return asked
@@ -240,7 +240,7 @@ class TuningStore(JobRecords[TuningJob]):
         error: JobError | None = None,
         trained_tokens: int | None = None,
     ) -> TuningJob:
-        """Write that a job comes into `status`, with an event, and return the job as it is then.
+        """Write that a job comes into `status`, with an event, and return its present form.
 
         It is unchanged if `status` may not follow its own. Raises InvalidRequestError if its own is not `among` some,
         and StorageError.
