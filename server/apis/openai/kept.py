@@ -139,7 +139,7 @@ class ConversationStore:
         self._evictions = 0
         self._connection = _connect(files.folder / FILE if files.persistent else None)
         known = {f"{kept.id}{EVENTS}" for kept in self._select("events_bytes IS NOT NULL")}
-        for path in files.paths(f"*{EVENTS}"):
+        for path in files.paths(f"resp_*{EVENTS}"):
             if path.name not in known:
                 path.unlink(missing_ok=True)
 
