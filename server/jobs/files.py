@@ -24,7 +24,7 @@ from typing import IO, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, delete_file, read_record, write_record
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
@@ -33,6 +33,7 @@ from states.files.exchange import OwnedFolder
 T = TypeVar("T")
 
 FOLDER_LOCK = "jobs-in-use.lock"
+TEMPORARY_FOLDER = "rnn-engine-jobs-"  # the beginning of the names of temporary folders of jobs
 
 UploadPurpose: TypeAlias = Literal["batch", "fine-tune"]
 """What an uploaded file is for, under OpenAI's names."""
@@ -108,27 +109,36 @@ class FileStore:
     ) -> None:
         """Open the files in `folder`, which is created if it is missing, and delete what crashes left unfinished.
 
-        None is a temporary folder, which is made when it is first needed, and deleted when the store is closed. A file
-        with a damaged record is left alone and logged. Raises StateError if the folder can't be used, or if another
-        process uses it.
+        None is a temporary folder, which is made when it is first needed, and deleted when the store is closed. When it
+        is made, those that killed processes have left are deleted. A file with a damaged record is left alone and
+        logged. Raises StateError if the folder can't be used, or if another process uses it.
         """
         self.limits = limits or Limits()
         self._folder = folder
-        self._owned = None if folder is None else OwnedFolder(folder, "folder of jobs", FOLDER_LOCK)
+        self._owned = None if folder is None else _own(folder)
         self._delete_folder: Callable[[], object] | None = None
         self._clock = clock
         self._lock = threading.RLock()
         self._unfinished: dict[str, tuple[str, int]] = {}  # id -> owner and bytes so far
         self._held: Counter[str] = Counter()  # id -> how many jobs need it
-        self._files = {stored.id: stored for stored in sorted(self._recover(), key=lambda each: each.created)}
+        self._next_expiry = float("inf")  # no file expires before that time
+        self._files: dict[str, StoredFile] = {}  # by id
+        self._counts = Counter[str]()  # files of each owner, unfinished ones included
+        self._sizes = Counter[str]()  # bytes of each owner, likewise
+        for stored in sorted(self._recover(), key=lambda each: each.created):
+            self._add(stored)
+            self._count(stored.owner, 1, stored.num_bytes)
 
     @property
     def folder(self) -> Path:
         """The folder of the files. Raises StorageError if a temporary one can't be made."""
         with self._lock:
             if self._folder is None:
+                _delete_abandoned()
                 with storage_errors(_FAILURE):
-                    self._folder = Path(tempfile.mkdtemp(prefix="rnn-engine-jobs-"))
+                    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_FOLDER))
+                self._owned = _own(folder)
+                self._folder = folder
                 self._delete_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             return self._folder
 
@@ -170,6 +180,7 @@ class FileStore:
         file_id = self.new_id()
         path = self.folder / f"{file_id}{_DATA}"
         self._begin(owner, file_id)
+        is_stored = False
         try:
             with storage_errors(_FAILURE):
                 with atomic_file(path) as file:
@@ -184,10 +195,14 @@ class FileStore:
                         path.unlink()
                     raise
             with self._lock:
-                self._files[file_id] = new.stored = stored
+                new.stored = stored
+                self._add(stored)
+            is_stored = True
         finally:
             with self._lock:
-                del self._unfinished[file_id]
+                _, num_bytes = self._unfinished.pop(file_id)
+                if not is_stored:
+                    self._count(owner, -1, -num_bytes)
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete the owner's file with this id.
@@ -228,7 +243,8 @@ class FileStore:
             stored = self._record(file_id, owner, filename, purpose, lifetime, path.stat().st_size, digest)
             path.replace(self.content_path(stored))
         with self._lock:
-            self._files[file_id] = stored
+            self._add(stored)
+            self._count(owner, 1, stored.num_bytes)
 
     def has(self, file_id: str) -> bool:
         """Return True if there is a file with this id, of any owner."""
@@ -255,44 +271,60 @@ class FileStore:
         most = self.limits.max_key_files
         with self._lock:
             self._drop_expired()
-            owners = [stored.owner for stored in self._files.values()]
-            owners += [other for other, _ in self._unfinished.values()]
-            if owners.count(owner) >= most:
+            if self._counts[owner] >= most:
                 raise InvalidRequestError(
                     "file", f"file {most + 1}", f"at most {most} files of an API key (max_key_files); delete some"
                 )
             self._unfinished[file_id] = owner, 0
+            self._count(owner, 1, 0)
 
     def _grow(self, file_id: str, num_bytes: int) -> None:
         """Count `num_bytes` more of an unfinished file. Raises InvalidRequestError or StorageError without room."""
         with self._lock:
             owner, written = self._unfinished[file_id]
-            sizes = [(stored.owner, stored.num_bytes) for stored in self._files.values()]
-            sizes += self._unfinished.values()
-            used = sum(size for other, size in sizes if other == owner)
             most = self.limits.max_key_file_bytes
-            if used + num_bytes > most:
+            if self._sizes[owner] + num_bytes > most:
                 allowed = f"at most {most} bytes in all files of an API key (max_key_file_bytes); delete some"
                 raise InvalidRequestError("file", f"{written + num_bytes} bytes", allowed)
             most = self.limits.max_all_file_bytes
-            if sum(size for _, size in sizes) + num_bytes > most:
+            if self._sizes.total() + num_bytes > most:
                 raise StorageError(f"the files of all clients take {most} bytes, the most (max_all_file_bytes)")
             self._unfinished[file_id] = owner, written + num_bytes
+            self._count(owner, 0, num_bytes)
+
+    def _count(self, owner: str, num_files: int, num_bytes: int) -> None:
+        """Add to the numbers of files and bytes of an owner. The lock must be held."""
+        self._counts[owner] += num_files
+        self._sizes[owner] += num_bytes
+        if not self._counts[owner]:
+            del self._counts[owner], self._sizes[owner]
+
+    def _add(self, stored: StoredFile) -> None:
+        """Add a file that begins to exist, and that was counted. The lock must be held."""
+        self._files[stored.id] = stored
+        if stored.expires is not None:
+            self._next_expiry = min(self._next_expiry, stored.expires)
 
     def _drop_expired(self) -> None:
         """Delete the files whose time has passed. The lock must be held."""
         now = self._clock()
+        if now < self._next_expiry:
+            return
         for stored in [each for each in self._files.values() if each.has_expired(now) and not self._held[each.id]]:
             try:
                 self._delete(stored)
             except OSError as error:
                 _log.warning("the expired file %s can't be deleted: %s", stored.id, error.strerror)
+        self._next_expiry = min(
+            (each.expires for each in self._files.values() if each.expires is not None), default=float("inf")
+        )
 
     def _delete(self, stored: StoredFile) -> None:
         """Delete a file, the record first: without it the file does not exist. The lock must be held."""
         if stored.id in self._files:
             delete_file(self._record_path(stored.id))
             del self._files[stored.id]
+            self._count(stored.owner, -1, -stored.num_bytes)
             with suppress(OSError):  # else the next start deletes it
                 self.content_path(stored).unlink(missing_ok=True)
 
@@ -327,6 +359,20 @@ class FileStore:
                     path.unlink()
             elif path.suffix == _RECORD and (stored := read_known(_STORED, path)) is not None:
                 yield stored
+
+
+def _own(folder: Path) -> OwnedFolder:
+    return OwnedFolder(folder, "folder of jobs", FOLDER_LOCK)
+
+
+def _delete_abandoned() -> None:
+    """Delete the temporary folders of processes that were killed: those whose lock nobody holds."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{TEMPORARY_FOLDER}*/{FOLDER_LOCK}"):
+        try:
+            _own(lock.parent).release()
+        except StateError:
+            continue  # a process uses it
+        shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def read_known(kind: TypeAdapter[T], path: Path) -> T | None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from server.apis.openai.files import FILES, FileDeleted, FileList, FileObject
 from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
 from server.core.settings import AuthSettings, Limits, ServerSettings
-from server.jobs.files import FileStore, StoredFile
+from server.jobs.files import FOLDER_LOCK, FileStore, StoredFile
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, Through, check_shape, error_of
 
@@ -269,6 +270,22 @@ class TestStore:
             put(store, "ann")
         assert contents(tmp_path) == []
         assert store.of_owner("ann") == []
+
+    def test_temporary_folders_of_killed_processes_are_deleted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        used = FileStore()
+        killed = tmp_path / f"{used.folder.name}-killed"
+        killed.mkdir()
+        (killed / FOLDER_LOCK).touch()
+        (killed / "file-1.data").write_bytes(LINES)
+        other = FileStore()
+        folders = sorted(store.folder for store in (used, other))
+        assert sorted(tmp_path.iterdir()) == folders
+        for store in (used, other):
+            store.close()
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_temporary_folder_ends_with_the_store(self) -> None:
         store = FileStore()
