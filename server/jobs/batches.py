@@ -249,7 +249,7 @@ class BatchStore:
         adopted = self.files.has(batch.output_id) or self.files.has(batch.error_id)
         if batch.status == "cancelling" and not adopted:
             with self.journal(batch) as journal:
-                if batch.total:  # its lines were checked
+                if batch.total and self.files.has(batch.input_file_id):  # its lines were checked
                     path = self.files.content_path(self.files.get(batch.owner, batch.input_file_id))
                     with storage_errors(_FAILURE):
                         skip_lines(path, batch.endpoint, self.limits, journal, "batch_cancelled", _CANCELLED)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from rnn_engine.errors import RnnEngineError
+from rnn_engine.errors import NotFoundError, RnnEngineError
 from rnn_engine.requests import Client
 from server.auth.keys import Principal
 from server.auth.rates import UNBOUNDED
@@ -28,6 +28,7 @@ from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order
 
 _MOST_AHEAD = 32  # lines that wait for a slot
 _RETRY_SECONDS = 5.0  # after which a line is tried again if the answer does not say, and a full disk is tried again
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0  # seconds of a batch that a fault has stopped; each is twice the one before
 _AGAIN = (429, 503)  # statuses of answers after which a request may be sent again
 _EXPIRED = "the completion window of the batch ended before this request was run"
 _log = logging.getLogger(__name__)
@@ -59,10 +60,13 @@ class BatchRunner:
         self._strict = strict
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by owner
         self._running: dict[str, asyncio.Event] = {}  # batch -> set when it is cancelled
+        self._pausing: dict[str, asyncio.Event] = {}  # owner -> set to look for its batches again
         self._is_closed = False
 
     def wake(self, owner: str) -> None:
         """Run the owner's unfinished batches, unless that is being done."""
+        if (pausing := self._pausing.get(owner)) is not None:
+            pausing.set()
         task = self._tasks.get(owner)
         if not self._is_closed and (task is None or task.done()):
             self._tasks[owner] = asyncio.create_task(self._run_all(owner), context=Context())
@@ -94,53 +98,83 @@ class BatchRunner:
         await _end(*self._tasks.values())
 
     async def _run_all(self, owner: str) -> None:
-        tried = set[str]()
-        while (batch := self._next(owner, tried)) is not None:
-            tried.add(batch.id)
+        """Run the owner's batches, the oldest first, until all have ended.
+
+        One that a fault of the server stops goes on after a pause, in which others run.
+        """
+        now = asyncio.get_running_loop().time
+        pauses = dict[str, float]()  # stopped batch -> seconds of its last pause
+        resumes = dict[str, float]()  # stopped batch -> when its pause ends, by the loop's clock
+        while waiting := [each for each in self._store.unfinished(owner) if each.id not in self._running]:
+            moment = now()
+            waits = [max(resumes.get(each.id, 0.0) - moment, 0.0) for each in waiting]
+            if (seconds := min(waits)) > 0.0:
+                await self._pause(owner, seconds)
+                continue
+            batch = waiting[waits.index(0.0)]
             stop = self._running[batch.id] = asyncio.Event()
             try:
                 await self._run(batch, stop)
-            except RnnEngineError as error:  # such as a full disk; it is tried again after the next start
-                _log.warning("batch %s has stopped: %s", batch.id, error)
-            except Exception:
-                _log.exception("batch %s has stopped", batch.id)
+            except Exception as error:
+                seconds = pauses[batch.id] = min(2 * pauses.get(batch.id, _FIRST_PAUSE / 2), _LONGEST_PAUSE)
+                resumes[batch.id] = now() + seconds
+                is_known = isinstance(error, RnnEngineError)  # such as a full disk
+                _log.warning(
+                    "batch %s has stopped, and goes on in %g s: %s", batch.id, seconds, error, exc_info=not is_known
+                )
             finally:
                 del self._running[batch.id]
         self._tasks.pop(owner, None)
 
-    def _next(self, owner: str, tried: Collection[str]) -> Batch | None:
-        """Return the owner's oldest unfinished batch that is not running and was not tried."""
-        batches = self._store.unfinished(owner)
-        return next((each for each in batches if each.id not in tried and each.id not in self._running), None)
+    async def _pause(self, owner: str, seconds: float) -> None:
+        """Wait for `seconds`, or until `wake` is called for the owner."""
+        woken = self._pausing[owner] = asyncio.Event()
+        try:
+            await asyncio.wait_for(woken.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            del self._pausing[owner]
 
     async def _run(self, batch: Batch, stop: asyncio.Event) -> None:
         """Take a batch from the state that it is in to its end."""
-        if batch.status == "validating":
-            batch = await self._check(batch)
-        if batch.status == "in_progress" and not stop.is_set():
-            principal = self._find_principal(batch.owner)
-            if principal is None:
-                error = BatchError("key_removed", f"the API key {batch.owner!r} is no longer one of this server")
-                await asyncio.to_thread(self._store.enter, batch.id, "finalizing", errors=(error,), ends_as="failed")
-            else:
-                is_whole = await self._run_lines(batch, principal, stop)
-                ending: BatchStatus = "completed" if is_whole else "expired"
-                await asyncio.to_thread(self._store.enter, batch.id, "finalizing", ends_as=ending)
+        try:
+            path = await asyncio.to_thread(self._path, batch)
+        except NotFoundError as error:
+            await self._fail(batch, BatchError("file_missing", str(error)))
+        else:
+            if batch.status == "validating":
+                batch = await self._check(batch, path)
+            if batch.status == "in_progress" and not stop.is_set():
+                await self._finish_lines(batch, path, stop)
         if not self._store.get(batch.owner, batch.id).has_ended:
             await asyncio.to_thread(self._store.finish, batch.id)
 
-    async def _check(self, batch: Batch) -> Batch:
+    async def _finish_lines(self, batch: Batch, path: Path, stop: asyncio.Event) -> None:
+        """Run the lines of a batch, and let it enter the state that follows."""
+        principal = self._find_principal(batch.owner)
+        if principal is None:
+            message = f"the API key {batch.owner!r} is no longer one of this server"
+            await self._fail(batch, BatchError("key_removed", message))
+            return
+        ending: BatchStatus = "completed" if await self._run_lines(batch, path, principal, stop) else "expired"
+        await asyncio.to_thread(self._store.enter, batch.id, "finalizing", ends_as=ending)
+
+    async def _fail(self, batch: Batch, error: BatchError) -> None:
+        """Let a batch that can't go on fail. The answers that it has are kept."""
+        status: BatchStatus = "failed" if batch.status == "validating" else "finalizing"
+        await asyncio.to_thread(self._store.enter, batch.id, status, errors=(error,), ends_as="failed")
+
+    async def _check(self, batch: Batch, path: Path) -> Batch:
         route = self._calls.route(batch.endpoint)
         assert route is not None, batch.endpoint
-        path = await asyncio.to_thread(self._path, batch)
         found = await asyncio.to_thread(check_lines, path, route, self._limits, strict=self._strict)
         if found.errors:
             return await asyncio.to_thread(self._store.enter, batch.id, "failed", errors=tuple(found.errors))
         return await asyncio.to_thread(self._store.enter, batch.id, "in_progress", total=found.total)
 
-    async def _run_lines(self, batch: Batch, principal: Principal, stop: asyncio.Event) -> bool:
+    async def _run_lines(self, batch: Batch, path: Path, principal: Principal, stop: asyncio.Event) -> bool:
         """Run the lines of a batch that are not done, until `stop` is set. Return False if its window has ended."""
-        path = await asyncio.to_thread(self._path, batch)
         async with on_thread(self._store.journal(batch)) as journal:
             places = await asyncio.to_thread(order_lines, path, batch.endpoint, self._limits, journal.done)
             lines = _BatchLines(batch, principal, self._calls, path, iter(places), journal)

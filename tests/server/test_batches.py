@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from openai.types import Batch
 from typing_extensions import Buffer
 
-from rnn_engine.errors import InvalidRequestError, OverloadedError
+from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
 from rnn_engine.requests import Client as EngineClient
 from rnn_engine.requests import GenerateRequest
 from server.apis.openai.batches import BATCHES, BatchList, BatchObject
@@ -26,6 +26,7 @@ from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
 from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.batches import FOLLOWS, BatchStore, parse_window
+from server.jobs.batches import Batch as StoredBatch
 from server.jobs.files import FileStore
 from server.jobs.lines import MOST_ERRORS, Journal, check_lines, order_lines, read_line
 from tests.support.fake_engine import FakeEngine
@@ -277,6 +278,51 @@ async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> No
             assert texts(found).keys() == ANSWERS.keys()
             assert len(second.engine.requests) < 10
             assert sorted(path.suffix for path in (tmp_path / folder).glob("batch_*")) == [".json", ".json"]
+
+
+@pytest.mark.parametrize("error", [StorageError("the disk is full"), ZeroDivisionError("a fault")])
+async def test_a_batch_that_a_fault_stops_goes_on_after_a_pause_and_others_meanwhile(
+    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    real, stopped = BatchStore.journal, dict[str, int]()
+
+    def journal(store: BatchStore, batch: StoredBatch) -> Any:  # noqa: ANN401
+        stopped.setdefault(batch.id, 0)
+        if batch.id == next(iter(stopped)) and stopped[batch.id] < 2:
+            stopped[batch.id] += 1
+            raise error
+        return real(store, batch)
+
+    monkeypatch.setattr("server.jobs.runner._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(BatchStore, "journal", journal)
+    first, second = [await begin(client, jsonl(LINES)) for _ in range(2)]
+    assert (await until(client, second)).status == "completed"
+    batch = await until(client, first)
+    assert texts(await results(client, batch.output_file_id)) == ANSWERS
+    assert list(stopped.values()) == [2, 0]
+
+
+async def test_a_new_batch_does_not_wait_for_the_pause_of_another(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchStore, "journal", lambda *_: 1 / 0)
+    first = await until(client, await begin(client, jsonl(LINES)), "in_progress")
+    monkeypatch.undo()
+    assert (await until(client, await begin(client, jsonl(LINES)))).status == "completed"
+    assert (await client.batches.cancel(first.id)).status == "cancelled"
+
+
+async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
+    engine = FakeEngine(reply=echo, hold=0)
+    async with Server(tmp_path, engine).run() as client:
+        begun = await begin(client, jsonl(LINES))
+        await engine.held.wait()
+    (tmp_path / f"{begun.input_file_id}.data").unlink()
+    async with Server(tmp_path).run() as client:
+        batch = await until(client, begun)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert [each.code for each in batch.errors.data or ()] == ["file_missing"]
 
 
 async def test_a_batch_whose_window_ends_expires(tmp_path: Path) -> None:
