@@ -14,6 +14,8 @@ from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
 from server.connections.connection import ConnectionCounters
 from server.core.bodies import MemoryBudget
 from server.core.kept import KeptUsage
+from server.jobs.batches import FOLLOWS, JobReadings
+from server.jobs.lines import LineCounts
 from server.telemetry.metrics import EngineReadings, Readings, server_metrics
 from server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
 from states.cache.config import CacheStats, TierStats
@@ -76,7 +78,8 @@ def _readings() -> Readings:
     stats, counters = EngineStats(0, 0), EngineCounters()
     engine = EngineReadings(info, Health(), stats, counters, cache, states)
     kept = dict.fromkeys(("conversations", "slot_prompts"), KeptUsage(0, 0, 0))
-    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept)
+    jobs = JobReadings(0, 0, 0, dict.fromkeys(FOLLOWS, 0), LineCounts(), 0)
+    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept, jobs)
 
 
 if __name__ == "__main__":

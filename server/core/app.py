@@ -151,7 +151,8 @@ def make_app(
     app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
     app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
-    read = partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET], partial(kept_usage, app))
+    counters = app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]
+    read = partial(Readings.of, models, *counters, partial(kept_usage, app), app[BATCHES].readings)
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, write_record
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
 from server.jobs.files import FileStore, read_known
-from server.jobs.lines import BatchError, Journal, skip_lines
+from server.jobs.lines import NO_TOKENS, BatchError, Journal, LineCounts, TokenUsage, skip_lines
 
 BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -90,6 +91,7 @@ class Batch:
     completed: int = 0
     failed: int = 0
     not_run: int = 0  # of the failed ones
+    usage: TokenUsage = NO_TOKENS  # of the answers
 
     @property
     def has_ended(self) -> bool:
@@ -97,6 +99,18 @@ class Batch:
 
 
 _BATCH = TypeAdapter(Batch)
+
+
+@dataclass(frozen=True, slots=True)
+class JobReadings:
+    """The files and batches of all owners at one moment, and what batches have done since the start."""
+
+    num_files: int
+    file_bytes: int
+    file_capacity: int
+    batches: Mapping[BatchStatus, int]  # how many are in each status
+    lines: LineCounts
+    num_stops: int  # of batches by faults of the server
 
 
 class BatchStore:
@@ -107,6 +121,8 @@ class BatchStore:
         self.files = files
         self.limits = limits
         self._lock = threading.RLock()
+        self.num_stops = 0  # of batches by faults of the server; the runner counts them
+        self._lines = LineCounts()  # since the start
         self._journals: dict[str, Journal] = {}  # of the running batches
         for unfinished in files.paths(f"{_ID}*{TEMPORARY_SUFFIX}"):
             with suppress(OSError):
@@ -229,7 +245,7 @@ class BatchStore:
     def journal(self, batch: Batch) -> Iterator[Journal]:
         """Open the journal of a batch during a `with` block; its counts are those of the batch. Raises StorageError."""
         with storage_errors(_FAILURE):
-            journal = Journal(*self._journal_paths(batch))
+            journal = Journal(*self._journal_paths(batch), self._lines)
         with self._lock:
             self._journals[batch.id] = journal
         try:
@@ -264,6 +280,20 @@ class BatchStore:
                 path.unlink(missing_ok=True)
         return self.enter(batch_id, "cancelled" if batch.status == "cancelling" else batch.ends_as)
 
+    def readings(self) -> JobReadings:
+        """Return the present counts of files and batches, for metrics."""
+        num_files, file_bytes = self.files.usage()
+        with self._lock:
+            statuses = Counter(batch.status for batch in self._batches.values())
+            return JobReadings(
+                num_files,
+                file_bytes,
+                self.limits.max_all_file_bytes,
+                {status: statuses[status] for status in FOLLOWS},
+                replace(self._lines),
+                self.num_stops,
+            )
+
     def result_ids(self, batch: Batch) -> tuple[str | None, str | None]:
         """Return the ids of the files of answers and of errors; None for one that does not exist."""
         if not batch.has_ended:
@@ -292,7 +322,14 @@ class BatchStore:
         journal = self._journals.get(batch.id)
         if journal is None:
             return batch
-        return replace(batch, completed=journal.completed, failed=journal.failed, not_run=journal.not_run)
+        counts = journal.counts
+        return replace(
+            batch,
+            completed=counts.completed,
+            failed=counts.failed,
+            not_run=counts.not_run,
+            usage=counts.usage,
+        )
 
     def _write(self, batch: Batch) -> None:
         with storage_errors(_FAILURE):

@@ -251,6 +251,11 @@ class FileStore:
         with self._lock:
             return file_id in self._files
 
+    def usage(self) -> tuple[int, int]:
+        """Return the number of files of all owners, and their bytes. Unfinished ones count, too."""
+        with self._lock:
+            return self._counts.total(), self._sizes.total()
+
     @staticmethod
     def new_id() -> str:
         """Return an id for a new file."""

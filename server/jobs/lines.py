@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, Self, TypeAlias
 from uuid import uuid4
 
 from pydantic_core import from_json
@@ -175,6 +175,59 @@ def _read_lines(path: Path, limits: Limits) -> Iterator[tuple[int, int, bytes | 
                 yield number, begun, None if is_long else data
 
 
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """The tokens of answers."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input's, which were not run
+    output_tokens: int = 0
+    reasoning_tokens: int = 0  # of the output's
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Self:
+        """Return the tokens of an answer, from the `usage` in its body under OpenAI's or Anthropic's names."""
+        usage = answer.get("usage") or {}
+        inputs = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+        outputs = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
+        read = usage.get("cache_read_input_tokens", 0)  # Anthropic's, which `input_tokens` does not count
+        return cls(
+            input_tokens=usage.get("input_tokens", usage.get("prompt_tokens", 0)) + read,
+            cached_tokens=inputs.get("cached_tokens", read),
+            output_tokens=usage.get("output_tokens", usage.get("completion_tokens", 0)),
+            reasoning_tokens=outputs.get("reasoning_tokens", 0),
+        )
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+NO_TOKENS = TokenUsage()
+
+
+@dataclass(slots=True)
+class LineCounts:
+    """How many lines have been finished, and the tokens of their answers."""
+
+    completed: int = 0
+    failed: int = 0
+    not_run: int = 0  # of the failed ones
+    num_retries: int = 0  # lines that were sent again
+    usage: TokenUsage = NO_TOKENS
+
+    def add(self, *, is_success: bool, was_run: bool = True, usage: TokenUsage = NO_TOKENS) -> None:
+        """Count one more line."""
+        self.completed += is_success
+        self.failed += not is_success
+        self.not_run += not was_run
+        self.usage += usage
+
+
 class Journal:
     """The finished lines of a batch, in two files: those that succeeded, and those that failed.
 
@@ -182,34 +235,50 @@ class Journal:
     after. For one thread at a time.
     """
 
-    def __init__(self, outputs: Path, errors: Path) -> None:
+    def __init__(self, outputs: Path, errors: Path, total: LineCounts | None = None) -> None:
         """Open both files, which are created if they are missing. A part of a line at an end is cut off.
 
-        Raises OSError.
+        Lines that are added are also counted in `total`, which several journals may share. Raises OSError.
         """
         self.done = set[str]()  # the `custom_id` of each line
-        self.not_run = 0  # of the failed ones
-        self._outputs, self.completed = self._open(outputs)
-        self._errors, self.failed = self._open(errors)
+        self.counts = LineCounts()
+        self._total = total or LineCounts()
+        self._outputs = self._open(outputs, is_success=True)
+        self._errors = self._open(errors, is_success=False)
 
     def add_answer(self, custom_id: str, request_id: str, status: int, body: bytes) -> None:
         """Write the answer to a line, whose `body` is JSON. Raises OSError, with nothing written."""
         head = to_json({"id": _result_id(), "custom_id": custom_id})[:-1]
         inner = to_json({"status_code": status, "request_id": request_id})[:-1]
-        self._add(custom_id, head + b',"response":' + inner + b',"body":' + body + b'},"error":null}', status == 200)
+        line = head + b',"response":' + inner + b',"body":' + body + b'},"error":null}'
+        usage = TokenUsage.of(from_json(body)) if status == 200 else NO_TOKENS
+        self._add(custom_id, line, is_success=status == 200, usage=usage)
 
     def add_error(self, custom_id: str, code: NotRun, message: str) -> None:
         """Write that a line was not run. Raises OSError, with nothing written."""
         error = {"code": code, "message": message}
-        self._add(custom_id, to_json({"id": _result_id(), "custom_id": custom_id, "response": None, "error": error}))
-        self.not_run += 1
+        line = to_json({"id": _result_id(), "custom_id": custom_id, "response": None, "error": error})
+        self._add(custom_id, line, is_success=False, was_run=False)
+
+    def note_retry(self) -> None:
+        """Count that a line was sent again."""
+        for counts in (self.counts, self._total):
+            counts.num_retries += 1
 
     def close(self) -> None:
         """Close both files. Idempotent."""
         self._outputs.close()
         self._errors.close()
 
-    def _add(self, custom_id: str, line: bytes, is_success: bool = False) -> None:
+    def _add(
+        self,
+        custom_id: str,
+        line: bytes,
+        *,
+        is_success: bool,
+        was_run: bool = True,
+        usage: TokenUsage = NO_TOKENS,
+    ) -> None:
         file = self._outputs if is_success else self._errors
         begun = file.seek(0, os.SEEK_END)
         rest = memoryview(line + b"\n")
@@ -220,29 +289,28 @@ class Journal:
             file.truncate(begun)
             raise
         self.done.add(custom_id)
-        if is_success:
-            self.completed += 1
-        else:
-            self.failed += 1
+        for counts in (self.counts, self._total):
+            counts.add(is_success=is_success, was_run=was_run, usage=usage)
 
-    def _open(self, path: Path) -> tuple[IO[bytes], int]:
-        """Open a file for more lines. Return it with the number of lines that it has."""
+    def _open(self, path: Path, *, is_success: bool) -> IO[bytes]:
+        """Open a file for more lines, after counting those that it has."""
         file = path.open("ab+", buffering=0)
         with path.open("rb") as lines:
-            count = whole = 0
+            whole = 0
             for line in lines:
                 if not line.endswith(b"\n"):
                     break  # a kill came before its end
                 try:
                     result = json.loads(line)
-                    self.done.add(result["custom_id"])
-                    self.not_run += result["response"] is None
+                    custom_id, response = result["custom_id"], result["response"]
                 except (ValueError, KeyError, TypeError):
                     break  # a crash of the system lost what was to be written here
+                self.done.add(custom_id)
+                usage = TokenUsage.of(response["body"]) if is_success else NO_TOKENS
+                self.counts.add(is_success=is_success, was_run=response is not None, usage=usage)
                 whole += len(line)
-                count += 1
         file.truncate(whole)
-        return file, count
+        return file
 
 
 def _result_id() -> str:

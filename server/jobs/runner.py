@@ -118,6 +118,7 @@ class BatchRunner:
             except Exception as error:
                 seconds = pauses[batch.id] = min(2 * pauses.get(batch.id, _FIRST_PAUSE / 2), _LONGEST_PAUSE)
                 resumes[batch.id] = now() + seconds
+                self._store.num_stops += 1
                 is_known = isinstance(error, RnnEngineError)  # such as a full disk
                 _log.warning(
                     "batch %s has stopped, and goes on in %g s: %s", batch.id, seconds, error, exc_info=not is_known
@@ -243,6 +244,7 @@ class _BatchLines:
             answer = await self._calls.post(self._url, body, self._principal, self._client, request_id)
             if answer.status not in _AGAIN:
                 return answer
+            self._journal.note_retry()
             await asyncio.sleep(float(answer.headers.get("Retry-After", _RETRY_SECONDS)))
 
     async def _write(self, custom_id: str, request_id: str, answer: InnerAnswer) -> None:

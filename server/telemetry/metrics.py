@@ -28,6 +28,7 @@ from rnn_engine.telemetry import EngineCounters, Health, HealthStatus, Histogram
 from server.connections.connection import ConnectionCounters
 from server.core.bodies import MemoryBudget
 from server.core.kept import KeptUsage
+from server.jobs.batches import JobReadings
 from server.models.registry import ModelRegistry
 from server.telemetry.records import HttpCounters
 from states.cache.config import CacheStats
@@ -111,6 +112,7 @@ class Readings:
     connections: ConnectionCounters
     budget: MemoryBudget
     kept: Mapping[str, KeptUsage]  # of clients' bodies, by what they are
+    jobs: JobReadings
 
     @classmethod
     def of(
@@ -120,12 +122,13 @@ class Readings:
         connections: ConnectionCounters,
         budget: MemoryBudget,
         kept: Callable[[], Mapping[str, KeptUsage]],
+        jobs: Callable[[], JobReadings],
     ) -> Self:
-        """Read the current counts of all engines and in-memory stores; store the other arguments unchanged."""
+        """Read the current counts of all engines, in-memory stores and jobs; store the other arguments unchanged."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
-        return cls(loaded, readings, http, connections, budget, kept())
+        return cls(loaded, readings, http, connections, budget, kept(), jobs())
 
 
 class Metrics:
@@ -163,6 +166,7 @@ def server_metrics(readings: Readings) -> Iterator[Metric]:
     yield from _http(readings.http)
     yield from _connections(readings.connections, readings.budget)
     yield from _kept(readings.kept)
+    yield from _jobs(readings.jobs)
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
@@ -373,6 +377,27 @@ def _states(usage: StateUsage) -> Iterator[Metric]:
     yield gauge("named_state_capacity_bytes", "The most bytes of named states.", usage.capacity)
     text = "Changes of persistent states that could not be written to disk."
     yield counter("named_state_failed_writes", text, usage.failed_writes)
+
+
+def _jobs(jobs: JobReadings) -> Iterator[Metric]:
+    yield gauge("job_files", "Files of jobs.", jobs.num_files)
+    yield gauge(
+        "job_file_bytes", "Bytes of the files of jobs, those that are being uploaded included.", jobs.file_bytes
+    )
+    yield gauge("job_file_capacity_bytes", "The most bytes of the files of jobs.", jobs.file_capacity)
+    yield gauge(
+        "batches", "Batches, by their status.", {str(name): num for name, num in jobs.batches.items()}, "status"
+    )
+    lines, usage = jobs.lines, jobs.lines.usage
+    outcomes = {"completed": lines.completed, "failed": lines.failed - lines.not_run, "not_run": lines.not_run}
+    text = "Lines of batches that are finished. Those that were not run had expired or were cancelled."
+    yield counter("batch_lines", text, outcomes, "outcome")
+    tokens = {"input": usage.input_tokens, "cached": usage.cached_tokens, "output": usage.output_tokens}
+    text = "Tokens of the answers to lines of batches; cached ones are also input, and were not run."
+    yield counter("batch_tokens", text, tokens, "kind")
+    text = "Lines of batches that were sent again, because the engine had no room or did not serve."
+    yield counter("batch_retries", text, lines.num_retries)
+    yield counter("batch_stops", "Times that a fault of the server has stopped a batch for a while.", jobs.num_stops)
 
 
 def _version() -> str:

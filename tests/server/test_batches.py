@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from aiohttp.test_utils import TestServer
@@ -28,7 +29,7 @@ from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.batches import FOLLOWS, BatchStore, parse_window
 from server.jobs.batches import Batch as StoredBatch
 from server.jobs.files import FileStore
-from server.jobs.lines import MOST_ERRORS, Journal, check_lines, order_lines, read_line
+from server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_line
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape
 
@@ -119,6 +120,14 @@ class TestOfficialClient:
         assert batch.request_counts.to_dict() == {"total": 10, "completed": 10, "failed": 0}
         assert (batch.error_file_id, batch.errors) == (None, None)
         assert batch.completed_at is not None
+        assert batch.usage is not None
+        assert batch.usage.to_dict() == {
+            "input_tokens": 30,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": 50,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 80,
+        }
         found = await results(client, batch.output_file_id)
         assert texts(found) == ANSWERS
         assert {each["response"]["status_code"] for each in found} == {200}
@@ -130,6 +139,15 @@ class TestOfficialClient:
             EngineClient("ann batches", 2.0, is_background=True)
         }
         assert (await client.files.list(purpose="batch_output")).data == [file]
+        url = str(client.base_url).replace("/v1/", "/metrics")
+        scrape = (await client.get(url, cast_to=httpx.Response)).text
+        for text in (
+            'batches{status="completed"} 1.0',
+            'batch_lines_total{outcome="completed"} 10.0',
+            'batch_tokens_total{kind="output"} 50.0',
+            "job_files 2.0",
+        ):
+            assert f"\nrnn_engine_{text}\n" in scrape
 
     async def test_what_fails_is_in_a_file_of_its_own(self, client: openai.AsyncOpenAI) -> None:
         bad = line("bad", {"prompt": "x", "state": "nobody's"})
@@ -385,6 +403,31 @@ class TestLines:
         assert ids == [f"line {number}" for number in (0, 3, 6, 9, 1, 7, 2, 5, 8)]
 
 
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (None, TokenUsage()),
+        ({"prompt_tokens": 5, "total_tokens": 5}, TokenUsage(5)),
+        (
+            {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}},
+            TokenUsage(5, 2, 3),
+        ),
+        (
+            {
+                "input_tokens": 5,
+                "input_tokens_details": {"cached_tokens": 2},
+                "output_tokens": 3,
+                "output_tokens_details": {"reasoning_tokens": 1},
+            },
+            TokenUsage(5, 2, 3, 1),
+        ),
+        ({"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 3}, TokenUsage(7, 2, 3)),
+    ],
+)
+def test_tokens_of_an_answer_under_every_name(usage: Body | None, expected: TokenUsage) -> None:
+    assert TokenUsage.of({"usage": usage}) == expected
+
+
 class FullDisk(io.FileIO):
     """A file on a disk that has room for ten bytes more."""
 
@@ -402,7 +445,7 @@ class TestJournal:
     def test_a_part_of_a_line_is_cut_off(self, paths: tuple[Path, Path]) -> None:
         journal = Journal(*paths)
         for number in range(3):
-            journal.add_answer(f"{number}", "id", 200, b'{"a":1}')
+            journal.add_answer(f"{number}", "id", 200, b'{"usage":{"prompt_tokens":2}}')
         journal.add_error("3", "batch_expired", "message")
         journal.close()
         whole = paths[0].read_bytes()
@@ -410,7 +453,8 @@ class TestJournal:
             paths[0].write_bytes(whole[:end])
             journal = Journal(*paths)
             count = whole[:end].count(b"\n")
-            assert (journal.completed, journal.failed, journal.not_run) == (count, 1, 1)
+            assert (journal.counts.completed, journal.counts.failed, journal.counts.not_run) == (count, 1, 1)
+            assert journal.counts.usage == TokenUsage(2 * count)
             assert journal.done == {*map(str, range(count)), "3"}
             journal.close()
             assert paths[0].read_bytes() == b"".join(whole.splitlines(keepends=True)[:count])
@@ -424,7 +468,7 @@ class TestJournal:
         with pytest.raises(OSError, match="full"):
             journal.add_error("2", "batch_expired", "message")
         assert paths[1].stat().st_size == size
-        assert (journal.done, journal.failed, journal.not_run) == ({"1"}, 1, 1)
+        assert (journal.done, journal.counts.failed, journal.counts.not_run) == ({"1"}, 1, 1)
         journal.close()
         monkeypatch.undo()
         journal.close()

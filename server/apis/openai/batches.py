@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from server.apis.openai.files import ExpiresAfter
 from server.apis.openai.response_items import METADATA_BOUNDS, Metadata
+from server.apis.openai.response_schemas import InputTokensDetails, OutputTokensDetails
 from server.auth.admission import PRINCIPAL
 from server.auth.keys import Scope
 from server.core.bodies import json_response, page_ends, query_page, read_body
@@ -64,6 +65,16 @@ class BatchCounts(TypedDict):
     failed: int
 
 
+class BatchUsage(TypedDict):
+    """The tokens of the answers that a batch has; `cached_tokens` of the input were not run."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
 class BatchObject(TypedDict):
     """A batch, as OpenAI describes one. Times are Unix seconds, and null for states that it has not been in."""
 
@@ -86,6 +97,7 @@ class BatchObject(TypedDict):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: BatchCounts
+    usage: BatchUsage
     metadata: dict[str, str]
 
 
@@ -144,6 +156,7 @@ async def _batch(request: web.Request) -> Batch:
 def _batch_object(store: BatchStore, batch: Batch) -> BatchObject:
     entered: dict[str, Any] = {name: int(when) for name, when in batch.entered.items()}
     output_id, error_id = store.result_ids(batch)
+    usage = batch.usage
     errors: list[BatchErrorEntry] = [
         {"code": each.code, "message": each.message, "param": each.param, "line": each.line} for each in batch.errors
     ]
@@ -167,6 +180,13 @@ def _batch_object(store: BatchStore, batch: Batch) -> BatchObject:
         "cancelling_at": entered.get("cancelling"),
         "cancelled_at": entered.get("cancelled"),
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "usage": {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        },
         "metadata": dict(batch.metadata),
     }
 
