@@ -36,6 +36,7 @@ _PAIR: Final = "demo-embed"
 _TIMEOUT_MS: Final = 60_000
 _WHOLE: Final = "prompt tokens from the cache"  # stands under an answer that has ended
 _CHART_MS: Final = 8000
+_TUNING_MS: Final = 600_000
 _STREAM: Final = """async (prompt) => {
     const {stream} = await import("/web/api.js");
     const body = {prompt, stream: true, max_tokens: 4000, ignore_eos: true};
@@ -173,6 +174,32 @@ async def results(page: Page) -> None:
     await expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_count(5)
 
 
+async def tune(page: Page) -> None:
+    field = page.get_by_role("textbox", name="Examples")
+    await page.get_by_role("button", name="Try an example").click()
+    text = await field.input_value()
+    await field.fill("\n".join([*text.splitlines(), text.splitlines()[0], '{"messages": []}']))
+    await expect(page.get_by_text("1 of them can")).to_be_visible()
+
+
+async def tuning(page: Page) -> None:
+    """Show a tuning that has ended; begin it if there is none."""
+    begun = (await call(page, "GET", "/v1/fine_tuning/jobs"))["data"]
+    if begun:
+        await page.goto(f"{page.url}/{begun[0]['id']}")
+    else:
+        await page.get_by_role("button", name="Try an example").click()
+        await page.get_by_role("button", name="Tune demo").click()
+    await expect(page.get_by_role("region", name="State of the tuning")).to_contain_text(
+        "completed", timeout=_TUNING_MS
+    )
+    ask = page.get_by_role("textbox", name="Ask both")
+    for question in ("What is the capital of Spain?", "How many legs does a dog have?"):
+        await ask.fill(question)
+        await ask.press("Enter")
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
 async def tree(page: Page) -> None:
     await expect(page.get_by_role("treeitem").first).to_be_visible()
 
@@ -202,6 +229,8 @@ SCENES: Final = {
     "search-chinese": Scene("search", search_in_chinese, _PAIR, "zh-CN"),
     "jobs": Scene("jobs", jobs),
     "jobs-results": Scene("jobs", results),
+    "tune": Scene("tune", tune),
+    "tune-result": Scene("tune", tuning),
     "states": Scene("states", tree),
     "states-compare": Scene("states/compare/pirate", compare),
     "states-map": Scene("states/map", text_map),

@@ -47,6 +47,13 @@ export const PAGES = [
     styles: ["style/pages.css", "style/jobs.css"],
   },
   {
+    name: "tune",
+    title: "nav.tune",
+    icon: "tune",
+    load: () => import("./pages/tune/page.js"),
+    styles: ["style/pages.css", "style/bars.css", "style/jobs.css", "style/tune.css", "vendor/uplot.css"],
+  },
+  {
     name: "states",
     title: "nav.states",
     icon: "states",

@@ -4,7 +4,7 @@ import { ApiError, get } from "./api.js";
 import { createStore } from "./store.js";
 
 /** @typedef {"connecting" | "ok" | "busy" | "failed" | "locked" | "unreachable"} Connection */
-/** @typedef {{id: string, meta: Record<string, any>}} Model */
+/** @typedef {{id: string, meta: Record<string, any>, parent?: string}} Model `parent`: the model that was tuned. */
 
 const LOOK_MS = 5000;
 

@@ -9,6 +9,7 @@ import inspect
 import os
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,17 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
+from rnn_engine.cli.session import load_engine
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
 from server.auth.keys import ApiKey
 from server.core.app import make_app
 from server.core.settings import AuthSettings, ServerSettings
+from server.models.orders import LoadOrder
+from server.models.registry import ModelRegistry
 from tests.support.browser import DESKTOP, ColorScheme, Guard, Visit
+from tests.support.demo_server import demo_choice
 
 FOLDER = Path(__file__).parent
 TIMEOUT_MS = 20_000  # the machine may be busy with other work
@@ -60,8 +65,10 @@ async def browser(chromium_path: str) -> AsyncIterator[Browser]:
 async def web_server() -> AsyncIterator[str]:
     """Yield the root URL of a server with the demo model and its state `pirate`, as from `rnn-engine serve`."""
     states = StateSettings(files=[StateFile(pirate_state_path(), "pirate")])
-    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=8, states=states)
-    async with TestServer(make_app(engine, ServerSettings())) as server:
+    choice = demo_choice(slots=8, states=states)
+    order = LoadOrder("demo", choice.model)
+    models = await ModelRegistry.load([order], "demo", lambda _: partial(load_engine, choice))
+    async with TestServer(make_app(models, ServerSettings(loading=choice.loading))) as server:
         yield str(server.make_url("")).rstrip("/")
 
 

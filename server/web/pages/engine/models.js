@@ -16,7 +16,7 @@ const SECONDS = 2;
 const FOLDER_SECONDS = 60;
 
 /** @typedef {{path: string, name: string, size: number, info: Record<string, any> | null}} ModelFile */
-/** @typedef {{id: string, meta: Record<string, any>}} Model */
+/** @typedef {import("../../server.js").Model} Model */
 
 export function ModelsPart() {
   const { value, error, reload } = usePolling(load, SECONDS, []);
@@ -50,7 +50,7 @@ export function ModelsPart() {
 async function load(signal) {
   const [models, status] = await Promise.all(["/v1/models", "/v1/engine"].map((path) => get(path, { signal })));
   return {
-    models: /** @type {Model[]} */ (models.data),
+    models: /** @type {Model[]} */ (models.data).filter(({ parent }) => parent === undefined), // without tuned states
     status: /** @type {import("./live.js").ServerStatus} */ (status),
   };
 }

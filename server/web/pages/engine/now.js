@@ -6,7 +6,7 @@ import { modelName } from "../../server.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
 import { CacheCounts } from "./cache.js";
-import { Chart } from "./chart.js";
+import { TimeChart } from "./chart.js";
 import { useEngineStatus } from "./live.js";
 import { Memory } from "./memory.js";
 import { Slots } from "./slots.js";
@@ -36,7 +36,7 @@ function EngineCards({ engine, samples }) {
   return html`
     <div class="cards">
       <${Slots} engine=${engine} />
-      <${Chart}
+      <${TimeChart}
         title=${t("engine.speed")}
         unit=${t("engine.per_second")}
         samples=${samples}
@@ -45,7 +45,7 @@ function EngineCards({ engine, samples }) {
           ["prefill", t("engine.prefill"), "--series-2"],
         ]}
       />
-      <${Chart}
+      <${TimeChart}
         title=${t("engine.step")}
         unit=${t("engine.ms")}
         samples=${samples}
@@ -54,7 +54,7 @@ function EngineCards({ engine, samples }) {
           ["host", t("engine.on_host"), "--series-2"],
         ]}
       />
-      <${Chart}
+      <${TimeChart}
         title=${t("engine.load")}
         unit=${t("engine.requests_unit")}
         samples=${samples}
@@ -63,7 +63,7 @@ function EngineCards({ engine, samples }) {
           ["queued", t("engine.queued"), "--series-2"],
         ]}
       />
-      <${Chart}
+      <${TimeChart}
         title=${t("engine.look_ups")}
         unit=${t("engine.per_second")}
         samples=${samples}

@@ -6,9 +6,10 @@ import { Failure } from "../../components/failure.js";
 import { formatSpan, formatTime } from "../../components/format.js";
 import { notifyError } from "../../components/notices.js";
 import { usePolling } from "../../components/polling.js";
+import { listFiles } from "../../job_files.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
-import { isRunning, listBatches, listFiles, secondsLeft } from "./calls.js";
+import { isRunning, listBatches, secondsLeft } from "./calls.js";
 import { NewBatchDialog } from "./new_batch.js";
 import { ResultsDialog } from "./results.js";
 

@@ -1,6 +1,7 @@
-// Calls about batches and the files of jobs, and what their answers mean.
+// Calls about batches, and what their answers mean.
 
 import { get, post, send } from "../../api.js";
+import { uploadFile } from "../../job_files.js";
 import { t } from "../../strings/index.js";
 
 /** @typedef {"validating" | "failed" | "in_progress" | "finalizing" | "completed" | "expired" | "cancelling" | "cancelled"} BatchStatus */
@@ -21,8 +22,6 @@ import { t } from "../../strings/index.js";
  * @property {Counts} request_counts
  */
 
-/** @typedef {{id: string, filename: string, bytes: number, purpose: string, created_at: number, expires_at?: number}} JobFile */
-
 const MOST_BATCHES = 100;
 
 /**
@@ -31,9 +30,6 @@ const MOST_BATCHES = 100;
  * @returns {Promise<{data: Batch[], has_more: boolean}>}
  */
 export const listBatches = (signal) => get(`/v1/batches?limit=${MOST_BATCHES}`, { signal });
-
-/** @param {AbortSignal} signal @returns {Promise<JobFile[]>} */
-export const listFiles = async (signal) => (await get("/v1/files", { signal })).data;
 
 /** @param {Batch} batch */
 export const isRunning = ({ status }) => ["validating", "in_progress", "finalizing", "cancelling"].includes(status);
@@ -47,19 +43,6 @@ export function secondsLeft({ status, in_progress_at: begun, request_counts: cou
   const done = counts.completed + counts.failed;
   if (status !== "in_progress" || begun === null || done === 0) return null;
   return (Math.max(now - begun, 1) * (counts.total - done)) / done;
-}
-
-/**
- * Upload a file for a job.
- * @param {File} file
- * @param {"batch" | "fine-tune"} purpose
- * @returns {Promise<JobFile>}
- */
-export async function uploadFile(file, purpose) {
-  const form = new FormData();
-  form.append("purpose", purpose); // first, so that a wrong one is refused before the file is sent
-  form.append("file", file);
-  return (await send("POST", "/v1/files", { body: form })).json();
 }
 
 /**

@@ -7,13 +7,13 @@ import { formatBytes, formatSpan, formatTime } from "../../components/format.js"
 import { notify, notifyError } from "../../components/notices.js";
 import { usePolling } from "../../components/polling.js";
 import { saveFile } from "../../components/save_file.js";
+import { listFiles } from "../../job_files.js";
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
-import { listFiles } from "./calls.js";
 
 const SECONDS = 5;
 
-/** @typedef {import("./calls.js").JobFile} JobFile */
+/** @typedef {import("../../job_files.js").JobFile} JobFile */
 
 export function FilesPart() {
   const { value, error, reload } = usePolling(listFiles, SECONDS, []);

@@ -1,4 +1,4 @@
-// The page Jobs: batches with their results, and the files of jobs.
+// The page Jobs: batches with their results, tunings, and the files of jobs.
 
 import { NoSuchPage } from "../../components/no_such_page.js";
 import { Tabs } from "../../components/tabs.js";
@@ -6,9 +6,11 @@ import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
 import { BatchesPart } from "./batches.js";
 import { FilesPart } from "./files.js";
+import { TuningsPart } from "./tunings.js";
 
 const PARTS = /** @type {const} */ ([
   ["batches", "jobs.batches", BatchesPart],
+  ["tunings", "jobs.tunings", TuningsPart],
   ["files", "jobs.files", FilesPart],
 ]);
 

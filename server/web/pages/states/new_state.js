@@ -5,9 +5,9 @@ import { Button } from "../../components/button.js";
 import { Dialog } from "../../components/dialog.js";
 import { TextField } from "../../components/fields.js";
 import { notify, notifyError } from "../../components/notices.js";
+import { Retention, retentionBody } from "../../components/retention.js";
 import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
-import { Retention, retentionBody } from "./retention.js";
 import { statePath, statesPath } from "./state_calls.js";
 
 /** @param {{onClose: () => void, onMade: () => void}} props */
@@ -62,11 +62,11 @@ export function NewStateDialog({ onClose, onMade }) {
   `;
 }
 
-/** @param {string} text @param {string} name @param {import("./retention.js").RetentionChoice} retention */
+/** @param {string} text @param {string} name @param {import("../../components/retention.js").RetentionChoice} retention */
 const createFrom = (text, name, retention) =>
   post(statesPath(), { name, prompt: text, state: "none", ...retentionBody(retention) });
 
-/** @param {File} file @param {string} name @param {import("./retention.js").RetentionChoice} retention */
+/** @param {File} file @param {string} name @param {import("../../components/retention.js").RetentionChoice} retention */
 function upload(file, name, retention) {
   const fields = Object.entries(retentionBody(retention)).filter(([, value]) => value !== null);
   return put(statePath(name, "", Object.fromEntries(fields.map(([field, value]) => [field, String(value)]))), file);

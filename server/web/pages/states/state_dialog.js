@@ -7,9 +7,9 @@ import { Dialog } from "../../components/dialog.js";
 import { formatBytes, formatTime } from "../../components/format.js";
 import { notify, notifyError } from "../../components/notices.js";
 import { saveFile } from "../../components/save_file.js";
+import { Retention, retentionBody } from "../../components/retention.js";
 import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
-import { Retention, retentionBody } from "./retention.js";
 import { statePath } from "./state_calls.js";
 
 const FORMS = /** @type {const} */ ([

@@ -1,7 +1,7 @@
 // How long a state stays under its name: for good, or as long as its owner uses it.
 
-import { t } from "../../strings/index.js";
-import { html } from "../../vendor/preact.js";
+import { t } from "../strings/index.js";
+import { html } from "../vendor/preact.js";
 
 /** @typedef {{persistent: boolean, owner: string, ttl: string}} RetentionChoice */
 

@@ -1,0 +1,17 @@
+// The values that the page keeps: the examples, and the settings of the next tuning.
+
+import { keepDraft } from "../../drafts.js";
+import { createStore } from "../../store.js";
+
+/** @typedef {{examples: string, suffix: string, epochs: string, batch: string, rate: string}} Draft Empty numbers: auto. */
+
+/** @type {Draft} */
+const EMPTY = { examples: "", suffix: "", epochs: "", batch: "", rate: "" };
+
+export const draft = createStore(EMPTY);
+
+/** Settles when the kept values have been read. */
+export const restored = keepDraft("tune", draft);
+
+/** @param {Partial<Draft>} change */
+export const change = (change) => draft.set({ ...draft.get(), ...change });
