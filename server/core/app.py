@@ -18,6 +18,7 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
 from server.apis.engine.collections import COLLECTIONS
 from server.apis.koboldcpp import GENERATIONS, Generations
+from server.apis.openai.background import BACKGROUND, BackgroundRunner
 from server.apis.openai.batches import BATCHES, RUNNER
 from server.apis.openai.files import FILES
 from server.apis.openai.fine_tuning import TUNING_RUNNER, TUNINGS
@@ -139,11 +140,12 @@ def make_app(
     app[FILES] = files or FileStore(settings.job_folder, settings.limits)
     app[CONVERSATIONS] = ConversationStore(app[FILES], settings.limits)
     app[BATCHES] = BatchStore(app[FILES], settings.limits)
-    app[RUNNER] = _make_runner(app, settings, InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted)))
+    calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
+    app[RUNNER] = _make_runner(app, settings, calls)
+    find_principal = _principals(settings).get
+    app[BACKGROUND] = BackgroundRunner(app[CONVERSATIONS], calls, find_principal, lambda: app[LIFECYCLE].closing)
     app[TUNINGS] = TuningStore(app[FILES])
-    app[TUNING_RUNNER] = TuningRunner(
-        app[TUNINGS], models, _principals(settings).get, settings.loading, settings.tuning_share
-    )
+    app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
@@ -156,7 +158,8 @@ def make_app(
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers, _run_batches, _run_tunings))
+    app.cleanup_ctx.extend((_close_collections, _close_files, _close_models, _run_workers))
+    app.cleanup_ctx.extend((_run_batches, _run_background, _run_tunings))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
     if embedder is not None:
@@ -312,6 +315,12 @@ async def _run_batches(app: web.Application) -> AsyncIterator[None]:
     app[RUNNER].wake_all()
     yield
     await app[RUNNER].close()
+
+
+async def _run_background(app: web.Application) -> AsyncIterator[None]:
+    await app[BACKGROUND].start_all()
+    yield
+    await app[BACKGROUND].close()
 
 
 async def _run_tunings(app: web.Application) -> AsyncIterator[None]:

@@ -174,15 +174,17 @@ _PIECE_ITEMS = 1024  # items of a list that are encoded at a time
 _WRITE_BYTES = 1 << 20  # bytes that are written to a file at a time
 
 
-async def read_body(request: web.Request, kind: type[Body]) -> Body:
+async def read_body(request: web.Request, kind: type[Body], text: bytearray | None = None) -> Body:
     """Read and check the JSON body of a request, and choose the model that the body, or else the query, names.
+
+    The body as it came is appended to `text`, which is empty.
 
     Raises InvalidRequestError for a body that `kind` does not allow, ModelNotFoundError if there is no such model, and
     UnavailableError if it can't be loaded. Raises OverloadedError if requests hold too much memory, and an aiohttp
     exception if the body can't be read or is too large.
     """
     limits, lease = request.app[SETTINGS].limits, request[LEASE]
-    data = bytearray()
+    data = bytearray() if text is None else text
     async for piece in _receive(request, limits.max_body_bytes):
         data += piece
     num_parsed = await work(request, len(data), partial(parsed_bytes, data))

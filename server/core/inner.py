@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import StreamReader, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
@@ -21,6 +21,11 @@ from server.core.errors import describe
 from server.core.routing import JSON, ROUTES, Route
 
 _HEAD_BYTES = 1 << 12  # of a request's head
+_AGAIN = (429, 503)  # statuses of answers after which a request may be sent again
+_RETRY_SECONDS = 5.0  # after which it is sent again if the answer does not say
+
+Prepare: TypeAlias = Callable[[web.Request], None]
+Take: TypeAlias = Callable[[bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,11 @@ class InnerAnswer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def retry_seconds(self) -> float | None:
+        """After how many seconds the request may be sent again; None unless it was refused as too early."""
+        return float(self.headers.get("Retry-After", _RETRY_SECONDS)) if self.status in _AGAIN else None
 
 
 class InnerCalls:
@@ -48,18 +58,32 @@ class InnerCalls:
         """Return the route that answers a POST to `path`, or None."""
         return next((each for each in self._app[ROUTES].values() if (each.method, each.path) == ("POST", path)), None)
 
-    async def post(self, path: str, body: bytes, principal: Principal, client: Client, request_id: str) -> InnerAnswer:
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        principal: Principal,
+        client: Client,
+        request_id: str,
+        *,
+        prepare: Prepare | None = None,
+        take: Take | None = None,
+    ) -> InnerAnswer:
         """Send a JSON body to the route at `path`, and return its whole answer, which may be an error's.
 
         The request has the rights of `principal`, and counts as one of `client`. The log has it under `request_id`.
+        `prepare` is called with the request before its handler. `take` is called with each piece of a stream, which is
+        then not in the answer.
         """
-        writer = _Collector()
-        request = self._request(path, body, request_id, writer)
+        collector = _Collector(take)
+        request = self._request(path, body, request_id, collector)
         match = await self._app.router.resolve(request)
         match.add_app(self._app)
         match.freeze()
         request._match_info = match  # as aiohttp does for a request that has come over a connection
         request[PRINCIPAL], request[CLIENT] = principal, client
+        if prepare is not None:
+            prepare(request)
         handler: Handler = match.handler
         for middleware in reversed(self._middlewares):
             handler = partial(middleware, handler=handler)
@@ -70,7 +94,7 @@ class InnerCalls:
         if isinstance(response, web.Response) and not response.prepared:
             assert isinstance(response.body, bytes | bytearray)
             return InnerAnswer(response.status, response.headers, bytes(response.body))
-        return InnerAnswer(response.status, response.headers, bytes(writer.body))
+        return InnerAnswer(response.status, response.headers, bytes(collector.body))
 
     def _request(self, path: str, body: bytes, request_id: str, writer: AbstractStreamWriter) -> web.Request:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -92,16 +116,18 @@ class InnerCalls:
 
 
 class _Collector(AbstractStreamWriter):
-    """Takes the body of an answer that a handler writes piece by piece."""
+    """Collects the body of an answer that a handler writes piece by piece, or passes on the pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Take | None) -> None:
         self.body = bytearray()
+        self._take = self.body.extend if take is None else take
 
     async def write(self, chunk: bytes | bytearray | memoryview, *_: Any) -> None:  # noqa: ANN401
-        self.body += chunk
+        self._take(bytes(chunk))
 
     async def write_eof(self, chunk: bytes = b"") -> None:
-        self.body += chunk
+        if chunk:
+            self._take(chunk)
 
     async def drain(self) -> None:
         pass

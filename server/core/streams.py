@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from aiohttp import hdrs, web
 
@@ -87,7 +88,7 @@ async def send_repeatedly(
             if sending.done():
                 sending.result()  # raises if the client has left
         finally:
-            await _cancel(sending, closing)
+            await cancel_tasks(sending, closing)
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             return await stream.close()
@@ -109,7 +110,9 @@ async def _send(
         await stream.write(encode_event(describe(error).body))
 
 
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks)
+    if tasks:
+        await asyncio.wait(tasks)

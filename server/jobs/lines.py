@@ -108,6 +108,8 @@ def _check_body(body: dict[str, Any], route: Route, limits: Limits, *, strict: b
     assert route.request is not None
     if body.get("stream"):
         raise InvalidRequestError("body.stream", body["stream"], "false: the answers of a batch are whole")
+    if body.get("background"):
+        raise InvalidRequestError("body.background", body["background"], "false: a batch runs in the background anyway")
     try:
         route.request.parse(to_json(body), limits, UnknownFields(refuse=strict))
     except InvalidRequestError as error:

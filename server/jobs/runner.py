@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from rnn_engine.errors import NotFoundError, RnnEngineError
@@ -23,13 +22,13 @@ from server.auth.rates import UNBOUNDED
 from server.core.bodies import on_thread, to_json
 from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
+from server.core.streams import cancel_tasks
 from server.jobs.batches import Batch, BatchStatus, BatchStore
 from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order_lines, read_line, skip_lines
 
 _MOST_AHEAD = 32  # lines that wait for a slot
-_RETRY_SECONDS = 5.0  # after which a line is tried again if the answer does not say, and a full disk is tried again
+_RETRY_SECONDS = 5.0  # after which a full disk is tried again
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0  # seconds of a batch that a fault has stopped; each is twice the one before
-_AGAIN = (429, 503)  # statuses of answers after which a request may be sent again
 _EXPIRED = "the completion window of the batch ended before this request was run"
 _log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class BatchRunner:
     async def close(self) -> None:
         """Stop the lines that run. They are run again after the next start."""
         self._is_closed = True
-        await _end(*self._tasks.values())
+        await cancel_tasks(*self._tasks.values())
 
     async def _run_all(self, owner: str) -> None:
         """Run the owner's batches, the oldest first, until all have ended.
@@ -186,7 +185,7 @@ class BatchRunner:
                 seconds = max(batch.expires - self._store.files.now(), 0.0)
                 await asyncio.wait((working, stopping), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await _end(working, stopping)
+                await cancel_tasks(working, stopping)
             if not working.cancelled():
                 working.result()
             if stop.is_set() or len(journal.done) == batch.total:
@@ -242,10 +241,10 @@ class _BatchLines:
         """Send the body of a line until the answer is not that it must be sent again."""
         while True:
             answer = await self._calls.post(self._url, body, self._principal, self._client, request_id)
-            if answer.status not in _AGAIN:
+            if answer.retry_seconds is None:
                 return answer
             self._journal.note_retry()
-            await asyncio.sleep(float(answer.headers.get("Retry-After", _RETRY_SECONDS)))
+            await asyncio.sleep(answer.retry_seconds)
 
     async def _write(self, custom_id: str, request_id: str, answer: InnerAnswer) -> None:
         """Write the answer to a line, again and again until the disk has room for it."""
@@ -256,11 +255,3 @@ class _BatchLines:
             except OSError as error:
                 _log.warning("%s: an answer can't be written yet: %s", self._client.name, error.strerror)
             await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
-from server.apis.openai.kept import FILE, ConversationStore, History
+from server.apis.openai.kept import ConversationStore
+from server.apis.openai.kept_file import FILE, History
 from server.apis.openai.response_items import KeptItem
 from server.core.settings import Limits
 from server.jobs.files import FileStore
@@ -134,7 +135,7 @@ def test_turns_are_shared_and_deleted_with_the_last_that_needs_them(stores: Stor
         before = store.after_response("", ids[-1])
         assert len(before.items) == 2 * (number + 1)
     assert store.usage.num_bytes < 20 * 3000  # each text once
-    assert texts(store.before_response("", ids[3])) == ["why?", "x" * 1000] * 3
+    assert texts(store.after_response("", ids[3])) == ["why?", "x" * 1000] * 4
     for kept_id in ids[:-1]:
         store.delete_response("", kept_id)
     assert store.after_response("", ids[-1]) == before
@@ -285,9 +286,9 @@ def test_random_changes_leave_the_counts_right(stores: Stores) -> None:
                     response = answer(f"{number:032}", "x" * dice.randrange(3000))
                     store.add_response("", response, [said("b")], before, conversation, keep=True)
                     responses.append(str(response["id"]))
-    connection = store._connection
+    connection = store._file._connection
     [turns] = connection.execute("SELECT coalesce(sum(num_bytes), 0) FROM turns").fetchone()
-    assert store.usage.num_bytes == turns + sum(each.num_bytes for each in store._select("true")) <= 20_000
+    assert store.usage.num_bytes == turns + sum(each.num_bytes for each in store._file.select("true")) <= 20_000
     [lost] = connection.execute("SELECT count(*) FROM items WHERE turn NOT IN (SELECT number FROM turns)").fetchone()
     wrong = connection.execute(
         "SELECT count(*) FROM turns WHERE uses != (SELECT count(*) FROM kept WHERE turn = turns.number)"
@@ -360,9 +361,9 @@ class TestRestarts:
     def test_a_full_disk_changes_nothing(self, lasting: Stores) -> None:
         store = lasting.open()
         first = keep(store, KEY)
-        store._connection.execute("PRAGMA max_page_count = 20")
+        store._file._connection.execute("PRAGMA max_page_count = 20")
         with pytest.raises(StorageError, match="full"):
             keep(store, "1" * 32, "x" * 1_000_000)
-        store._connection.execute("PRAGMA max_page_count = 1000000")
+        store._file._connection.execute("PRAGMA max_page_count = 1000000")
         assert kept(store, first, f"resp_{'1' * 32}") == [first]
         assert store.usage.values == 1

@@ -7,7 +7,8 @@ import asyncio
 from aiohttp import web
 from pydantic_core import from_json
 
-from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, Kept, call_for_path, item_list, item_page
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, item_list, item_page
+from server.apis.openai.kept_file import Kept
 from server.apis.openai.response_items import (
     AddItemsRequest,
     CreateConversationRequest,

@@ -154,9 +154,11 @@ class ResponsesRequest(ProgressBody):
     top_logprobs: int | None = Field(
         default=None, ge=0, description=f"Add this many of the likeliest tokens, too. Only with `{_LOGPROBS}`."
     )
-    background: Annotated[
-        Literal[False], only(False, because="responses are generated only while their client waits")
-    ] = Field(default=False, description="Only false.")
+    background: bool = Field(
+        default=False,
+        description="Answer at once with a response that is `queued`, and run it afterwards. It is fetched by its id, "
+        "and with `stream` its events can be read from any place on.",
+    )
     max_tokens: int = Field(default=4096, ge=0, description="The most tokens to generate. 0 runs only the prompt.")
     n: Annotated[int, only(1, because="a response is one answer")] = Field(default=1, description="Only 1.")
 
@@ -167,6 +169,8 @@ class ResponsesRequest(ProgressBody):
             raise InvalidRequestError("text.format", self.text.format["type"], allowed)
         if self.conversation is not None and self.previous_response_id is not None:
             raise InvalidRequestError("conversation", self.conversation, "null, since previous_response_id is given")
+        if self.background and not self.store:
+            raise InvalidRequestError("store", False, "true, since a response in the background is fetched later")
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequestError("top_logprobs", self.top_logprobs, f"null or 0 unless include has {_LOGPROBS}")
 
@@ -292,8 +296,8 @@ class Response(TypedDict):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: Literal[False]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
     conversation: ConversationId | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
@@ -325,7 +329,8 @@ class ResponseEvent(TypedDict):
     each item follow `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and
     `.done`, `response.content_part.done` and `response.output_item.done`. Thoughts have `response.reasoning_text` in
     place of `response.output_text`. Calls have `response.function_call_arguments` in its place, and no content part.
-    The last event is `response.completed`, `response.incomplete` or `response.failed`.
+    The last event is `response.completed`, `response.incomplete` or `response.failed`. In the background,
+    `response.queued` comes after `response.created`, and the stream of a cancelled response ends without a last event.
     """
 
     type: str

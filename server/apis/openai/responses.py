@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 from aiohttp import web
+from pydantic_core import from_json
 
 from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.errors import InvalidRequestError
@@ -19,9 +20,11 @@ from rnn_engine.operations.chat_prompt import ToolChoice
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import SamplingParams
 from server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
+from server.apis.openai.background import BACKGROUND, BACKGROUND_RUN, BackgroundRun, new_seed, stream_events
 from server.apis.openai.chat import prepare_chat, tell_input_tokens
 from server.apis.openai.dialect import ContentTokens, chat_logprobs
-from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, History, call_for_path, item_page
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, item_page
+from server.apis.openai.kept_file import History
 from server.apis.openai.response_items import KeptItem
 from server.apis.openai.response_schemas import (
     DeletedResponse,
@@ -34,10 +37,10 @@ from server.apis.openai.response_schemas import (
 from server.apis.openai.schemas import ChatRequest, ChatTokenLogprob, InputTokens
 from server.auth.admission import PRINCIPAL
 from server.auth.engine import engine_of
-from server.core.bodies import LEASE, encoded_response, hold_more, json_response, read_body, work
+from server.core.bodies import LEASE, encoded_response, hold_more, json_response, query_count, read_body, to_json, work
 from server.core.errors import describe
-from server.core.routing import SETTINGS, Route
-from server.core.schema import ErrorBody, Usage
+from server.core.routing import LIFECYCLE, SETTINGS, Route
+from server.core.schema import Usage
 from server.core.streams import encode_event
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
@@ -164,23 +167,32 @@ class ResponsesDialect:
     """Formats the answers of /v1/responses, whole or as streams: a `Dialect`.
 
     `form` says which parts, such as thoughts and calls, to look for in the answer; `sampling` has the sampling
-    parameters.
+    parameters. `run` is the run of a response in the background.
     """
 
-    def __init__(self, engine: EngineLike, body: ResponsesRequest, form: AnswerForm, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: EngineLike,
+        body: ResponsesRequest,
+        form: AnswerForm,
+        sampling: SamplingParams,
+        run: BackgroundRun | None = None,
+    ) -> None:
         self._engine = engine
         self._body = body
         self._sampling = sampling
-        self._key = uuid.uuid4().hex
-        self._created = int(time.time())
+        self._key = uuid.uuid4().hex if run is None else run.key
+        self._created = int(time.time()) if run is None else run.queued["created_at"]
         self._reader = AnswerReader(form)
         self._tokens = ContentTokens()
         self._items = ItemWriter(self._key)
         self._clock = AnswerClock(with_each=body.tells_times)
         self._started: Started | None = None
         self._thoughts = _ThoughtTokens()
-        self._number = 0
-        self.response: Mapping[str, Any] | None = None  # once it is complete
+        self._opening = ("response.created", "response.in_progress") if run is None else ("response.in_progress",)
+        self._number = 0 if run is None else run.num_events
+        self._is_open = False
+        self.response: Mapping[str, Any] | None = None  # once it has ended
 
     def whole(
         self,
@@ -196,7 +208,7 @@ class ResponsesDialect:
         return self._finished(outcome.end, extra)
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
-        opening = self._open() if self._number == 0 else b""
+        opening = b"" if self._is_open else self._open()
         times = self._clock.tell(event)
         match event:
             case PromptProgress():
@@ -221,13 +233,23 @@ class ResponsesDialect:
     def failure(self, error: Exception) -> bytes:
         failure = describe(error)
         told = {"code": failure.code or failure.type, "message": failure.message}
-        return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
+        self.response = {**self._response("failed"), "error": told}
+        return self._encode({"type": "response.failed", "response": self.response})
+
+    @property
+    def has_failed(self) -> bool:
+        return self.response is not None and self.response["status"] == "failed"
+
+    @property
+    def queued(self) -> Mapping[str, Any]:
+        """The response before it begins to run in the background."""
+        return self._response("queued")
 
     def _open(self) -> bytes:
         """Return the encoded events that begin a response's stream."""
+        self._is_open = True
         response = self._response("in_progress")
-        kinds = ("response.created", "response.in_progress")
-        return b"".join(self._encode({"type": kind, "response": response}) for kind in kinds)
+        return b"".join(self._encode({"type": kind, "response": response}) for kind in self._opening)
 
     def _take(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Iterator[Mapping[str, Any]]:
         self._thoughts.add(pieces, tokens)
@@ -264,7 +286,7 @@ class ResponsesDialect:
             "created_at": self._created,
             "completed_at": None,
             "status": status,
-            "background": False,
+            "background": body.background,
             "conversation": None if body.conversation is None else {"id": body.conversation},
             "error": None,
             "incomplete_details": None,
@@ -338,21 +360,36 @@ def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, ResponsesRequest)
-    engine = engine_of(request, body.cache_salt)
+    text = bytearray()
+    body = await read_body(request, ResponsesRequest, text)
+    engine, run = engine_of(request, body.cache_salt), request.get(BACKGROUND_RUN)
     before, given = await _conversation_of(request, body)
     chat = await _chat_of(request, body, (*before.items, *given))
     calls, form, resolved = await prepare_chat(request, engine, chat)
-    dialect = ResponsesDialect(engine, body, form, calls[0].sampling)
+    dialect = ResponsesDialect(engine, body, form, calls[0].sampling, run)
     store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+    if body.background and run is None:
+        seed = calls[0].sampling.seed
+        fields = {"seed": new_seed() if seed is None else seed, "stream": True}
+        queue = request.app[BACKGROUND].queue
+        queueing = queue(owner, dialect.queued, given, before, text, fields, with_events=body.stream)
+        kept = await asyncio.shield(queueing)  # what is stored must run, even if the client leaves
+        return await stream_events(request, kept, 0) if body.stream else json_response(dialect.queued)
+    text = bytearray()  # the request may take long, and needs it no more
 
     async def keep() -> None:
         assert dialect.response is not None
-        add = partial(store.add_response, owner, dialect.response, given, before, body.conversation, keep=body.store)
-        await asyncio.to_thread(add)
+        if run is not None:
+            await request.app[BACKGROUND].finish(run, dialect.response)
+        else:
+            add = partial(store.add_response, owner, dialect.response, given, before, body.conversation)
+            await asyncio.to_thread(add, keep=body.store)
 
     is_kept = body.store or body.conversation is not None
-    return await answer_in(dialect, request, chat, calls, resolved, keep=keep if is_kept else None)
+    answer = await answer_in(dialect, request, chat, calls, resolved, keep=keep if is_kept else None)
+    if run is not None and dialect.has_failed and not request.app[LIFECYCLE].closing:
+        await keep()
+    return answer
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
@@ -364,10 +401,12 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tuple[History, Sequence[KeptItem]]:
     """Return the conversation before the request, and the request's own items.
 
-    Raises NotFoundError if something that the request refers to is not stored, and InvalidRequestError if there are no
-    items.
+    For a response in the background, they are those at the time when it was asked for. Raises NotFoundError if
+    something that the request refers to is not stored, and InvalidRequestError if there are no items.
     """
     store, owner = request.app[CONVERSATIONS], request[PRINCIPAL].name
+    if (run := request.get(BACKGROUND_RUN)) is not None:
+        return await asyncio.to_thread(store.request_of, run.queued["id"])
     before = History()
     if body.conversation is not None:
         before = await asyncio.to_thread(store.conversation_history, owner, body.conversation)
@@ -395,20 +434,42 @@ async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: S
     return await work(request, request[LEASE].num_bytes, make)
 
 
-async def get_response(request: web.Request) -> web.Response:
-    if (stream := request.query.get("stream", "false")) != "false":
-        raise InvalidRequestError("stream", stream, "false, since a response that is kept has ended")
-    return encoded_response(await call_for_path(request, request.app[CONVERSATIONS].response_json))
+async def get_response(request: web.Request) -> web.StreamResponse:
+    match request.query.get("stream", "false"):
+        case "true":
+            first = query_count(request, "starting_after", -1, _MOST_EVENTS) + 1
+            return await stream_events(
+                request, await call_for_path(request, request.app[CONVERSATIONS].response), first
+            )
+        case "false":
+            return await _stored(request)
+        case stream:
+            raise InvalidRequestError("stream", stream, "true or false")
+
+
+async def _stored(request: web.Request) -> web.Response:
+    """Return the answer with the present state of the response that the path names."""
+    found = await call_for_path(request, request.app[CONVERSATIONS].response_json)
+    run = request.app[BACKGROUND].find(request.match_info["id"])
+    if run is None or not run.has_begun:
+        return encoded_response(found)
+    begun = await work(request, len(found), lambda: to_json({**from_json(found), "status": "in_progress"}))
+    return encoded_response(begun)
 
 
 async def delete_response(request: web.Request) -> web.Response:
-    await call_for_path(request, request.app[CONVERSATIONS].delete_response)
-    return json_response({"id": request.match_info["id"], "object": "response", "deleted": True})
+    store, response_id = request.app[CONVERSATIONS], request.match_info["id"]
+    await request.app[BACKGROUND].cancel(await call_for_path(request, store.response))
+    await call_for_path(request, store.delete_response)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    await call_for_path(request, request.app[CONVERSATIONS].response)
-    raise InvalidRequestError("response_id", request.match_info["id"], "a response that still runs; this one has ended")
+    kept, response_id = await call_for_path(request, request.app[CONVERSATIONS].response), request.match_info["id"]
+    if not from_json(kept.body)["background"]:
+        raise InvalidRequestError("response_id", response_id, "a response that was asked for with `background`")
+    await request.app[BACKGROUND].cancel(kept)
+    return await _stored(request)
 
 
 async def input_items(request: web.Request) -> web.Response:
@@ -417,6 +478,7 @@ async def input_items(request: web.Request) -> web.Response:
 
 
 _ID = "/v1/responses/{id}"
+_MOST_EVENTS = 2**31
 
 ROUTES = (
     Route(
@@ -446,7 +508,12 @@ ROUTES = (
         get_response,
         "A response that is kept.",
         Response,
-        query={"stream": "Only false: a response that is kept has ended."},
+        chunk=ResponseEvent,
+        query={
+            "stream": "With `true`, the answer is the stream of a response that was asked for with `background` and "
+            "`stream`.",
+            "starting_after": "The `sequence_number` of an event of the stream: return only the events after it.",
+        },
         ai00_paths=False,
         uses_model=False,
     ),
@@ -463,9 +530,8 @@ ROUTES = (
         "POST",
         f"{_ID}/cancel",
         cancel_response,
-        "Refused with the reason: a response that is kept has ended. A client ends a running one by closing "
-        "its connection.",
-        ErrorBody,
+        "Cancel a response that runs in the background. One that has ended stays as it is.",
+        Response,
         ai00_paths=False,
         uses_model=False,
     ),

@@ -1,0 +1,321 @@
+"""Responses in the background, with the official client: fetched, cancelled, streamed from any place, and restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+from openai.types.responses import Response as ClientResponse
+from openai.types.responses import ResponseStreamEvent
+
+from rnn_engine.errors import OverloadedError
+from rnn_engine.requests import Client
+from server.apis.openai.background import BACKGROUND
+from server.apis.openai.response_schemas import Response, ResponseEvent
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.jobs.files import FileStore
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import check_shape
+
+KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0), ApiKey.of("bob's key", "bob", Scope.MANAGE))
+HI: Any = {"model": "fake", "input": "Hi", "background": True}
+UNFINISHED = ("queued", "in_progress")
+
+
+class Server:
+    """A server over a fake engine with a folder of jobs."""
+
+    def __init__(self, folder: Path, keys: tuple[ApiKey, ...] = KEYS, limits: Limits | None = None) -> None:
+        self.folder = folder
+        self.keys = keys
+        self.limits = limits or Limits()
+        self.engine = FakeEngine(reply=lambda request: f" Hi {len(request.prompt)}")
+        self.url = ""
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
+        settings = ServerSettings(auth=AuthSettings(self.keys), limits=self.limits)
+        app = make_app(self.engine, settings, files=FileStore(self.folder, self.limits))
+        self.runner = app[BACKGROUND]
+        async with TestServer(app) as server:
+            self.url = str(server.make_url("/v1"))
+            async with openai.AsyncOpenAI(base_url=self.url, api_key="ann's key", max_retries=0) as client:
+                yield client
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+@pytest.fixture
+def engine(server: Server) -> FakeEngine:
+    return server.engine
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with server.run() as client:
+        yield client
+
+
+async def until_ended(client: openai.AsyncOpenAI, response: ClientResponse) -> ClientResponse:
+    while response.status in UNFINISHED:
+        response = await client.responses.retrieve(response.id)
+    return response
+
+
+async def events_after(client: openai.AsyncOpenAI, response_id: str, number: int = -1) -> list[ResponseStreamEvent]:
+    fields: Any = {} if number < 0 else {"starting_after": number}
+    return [event async for event in await client.responses.retrieve(response_id, stream=True, **fields)]
+
+
+async def test_a_response_is_queued_and_fetched_later(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    engine.hold = 0
+    queued = await client.responses.create(**HI, instructions="Be brief.", metadata={"a": "b"}, temperature=0.5)
+    assert (queued.status, queued.background, queued.output, queued.usage) == ("queued", True, [], None)
+    await engine.held.wait()
+    assert (await client.responses.retrieve(queued.id)).status in UNFINISHED
+    [item] = [item async for item in client.responses.input_items.list(queued.id)]
+    assert item.type == "message"
+    engine.release.set()
+    ended = await until_ended(client, queued)
+    assert (ended.status, ended.output_text, ended.metadata) == ("completed", "Hi 39", {"a": "b"})
+    assert (ended.id, ended.created_at, ended.background) == (queued.id, queued.created_at, True)
+    assert ended.usage is not None
+    assert ended.usage.total_tokens == 45
+    [request] = engine.requests
+    assert (request.client, request.sampling.temperature) == (Client("ann", 2.0), 0.5)
+
+
+async def test_a_response_that_runs_is_in_progress(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    engine.hold = 2
+    queued = await client.responses.create(**HI)
+    await engine.held.wait()
+    assert (await client.responses.retrieve(queued.id)).status == "in_progress"
+    with pytest.raises(openai.BadRequestError, match=r"previous_response_id: .* a response that has ended"):
+        await client.responses.create(model="fake", input="Bye", previous_response_id=queued.id)
+    engine.release.set()
+    ended = await until_ended(client, queued)
+    following = await client.responses.create(model="fake", input="Bye", previous_response_id=ended.id)
+    assert following.output_text == "Hi 49"
+
+
+async def test_a_stream_goes_on_where_it_was_left(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    engine.hold = 4
+    seen: list[ResponseStreamEvent] = []
+    stream = await client.responses.create(**HI, stream=True)
+    async for event in stream:
+        seen.append(event)
+        if event.type == "response.output_text.delta":
+            break
+    await stream.close()
+    [created, queued, begun] = seen[:3]
+    assert [event.type for event in (created, queued, begun)] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    assert created.type == "response.created"
+    await engine.held.wait()
+    reading = asyncio.create_task(events_after(client, created.response.id, seen[-1].sequence_number))
+    engine.release.set()
+    seen += await reading
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == "Hi 20"
+    last = seen[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "Hi 20"
+    for number in (-1, 0, 1, 5, len(seen) - 1, len(seen) + 9):
+        again = await events_after(client, created.response.id, number)
+        assert [event.to_dict() for event in again] == [event.to_dict() for event in seen[number + 1 :]]
+    assert (await client.responses.retrieve(created.response.id)).output_text == "Hi 20"
+
+
+async def test_a_client_that_leaves_does_not_end_the_response(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    engine.hold = 0
+    stream = await client.responses.create(**HI, stream=True)
+    created = await anext(aiter(stream))
+    assert created.type == "response.created"
+    await stream.close()
+    await engine.held.wait()
+    engine.release.set()
+    assert (await until_ended(client, created.response)).output_text == "Hi 20"
+
+
+async def test_only_what_has_events_is_streamed(client: openai.AsyncOpenAI) -> None:
+    plain = await client.responses.create(model="fake", input="Hi")
+    background = await client.responses.create(**HI)
+    for response in (plain, background):
+        with pytest.raises(openai.BadRequestError, match="asked for with `background` and `stream`"):
+            await events_after(client, response.id)
+
+
+async def test_a_response_is_cancelled(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    engine.hold = 3
+    made = await client.conversations.create()
+    stream = await client.responses.create(**HI, stream=True, conversation=made.id)
+    created = await anext(aiter(stream))
+    assert created.type == "response.created"
+    await engine.held.wait()
+    cancelled = await client.responses.cancel(created.response.id)
+    assert (cancelled.status, cancelled.output) == ("cancelled", [])
+    assert (engine.active, [event.type async for event in stream][-1]) == (0, "response.output_text.delta")
+    assert (await client.responses.cancel(cancelled.id)).status == "cancelled"
+    assert (await client.conversations.items.list(made.id)).data == []
+    plain = await client.responses.create(model="fake", input="Hi", stream=False, extra_body={"max_tokens": 1})
+    with pytest.raises(openai.BadRequestError, match="asked for with `background`"):
+        await client.responses.cancel(plain.id)
+
+
+async def test_a_deleted_response_stops_and_leaves_nothing(
+    client: openai.AsyncOpenAI, server: Server, engine: FakeEngine
+) -> None:
+    engine.hold = 0
+    queued = await client.responses.create(**HI)
+    created = await anext(aiter(await client.responses.create(**HI, stream=True)))
+    assert created.type == "response.created"
+    await engine.held.wait()
+    for made in (queued, created.response):
+        await client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+    assert engine.active == 0
+    assert list(server.folder.glob("*.events")) == []
+
+
+async def test_a_conversation_gets_the_answer_when_it_is_there(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    made = await client.conversations.create(items=[{"role": "user", "content": "First"}])
+    engine.hold = 0
+    queued = await client.responses.create(**HI, conversation=made.id)
+    await engine.held.wait()
+    await client.conversations.items.create(made.id, items=[{"role": "user", "content": "Meanwhile"}])
+    engine.release.set()
+    await until_ended(client, queued)
+    items = [item.to_dict() async for item in client.conversations.items.list(made.id, order="asc")]
+    texts = [item["content"][0]["text"] for item in items]  # type: ignore[index]
+    assert texts == ["First", "Meanwhile", "Hi", "Hi 33"]
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+async def test_a_response_that_fails(client: openai.AsyncOpenAI, engine: FakeEngine, fails_at: int) -> None:
+    engine.fail_at = fails_at
+    events = [event async for event in await client.responses.create(**HI, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.failed"
+    failed = await until_ended(client, last.response)
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert last.response.error == failed.error
+
+
+async def test_what_is_wrong_is_refused_at_once(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    for fields, words in (
+        ({"store": False}, "store: False is not allowed; expected true"),
+        ({"extra_body": {"state": "nobody's"}}, "nobody's"),
+        ({"previous_response_id": "resp_none"}, "is not kept"),
+    ):
+        with pytest.raises(openai.APIStatusError, match=words):
+            await client.responses.create(**{**HI, **fields})
+    assert engine.requests == []
+
+
+async def test_a_full_queue_delays_a_response(
+    client: openai.AsyncOpenAI, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.refuse = OverloadedError("the queue is full", 0.01)
+
+    async def free(_seconds: float) -> None:
+        engine.refuse = None
+
+    monkeypatch.setattr("server.apis.openai.background.asyncio.sleep", free)
+    events = [event async for event in await client.responses.create(**HI, stream=True)]
+    assert events[-1].type == "response.completed"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def test_a_key_may_have_so_many(tmp_path: Path) -> None:
+    server = Server(tmp_path, limits=Limits(max_key_background=2))
+    server.engine.hold = 0
+    async with server.run() as client:
+        for _ in range(2):
+            await client.responses.create(**HI)
+        with pytest.raises(openai.RateLimitError, match="max_key_background"):
+            await client.responses.create(**HI)
+        bob = client.with_options(api_key="bob's key")
+        other = await bob.responses.create(**HI)
+        for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await call(other.id)
+
+
+async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Path) -> None:
+    """A server is stopped in the middle of an answer, and its folder copied before, as a kill leaves it."""
+    (tmp_path / "a").mkdir()
+    first = Server(tmp_path / "a")
+    async with first.run() as client:
+        made = await client.responses.create(model="fake", input="Bye")
+        first.engine.hold = 3
+        fields: Any = {**HI, "previous_response_id": made.id, "stream": True}
+        created = await anext(aiter(await client.responses.create(**fields)))
+        assert created.type == "response.created"
+        await first.engine.held.wait()
+        await client.responses.delete(made.id)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for folder in ("a", "b"):
+        second = Server(tmp_path / folder)
+        async with second.run() as client:
+            ended = await until_ended(client, await client.responses.retrieve(created.response.id))
+            assert (ended.status, ended.output_text) == ("completed", "Hi 49")
+            events = await events_after(client, ended.id, 1)
+            assert [event.sequence_number for event in events] == list(range(2, len(events) + 2))
+            assert events[-1].type == "response.completed"
+        old, new = first.engine.requests[-1], second.engine.requests[-1]
+        assert old.sampling.seed == new.sampling.seed is not None
+        assert old.prompt == new.prompt
+        third = Server(tmp_path / folder)
+        async with third.run() as client:
+            assert (await client.responses.retrieve(ended.id)).output_text == "Hi 49"
+            assert len(await events_after(client, ended.id)) == len(events) + 2
+        assert third.engine.requests == []
+
+
+async def test_a_response_of_a_removed_key_fails(tmp_path: Path) -> None:
+    first = Server(tmp_path)
+    first.engine.hold = 0
+    async with first.run() as client:
+        queued = await client.responses.create(**HI)
+    second = Server(tmp_path, KEYS[1:])
+    async with second.run():
+        while second.runner.find(queued.id) is not None:
+            await asyncio.sleep(0)
+    async with Server(tmp_path).run() as client:
+        failed = await client.responses.retrieve(queued.id)
+        assert failed.error is not None
+        assert (failed.status, failed.error.code) == ("failed", "key_removed")
+
+
+async def test_the_shapes_of_the_answers(client: openai.AsyncOpenAI, server: Server) -> None:
+    async with ClientSession(headers={"Authorization": "Bearer ann's key"}) as session:
+        queued = await (await session.post(f"{server.url}/responses", json=HI)).json()
+        check_shape(Response, queued)
+        text = await (await session.post(f"{server.url}/responses", json={**HI, "stream": True})).text()
+        for frame in text.removesuffix("\n\n").split("\n\n"):
+            name, _, data = frame.partition("\ndata: ")
+            event = json.loads(data)
+            assert name == f"event: {event['type']}"
+            check_shape(ResponseEvent, event)
+    cancelled = await client.responses.cancel(queued["id"])
+    check_shape(Response, await client.get(f"/responses/{cancelled.id}", cast_to=object))
