@@ -35,7 +35,7 @@ from rnn_engine.training.tuner import Judged, RateTried, TunerSettings, Updated
 
 LEAST_EXAMPLES: Final = 10
 LEAST_TOKENS: Final = 64  # of a call of the trainer, and so of an example
-CHECKPOINT_SECONDS: Final = 20.0
+CHECKPOINT_SECONDS: Final = 10.0
 _HELD_OUT: Final = 0.05  # of the training file, if there is no file of its own
 _MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
 _NICENESS: Final = 5  # of the process, on systems that have that

@@ -89,11 +89,11 @@ class Clients:
     def now(self) -> float:
         return time.perf_counter() - self._begun
 
-    async def run_closed(self, clients: float, seconds: float) -> None:
+    async def run_closed(self, clients: float, seconds: float, first_seed: int = 0) -> None:
         """Run a closed load: `clients` clients, each with one conversation after another.
 
-        No question is sent later than `seconds` after the start. All answers are awaited, since long ones would be
-        missing otherwise.
+        The seeds of their conversations are numbers from `first_seed` on. No question is sent later than `seconds`
+        after the start. All answers are awaited, since long ones would be missing otherwise.
         """
 
         async def person(seed: int) -> None:
@@ -102,7 +102,7 @@ class Clients:
                 if self.now >= seconds:
                     return
 
-        await asyncio.gather(*map(person, range(int(clients))))
+        await asyncio.gather(*map(person, range(first_seed, first_seed + int(clients))))
 
     async def run_open(self, per_second: float, seconds: float) -> None:
         """Run an open load: conversations begin at random moments, `per_second` on average. Returns when all ended."""

@@ -1,4 +1,4 @@
-"""`python -m tools.kill server`, `fleet` or `tuning`: kill processes at random, and check that nothing is lost.
+"""`python -m tools.kill server`, `fleet`, `tuning` or `jobs`: kill processes at random, and check that nothing is lost.
 
 What follows `--` goes to the command that is killed, `rnn-engine serve`, `rnn-engine fleet` or `rnn-engine tune-state`:
 python -m tools.kill server -- --device cpu
@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from tools.kill.fleet import CASES, disturb, one_engine, start_machines
+from tools.kill.jobs import JobCampaign
 from tools.kill.load import make_questions
 from tools.kill.server import Campaign
 from tools.kill.tuning import TuningCampaign
@@ -76,6 +77,19 @@ def tuning(runs: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
         campaign.run_undisturbed()
         for number in range(runs):
             campaign.run_with_kills(number)
+    finish(campaign.row(), campaign.faults, save=save)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("--kills", type=_COUNT, default=30, show_default=True, help="At least so many.")
+@click.option("--seed", default=0, show_default=True)
+@record_option
+@_OPTIONS
+def jobs(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+    """Kill a server with a batch and a fine-tuning job until both have ended, and compare all that they made."""
+    with TemporaryDirectory() as folder:
+        campaign = JobCampaign(Path(folder), options, Random(seed))
+        asyncio.run(campaign.run(kills))
     finish(campaign.row(), campaign.faults, save=save)
 
 

@@ -1,0 +1,199 @@
+"""A test of a server with a batch and a fine-tuning job that is killed at random moments until both have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import psutil
+from aiohttp import ClientError, ClientSession, FormData
+
+from tools.live_server.asking import device_of
+from tools.live_server.caller import TEXT, Caller, some_words
+from tools.live_server.process import ROOT, ServerProcess
+from tools.reliability_table import Row, command_line, where
+
+_DATA: Final = ROOT / "docs" / "state-tuning" / "calls.jsonl"
+_LINES: Final = 600  # of the batch
+_TUNING: Final = {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 30}
+_SHORTEST, _LONGEST = 1.0, 25.0  # seconds of the life of a server
+_PATIENCE: Final = 10.0  # seconds in which the process of a job must end after its server
+_LOOK_SECONDS: Final = 0.2
+_BATCHES, _JOBS, _FILES = "/v1/batches", "/v1/fine_tuning/jobs", "/v1/files"
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What both jobs have made: the answers of the batch by the ids of their lines, and digests of states by step."""
+
+    answers: Mapping[str, str]
+    states: Mapping[str, str]
+
+
+@dataclass
+class Run:
+    """A batch and a fine-tuning job in a folder of their own, over all lives of their server."""
+
+    folder: Path
+    options: tuple[str, ...]
+    batch: str = ""  # its id, once it is there
+    job: str = ""
+    kills: int = 0
+    resumed: int = 0  # starts after which the fine-tuning job went on from a checkpoint
+    device: str = ""
+    faults: list[str] = field(default_factory=list)
+
+    async def live(self, seconds: float | None) -> Results | None:
+        """Run one life: start the server, and kill it after some seconds. Return the results if both jobs have ended.
+
+        With None it is not killed.
+        """
+        self.resumed += any((self.folder / "jobs").glob("ftjob-*.checkpoint"))
+        with ServerProcess(("--state-folder", str(self.folder), *self.options)) as server:
+            deadline = None if seconds is None else time.monotonic() + seconds
+            async with ClientSession() as session:
+                caller = Caller(session, server.url, Random(0), 0)
+                self.device = await device_of(session, server.url)
+                if not self.batch:
+                    await self._begin(caller)
+                while deadline is None or time.monotonic() < deadline:
+                    if await self._has_ended(caller):
+                        results = await self._results(caller)
+                        self._note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
+                        return results
+                    await asyncio.sleep(_LOOK_SECONDS)
+            children = psutil.Process(server.pid).children()
+            server.kill()
+            self.kills += 1
+            _, alive = psutil.wait_procs(children, _PATIENCE)
+            self._note(not alive, f"{len(alive)} processes of jobs outlived their server")
+        return None
+
+    async def _begin(self, caller: Caller) -> None:
+        random, lines = Random(0), []
+        for number in range(_LINES):
+            body = {"prompt": some_words(random, 12), "temperature": 0, "max_tokens": 16}
+            lines.append(json.dumps({"custom_id": f"line {number}", "method": "POST", "url": TEXT, "body": body}))
+        file_id = await self._upload(caller, "batch", "\n".join(lines).encode())
+        batch = {"input_file_id": file_id, "endpoint": TEXT, "completion_window": "24h"}
+        self.batch = (await caller.call("POST", _BATCHES, batch))["id"]
+        models = await caller.call("GET", "/v1/models")
+        job = {
+            "model": models["data"][0]["id"],
+            "training_file": await self._upload(caller, "fine-tune", _DATA.read_bytes()),
+            "seed": 0,
+            "hyperparameters": _TUNING,
+        }
+        self.job = (await caller.call("POST", _JOBS, job))["id"]
+
+    async def _upload(self, caller: Caller, purpose: str, data: bytes) -> str:
+        form = FormData({"purpose": purpose})
+        form.add_field("file", data, filename="data.jsonl")
+        async with caller.session.post(caller.url + _FILES, data=form) as response:
+            return str((await response.json())["id"])
+
+    async def _has_ended(self, caller: Caller) -> bool:
+        batch = await caller.call("GET", f"{_BATCHES}/{self.batch}")
+        job = await caller.call("GET", f"{_JOBS}/{self.job}")
+        return batch["completed_at"] is not None and job["finished_at"] is not None
+
+    async def _results(self, caller: Caller) -> Results:
+        batch = await caller.call("GET", f"{_BATCHES}/{self.batch}")
+        self._note(batch["request_counts"]["completed"] == _LINES, f"the batch has {batch['request_counts']}")
+        lines = (await caller.call("GET", f"{_FILES}/{batch['output_file_id']}/content")).splitlines()
+        self._note(len(lines) == _LINES, f"the file of answers has {len(lines)} lines")
+        found = {(line := json.loads(each))["custom_id"]: line["response"]["body"] for each in lines}
+        job = await caller.call("GET", f"{_JOBS}/{self.job}")
+        self._note(job["status"] == "succeeded", f"the fine-tuning job has ended as {job['status']}: {job['error']}")
+        await self._check_events(caller)
+        listed = (await caller.call("GET", f"{_JOBS}/{self.job}/checkpoints"))["data"]
+        names = {str(each["step_number"]): each["fine_tuned_model_checkpoint"] for each in listed}
+        names["best"] = job["fine_tuned_model"]
+        left = [path.name for path in (self.folder / "jobs").iterdir() if path.suffix in _UNFINISHED]
+        self._note(not left, f"files are left: {left}")
+        return Results(
+            {custom_id: body["choices"][0]["text"] for custom_id, body in found.items()},
+            {step: await self._digest(caller, name) for step, name in names.items()},
+        )
+
+    async def _check_events(self, caller: Caller) -> None:
+        """Check that the fine-tuning job has figures of each step once."""
+        events: list[Any] = (await caller.call("GET", f"{_JOBS}/{self.job}/events?limit=1000"))["data"]
+        figures = [event["data"] for event in events if event["type"] == "metrics"]
+        trained = sorted(data["step"] for data in figures if "train_loss" in data)
+        self._note(trained == list(range(1, len(trained) + 1)), "steps of the job are missing or come twice")
+        self._note(len(trained) == figures[0]["total_steps"], f"{len(trained)} steps, not {figures[0]['total_steps']}")
+
+    async def _digest(self, caller: Caller, model: str) -> str:
+        state = model.partition(":")[2]
+        return str((await caller.call("GET", f"/v1/states/{state}"))["digest"])
+
+    def _note(self, held: bool, fault: str) -> None:
+        if not held:
+            self.faults.append(f"{self.folder.name}: {fault}")
+
+
+_UNFINISHED: Final = {".partial", ".checkpoint", ".state", ".output", ".errors"}
+
+
+@dataclass
+class JobCampaign:
+    """Runs that are killed at random moments, and whose results are compared with those of an undisturbed one."""
+
+    folder: Path
+    options: tuple[str, ...]
+    random: Random
+    runs: list[Run] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    compared: int = 0
+
+    @property
+    def kills(self) -> int:
+        return sum(run.kills for run in self.runs)
+
+    async def run(self, kills: int) -> None:
+        """Make one undisturbed run, and as many others as it takes for so many kills."""
+        expected = await self._start("undisturbed").live(None)
+        assert expected is not None
+        while self.kills < kills:
+            run, results = self._start(f"run {len(self.runs)}"), None
+            while results is None:
+                with suppress(ClientError):
+                    results = await run.live(self.random.uniform(_SHORTEST, _LONGEST))
+            self._compare(run, expected, results)
+        self.faults += [fault for run in self.runs for fault in run.faults]
+
+    def _start(self, name: str) -> Run:
+        folder = self.folder / name
+        folder.mkdir()
+        self.runs.append(Run(folder, self.options))
+        return self.runs[-1]
+
+    def _compare(self, run: Run, expected: Results, results: Results) -> None:
+        for what, wanted, found in (
+            ("answers", expected.answers, results.answers),
+            ("states", expected.states, results.states),
+        ):
+            other = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]
+            self.compared += len(wanted)
+            if other:
+                self.faults.append(f"{run.folder.name}: {len(other)} {what} are other ones: {sorted(other)[:5]}")
+
+    def row(self) -> Row:
+        """Return the campaign's row for the table in docs/reliability.md."""
+        resumed = sum(run.resumed for run in self.runs)
+        return Row(
+            "SIGKILL of a server at random moments of a batch and a fine-tuning job",
+            f"{self.kills} kills in {len(self.runs) - 1} runs; training went on from a checkpoint {resumed} times",
+            f"{len(self.faults)} faults: lines lost or twice, steps lost or twice, files or processes left over",
+            f"{self.compared} answers and states, all as in a run that was not disturbed",
+            where(self.runs[0].device),
+            command_line("tools.kill"),
+        )
