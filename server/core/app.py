@@ -144,7 +144,7 @@ def make_app(
     app[RUNNER] = _make_runner(app, settings, calls)
     find_principal = _principals(settings).get
     app[BACKGROUND] = BackgroundRunner(app[CONVERSATIONS], calls, find_principal, lambda: app[LIFECYCLE].closing)
-    app[TUNINGS] = TuningStore(app[FILES])
+    app[TUNINGS] = TuningStore(app[FILES], settings.limits)
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
     app[GENERATIONS] = Generations()
     app[LOGGED] = set()

@@ -7,7 +7,6 @@ finished are in its journal; at its end the two files of the journal become file
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,11 +19,11 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from rnn_engine.files import TEMPORARY_SUFFIX, delete_file, write_record
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
-from server.jobs.files import FileStore, read_known
+from server.jobs.files import FileStore
 from server.jobs.lines import NO_TOKENS, BatchError, Journal, LineCounts, TokenUsage, skip_lines
+from server.jobs.records import JobRecords
 
 BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -97,6 +96,11 @@ class Batch:
     def has_ended(self) -> bool:
         return not FOLLOWS[self.status]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The ids of the files that the batch reads."""
+        return (self.input_file_id,)
+
 
 _BATCH = TypeAdapter(Batch)
 
@@ -113,26 +117,15 @@ class JobReadings:
     num_stops: int  # of batches by faults of the server
 
 
-class BatchStore:
+class BatchStore(JobRecords[Batch]):
     """The batches of all owners, in the folder of their files. Thread-safe; methods block for the disk."""
 
     def __init__(self, files: FileStore, limits: Limits) -> None:
         """Read the batches that are in the folder of `files`. A damaged record is left alone and logged."""
-        self.files = files
-        self.limits = limits
-        self._lock = threading.RLock()
+        super().__init__(files, limits, _BATCH, _ID, "max_key_batches")
         self.num_stops = 0  # of batches by faults of the server; the runner counts them
         self._lines = LineCounts()  # since the start
         self._journals: dict[str, Journal] = {}  # of the running batches
-        for unfinished in files.paths(f"{_ID}*{TEMPORARY_SUFFIX}"):
-            with suppress(OSError):
-                unfinished.unlink()
-        found = (read_known(_BATCH, path) for path in files.paths(f"{_ID}*.json"))
-        known = sorted((batch for batch in found if batch is not None), key=lambda batch: batch.created)
-        self._batches = {batch.id: batch for batch in known}
-        for batch in known:
-            if not batch.has_ended:
-                files.hold(batch.input_file_id)
 
     def create(
         self,
@@ -173,31 +166,16 @@ class BatchStore:
         )
         if total is not None:
             batch = replace(batch, status="in_progress", entered={"in_progress": now}, total=total)
-        with self._lock:
-            self._make_place(owner)
-            self._write(batch)
-            self.files.hold(input_file_id)
+        with self.lock:
+            self._add(batch)
         return batch
-
-    def of_owner(self, owner: str) -> list[Batch]:
-        """Return the owner's batches, the oldest first."""
-        with self._lock:
-            return [self._counted(batch) for batch in self._batches.values() if batch.owner == owner]
-
-    def get(self, owner: str, batch_id: str) -> Batch:
-        """Return the owner's batch with this id. Raises NotFoundError if there is none."""
-        with self._lock:
-            batch = self._batches.get(batch_id)
-            if batch is None or batch.owner != owner:
-                raise NotFoundError(f"there is no batch {batch_id[:80]!r}")
-            return self._counted(batch)
 
     def delete(self, owner: str, batch_id: str) -> None:
         """Delete the owner's batch with this id, and its files.
 
         Raises NotFoundError if there is none, InvalidRequestError if it has not ended, and StorageError.
         """
-        with self._lock:
+        with self.lock:
             batch = self.get(owner, batch_id)
             if not batch.has_ended:
                 raise InvalidRequestError("batch", batch_id, "a batch that has ended; cancel it first")
@@ -205,11 +183,6 @@ class BatchStore:
                 with suppress(NotFoundError):
                     self.files.delete(owner, file_id)
             self._forget(batch)
-
-    def unfinished(self, owner: str | None = None) -> list[Batch]:
-        """Return the batches that have not ended, of one owner or of all, the oldest first."""
-        with self._lock:
-            return [batch for batch in self._batches.values() if not batch.has_ended and owner in (None, batch.owner)]
 
     def enter(
         self,
@@ -224,8 +197,8 @@ class BatchStore:
 
         Raises StorageError.
         """
-        with self._lock:
-            batch = self._counted(self._batches[batch_id])
+        with self.lock:
+            batch = self._shown(self._jobs[batch_id])
             if status not in FOLLOWS[batch.status]:
                 return batch
             changed = replace(
@@ -237,8 +210,6 @@ class BatchStore:
                 ends_as=ends_as or batch.ends_as,
             )
             self._write(changed)
-            if changed.has_ended:
-                self.files.release(batch.input_file_id)
             return changed
 
     @contextmanager
@@ -246,13 +217,13 @@ class BatchStore:
         """Open the journal of a batch during a `with` block; its counts are those of the batch. Raises StorageError."""
         with storage_errors(_FAILURE):
             journal = Journal(*self._journal_paths(batch), self._lines)
-        with self._lock:
+        with self.lock:
             self._journals[batch.id] = journal
         try:
             yield journal
         finally:
-            with self._lock:
-                self._batches[batch.id] = self._counted(self._batches[batch.id])
+            with self.lock:
+                self._jobs[batch.id] = self._shown(self._jobs[batch.id])
                 del self._journals[batch.id]
             journal.close()
 
@@ -261,7 +232,7 @@ class BatchStore:
 
         A second call after a crash completes the first.
         """
-        batch = self._batches[batch_id]
+        batch = self._jobs[batch_id]
         adopted = self.files.has(batch.output_id) or self.files.has(batch.error_id)
         if batch.status == "cancelling" and not adopted:
             with self.journal(batch) as journal:
@@ -269,7 +240,7 @@ class BatchStore:
                     path = self.files.content_path(self.files.get(batch.owner, batch.input_file_id))
                     with storage_errors(_FAILURE):
                         skip_lines(path, batch.endpoint, self.limits, journal, "batch_cancelled", _CANCELLED)
-            self._write(self._batches[batch_id])
+            self._write(self._jobs[batch_id])
         for path, file_id, name in zip(
             self._journal_paths(batch), (batch.output_id, batch.error_id), ("output", "errors"), strict=True
         ):
@@ -283,8 +254,8 @@ class BatchStore:
     def readings(self) -> JobReadings:
         """Return the present counts of files and batches, for metrics."""
         num_files, file_bytes = self.files.usage()
-        with self._lock:
-            statuses = Counter(batch.status for batch in self._batches.values())
+        with self.lock:
+            statuses = Counter(batch.status for batch in self._jobs.values())
             return JobReadings(
                 num_files,
                 file_bytes,
@@ -300,44 +271,19 @@ class BatchStore:
             return None, None
         return (batch.output_id if batch.completed else None, batch.error_id if batch.failed else None)
 
-    def _make_place(self, owner: str) -> None:
-        """Delete the owner's oldest batch that has ended if it has as many as it may have. The lock must be held."""
-        own, most = [batch for batch in self._batches.values() if batch.owner == owner], self.limits.max_key_batches
-        if len(own) < most:
-            return
-        ended = next((batch for batch in own if batch.has_ended), None)
-        if ended is None:
-            allowed = f"at most {most} unfinished batches of an API key (max_key_batches); cancel one"
-            raise InvalidRequestError("batch", f"batch {most + 1}", allowed)
-        self._forget(ended)
-
-    def _forget(self, batch: Batch) -> None:
-        """Delete a batch, but not its files. The lock must be held."""
-        with storage_errors(_FAILURE):
-            delete_file(self._path(batch.id))
-        del self._batches[batch.id]
-
-    def _counted(self, batch: Batch) -> Batch:
-        """Return a batch with the present counts of its lines. The lock must be held."""
-        journal = self._journals.get(batch.id)
+    def _shown(self, job: Batch) -> Batch:
+        """Return a batch with the present counts of its lines."""
+        journal = self._journals.get(job.id)
         if journal is None:
-            return batch
+            return job
         counts = journal.counts
         return replace(
-            batch,
+            job,
             completed=counts.completed,
             failed=counts.failed,
             not_run=counts.not_run,
             usage=counts.usage,
         )
 
-    def _write(self, batch: Batch) -> None:
-        with storage_errors(_FAILURE):
-            write_record(self._path(batch.id), _BATCH.dump_python(batch))
-        self._batches[batch.id] = batch
-
-    def _path(self, batch_id: str) -> Path:
-        return self.files.folder / f"{batch_id}.json"
-
     def _journal_paths(self, batch: Batch) -> tuple[Path, Path]:
-        return self.files.folder / f"{batch.id}.output", self.files.folder / f"{batch.id}.errors"
+        return self.path(batch, "output"), self.path(batch, "errors")

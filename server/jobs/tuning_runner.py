@@ -267,7 +267,7 @@ class TuningRunner:
     async def _interrupt(self, job: TuningJob, error: Exception) -> None:
         """Pause a job that can't go on, such as for a full disk, or fail it if its data was not checked yet."""
         try:
-            if self._store.latest(job).status == "validating_files":
+            if self._store.get(job.owner, job.id).status == "validating_files":
                 await self._fail(job, Failed("server_error", str(error)))
             else:
                 await self._enter(job, "paused", f"The job has been paused, since it can't go on: {error}", "error")
@@ -353,7 +353,7 @@ class TuningRunner:
             training=training,
             validation=validation[0] if validation else None,
             settings=job.settings,
-            max_tokens=job.max_tokens or files.limits.max_tuning_tokens,
+            max_tokens=job.max_tokens or self._store.limits.max_tuning_tokens,
             share=self._share,
             checkpoint=path(job, "checkpoint"),
             state=path(job, "state"),
@@ -394,7 +394,7 @@ class TuningRunner:
         return False
 
     async def _note_start(self, job: TuningJob, started: Started) -> None:
-        most = self._store.files.limits.max_tuning_tokens
+        most = self._store.limits.max_tuning_tokens
         if started.max_tokens < most:
             message = (
                 f"The device has room for examples of {started.max_tokens} tokens, not {most}; longer ones are cut"

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.training.tuner import TunerSettings
 from server.core.bodies import storage_errors
+from server.core.settings import Limits
 from server.jobs.files import FileStore
 from server.jobs.records import JobRecords
 
@@ -47,7 +48,6 @@ BASE_RATE: Final = 0.1
 """The learning rate that the multiplier 1 stands for."""
 _DEFAULT_BATCH: Final = 8
 _ID: Final = "ftjob-"
-_ENDINGS: Final = ("checkpoint", "state", "events", "metrics")  # of the files of a job
 
 MethodName: TypeAlias = Literal["state", "supervised"]
 Level: TypeAlias = Literal["info", "warn", "error"]
@@ -174,11 +174,9 @@ _EVENT: Final = TypeAdapter(TuningEvent)
 class TuningStore(JobRecords[TuningJob]):
     """The tuning jobs of all owners and their events. Thread-safe; methods block for the disk."""
 
-    def __init__(self, files: FileStore) -> None:
+    def __init__(self, files: FileStore, limits: Limits) -> None:
         """Read the jobs in the folder of `files`. A damaged record is left alone and logged."""
-        super().__init__(files, _JOB, _ID, "max_key_tunings")
-        for job in self.unfinished():
-            self._hold(job)
+        super().__init__(files, limits, _JOB, _ID, "max_key_tunings")
 
     def create(
         self,
@@ -217,16 +215,15 @@ class TuningStore(JobRecords[TuningJob]):
             metadata=dict(metadata or {}),
         )
         with self.lock:
-            self.add(job)
-            self._hold(job)
+            self._add(job)
         self.add_event(job, f"Created fine-tuning job: {job.id}")
         return job
 
     def change(self, job: TuningJob, change: Callable[[TuningJob], TuningJob]) -> TuningJob:
         """Write a job as `change` makes it of its present form, and return that. Raises StorageError."""
         with self.lock:
-            changed = change(self.latest(job))
-            self.write(changed)
+            changed = change(self._jobs[job.id])
+            self._write(changed)
             return changed
 
     def enter(
@@ -246,7 +243,7 @@ class TuningStore(JobRecords[TuningJob]):
         and StorageError.
         """
         with self.lock:
-            job = self.latest(job)
+            job = self._jobs[job.id]
             if among is not None and job.status not in among:
                 raise InvalidRequestError("status", job.status, f"a job whose status is {' or '.join(among)}")
             if status not in FOLLOWS[job.status]:
@@ -254,21 +251,11 @@ class TuningStore(JobRecords[TuningJob]):
             ends = not FOLLOWS[status]
             finished = self.files.now() if ends else None
             changed = replace(job, status=status, error=error, finished=finished, trained_tokens=trained_tokens)
-            self.write(changed)
+            self._write(changed)
             self.add_event(changed, message, level)
             if ends:
-                for file_id in job.inputs:
-                    self.files.release(file_id)
-                for ending in ("checkpoint", "state"):
-                    with suppress(OSError):
-                        self.path(job, ending).unlink(missing_ok=True)
+                self._unlink(job, "checkpoint", "state")
             return changed
-
-    def delete(self, job: TuningJob) -> None:
-        super().delete(job)
-        for ending in _ENDINGS:
-            with suppress(OSError):
-                self.path(job, ending).unlink(missing_ok=True)
 
     def add_event(
         self, job: TuningJob, message: str, level: Level = "info", data: Mapping[str, Number] | None = None
@@ -288,7 +275,7 @@ class TuningStore(JobRecords[TuningJob]):
         """Return the events of a job, the oldest first, and True if the job has ended. Raises StorageError."""
         found = []
         with self.lock, storage_errors("the events of the job can't be read"), suppress(FileNotFoundError):
-            has_ended = self.latest(job).has_ended
+            has_ended = self._jobs[job.id].has_ended
             for line in self.path(job, "events").read_bytes().splitlines():
                 with suppress(ValueError):  # a part of a line that a crash has left
                     found.append(_EVENT.validate_json(line))
@@ -310,6 +297,11 @@ class TuningStore(JobRecords[TuningJob]):
                 path.write_text("\n".join(rows) + "\n", "utf-8")
         self.files.adopt(path, job.result_file, job.owner, f"{job.id}_metrics.csv", "fine-tune-results", None)
 
-    def _hold(self, job: TuningJob) -> None:
-        for file_id in job.inputs:
-            self.files.hold(file_id)
+    def _forget(self, job: TuningJob) -> None:
+        super()._forget(job)
+        self._unlink(job, "events", "metrics")
+
+    def _unlink(self, job: TuningJob, *endings: str) -> None:
+        for ending in endings:
+            with suppress(OSError):
+                self.path(job, ending).unlink(missing_ok=True)

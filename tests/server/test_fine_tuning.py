@@ -407,8 +407,8 @@ class TestModelNames:
 class TestStore:
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[TuningStore]:
-        files = FileStore(tmp_path, Limits(max_key_tunings=2))
-        yield TuningStore(files)
+        files = FileStore(tmp_path)
+        yield TuningStore(files, Limits(max_key_tunings=2))
         files.close()
 
     def create(self, store: TuningStore) -> Any:  # noqa: ANN401
@@ -424,7 +424,7 @@ class TestStore:
         store.enter(first, "failed", "It failed")
         third = self.create(store)
         assert [job.id for job in store.of_owner("ann")] == [second.id, third.id]
-        assert [job.id for job in TuningStore(store.files).of_owner("ann")] == [second.id, third.id]
+        assert [job.id for job in TuningStore(store.files, store.limits).of_owner("ann")] == [second.id, third.id]
         assert not list(store.files.folder.glob(f"{first.id}*"))
 
     def test_only_what_may_follow_follows(self, store: TuningStore) -> None:
