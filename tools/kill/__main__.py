@@ -1,4 +1,4 @@
-"""`python -m tools.kill server`, `fleet`, `tuning` or `jobs`: kill processes at random, and check that nothing is lost.
+"""`python -m tools.kill server`, `kept`, `fleet`, `tuning` or `jobs`: kill processes, and check that nothing is lost.
 
 What follows `--` goes to the command that is killed, `rnn-engine serve`, `rnn-engine fleet` or `rnn-engine tune-state`:
 python -m tools.kill server -- --device cpu
@@ -16,6 +16,7 @@ import click
 
 from tools.kill.fleet import CASES, disturb, one_engine, start_machines
 from tools.kill.jobs import JobCampaign
+from tools.kill.kept import KeptCampaign
 from tools.kill.load import make_questions
 from tools.kill.server import Campaign
 from tools.kill.tuning import TuningCampaign
@@ -44,6 +45,20 @@ def server(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
             if sys.stderr.isatty():
                 click.echo(f"\r{number}/{kills} kills, {len(campaign.faults)} faults", err=True, nl=number == kills)
     click.echo("\n".join(campaign.lines()))
+    finish(campaign.row(), campaign.faults, save=save)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("--kills", type=_COUNT, default=30, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@record_option
+@_OPTIONS
+def kept(kills: int, seed: int, save: bool, options: tuple[str, ...]) -> None:
+    """Kill a server that keeps conversations, responses in the background and message batches, and compare them."""
+    with TemporaryDirectory() as folder:
+        campaign = KeptCampaign(Path(folder), options, Random(seed))
+        for number in range(kills + 1):
+            asyncio.run(campaign.live(kill=number < kills))
     finish(campaign.row(), campaign.faults, save=save)
 
 
