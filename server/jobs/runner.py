@@ -62,6 +62,16 @@ class BatchRunner:
         self._pausing: dict[str, asyncio.Event] = {}  # owner -> set to look for its batches again
         self._is_closed = False
 
+    async def begin(self, create: Callable[[], Batch]) -> Batch:
+        """Call `create`, which stores a batch, on a thread, and run the batch, even if the caller is cancelled."""
+
+        async def store_and_run() -> Batch:
+            batch = await asyncio.to_thread(create)
+            self.wake(batch.owner)
+            return batch
+
+        return await asyncio.shield(store_and_run())
+
     def wake(self, owner: str) -> None:
         """Run the owner's unfinished batches, unless that is being done."""
         if (pausing := self._pausing.get(owner)) is not None:

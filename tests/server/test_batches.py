@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -255,6 +256,28 @@ async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOp
     assert (await client.batches.retrieve(waiting.id)).error_file_id is None  # its lines were not checked yet
     await client.files.delete(running.input_file_id)
     assert (await client.batches.cancel(first.id)).status == "completed"
+
+
+async def test_a_client_that_leaves_before_the_answer_has_a_batch_that_runs(
+    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, may_create, begun = server.batches.create, threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_and_create(*given: Any, **fields: Any) -> Any:  # noqa: ANN401
+        loop.call_soon_threadsafe(begun.set)
+        may_create.wait(10)
+        return create(*given, **fields)
+
+    monkeypatch.setattr(server.batches, "create", wait_and_create)
+    beginning = asyncio.create_task(begin(client, jsonl(LINES)))
+    await begun.wait()
+    beginning.cancel()
+    await asyncio.wait((beginning,))
+    may_create.set()
+    while not (found := (await client.batches.list()).data):
+        await asyncio.sleep(0)
+    assert texts(await results(client, (await until(client, found[0])).output_file_id)) == ANSWERS
 
 
 async def test_a_full_queue_delays_lines(

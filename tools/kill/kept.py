@@ -80,7 +80,10 @@ class KeptCampaign:
 
     async def live(self, *, kill: bool) -> None:
         """Run one life: start the server, check what was acknowledged before, and change it until a kill."""
+        cut_short = list(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
         with ServerProcess(("--job-folder", str(self.folder), *self.options)) as server:
+            left = [path.name for path in cut_short if path.exists()]
+            self._note(not left, f"files of writes that were cut short are left: {left}")
             async with ClientSession() as session:
                 caller = Caller(session, server.url, self.random, 0)
                 try:
@@ -95,8 +98,6 @@ class KeptCampaign:
                     self._note(server.stop() == 0, "the server did not end with 0 at SIGTERM")
 
     async def _check(self, caller: Caller) -> None:
-        left = list(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
-        self._note(not left, f"files of writes that were cut short are left: {left}")
         if not self.answers:
             for number in range(_NUM_QUESTIONS):
                 response = await caller.call("POST", _RESPONSES, {**_ask(number), "store": False})

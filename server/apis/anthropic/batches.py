@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
@@ -133,8 +134,7 @@ class MessageBatchResult(TypedDict):
 async def create_batch(request: web.Request) -> web.Response:
     body = await read_body(request, MessageBatchRequest)
     owner, store = request[PRINCIPAL].name, request.app[BATCHES]
-    batch = await asyncio.to_thread(_create, store, owner, body)
-    request.app[RUNNER].wake(owner)
+    batch = await request.app[RUNNER].begin(partial(_create, store, owner, body))
     return json_response(_message_batch(store, batch))
 
 

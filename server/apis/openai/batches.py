@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
@@ -115,16 +116,9 @@ async def create_batch(request: web.Request) -> web.Response:
     body = await read_body(request, BatchRequest)
     owner, store = request[PRINCIPAL].name, request.app[BATCHES]
     lifetime = None if body.output_expires_after is None else body.output_expires_after.seconds
-    batch = await asyncio.to_thread(
-        store.create,
-        owner,
-        body.endpoint,
-        body.input_file_id,
-        body.completion_window,
-        output_lifetime=lifetime,
-        metadata=body.metadata,
-    )
-    request.app[RUNNER].wake(owner)
+    create = partial(store.create, owner, body.endpoint, body.input_file_id, body.completion_window)
+    begin = request.app[RUNNER].begin
+    batch = await begin(partial(create, output_lifetime=lifetime, metadata=body.metadata))
     return json_response(_batch_object(store, batch))
 
 
