@@ -14,7 +14,7 @@ from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
 from server.connections.connection import ConnectionCounters
 from server.core.bodies import MemoryBudget
 from server.core.kept import KeptUsage
-from server.jobs.batches import FOLLOWS, JobReadings
+from server.jobs import batches, tunings
 from server.jobs.lines import LineCounts
 from server.telemetry.metrics import EngineReadings, Readings, server_metrics
 from server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
@@ -78,8 +78,9 @@ def _readings() -> Readings:
     stats, counters = EngineStats(0, 0), EngineCounters()
     engine = EngineReadings(info, Health(), stats, counters, cache, states)
     kept = dict.fromkeys(("conversations", "slot_prompts"), KeptUsage(0, 0, 0))
-    jobs = JobReadings(0, 0, 0, dict.fromkeys(FOLLOWS, 0), LineCounts(), 0)
-    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept, jobs)
+    jobs = batches.JobReadings(0, 0, 0, dict.fromkeys(batches.FOLLOWS, 0), LineCounts(), 0)
+    tuned = tunings.TuningReadings(dict.fromkeys(tunings.FOLLOWS, 0), 0, 0)
+    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept, jobs, tuned)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,9 @@ def make_app(
     app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
     counters = app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]
-    read = partial(Readings.of, models, *counters, partial(kept_usage, app), app[BATCHES].readings)
+    read = partial(
+        Readings.of, models, *counters, partial(kept_usage, app), app[BATCHES].readings, app[TUNINGS].readings
+    )
     app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)

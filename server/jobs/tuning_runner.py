@@ -103,14 +103,14 @@ class TuningProcess:
         while line := await self._process.stdout.readline():
             yield parse_answer(line)
 
-    async def end(self) -> int:
-        """Have the process end, after it has written its checkpoint, and return its exit code."""
+    async def end(self, seconds: float) -> None:
+        """Have the process end, and kill it if that takes longer than some seconds."""
         self.say("stop")
         try:
-            return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+            await asyncio.wait_for(self._process.wait(), seconds)
         except TimeoutError:
             self._process.kill()
-            return await self._process.wait()
+            await self._process.wait()
 
 
 @dataclass(slots=True)
@@ -327,7 +327,7 @@ class TuningRunner:
         finally:
             watching.cancel()
             await asyncio.wait((watching,))
-            await process.end()
+            await process.end(_STOP_SECONDS if what == "tune" else 0.0)
 
     async def _watch(self, process: TuningProcess, stop: asyncio.Event) -> None:
         said: Word = "idle"
@@ -414,6 +414,8 @@ class TuningRunner:
     async def _note_update(self, job: TuningJob, run: _Run, update: Updated) -> None:
         if run.begun is None:
             run.begun = time.monotonic(), update.step
+        self._store.updates += 1
+        self._store.tokens += update.num_tokens
         run.step, run.loss = update.step, update.loss
         message = f"Step {update.step}/{update.num_steps}: training loss={update.loss:.4f}"
         if message not in run.told:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -167,6 +168,15 @@ def finite(value: Number) -> Number:
     return value if value is not None and math.isfinite(value) else None
 
 
+@dataclass(frozen=True, slots=True)
+class TuningReadings:
+    """The tuning jobs of all owners at one moment, and what they have done since the start."""
+
+    jobs: Mapping[TuningStatus, int]  # how many are in each status
+    updates: int
+    tokens: int  # that were trained
+
+
 _JOB: Final = TypeAdapter(TuningJob)
 _EVENT: Final = TypeAdapter(TuningEvent)
 
@@ -177,6 +187,8 @@ class TuningStore(JobRecords[TuningJob]):
     def __init__(self, files: FileStore, limits: Limits) -> None:
         """Read the jobs in the folder of `files`. A damaged record is left alone and logged."""
         super().__init__(files, limits, _JOB, _ID, "max_key_tunings")
+        self.updates = 0  # since the start; the runner counts them, and the next
+        self.tokens = 0
 
     def create(
         self,
@@ -296,6 +308,12 @@ class TuningStore(JobRecords[TuningJob]):
             if not self.files.has(job.result_file):
                 path.write_text("\n".join(rows) + "\n", "utf-8")
         self.files.adopt(path, job.result_file, job.owner, f"{job.id}_metrics.csv", "fine-tune-results", None)
+
+    def readings(self) -> TuningReadings:
+        """Return the present counts, for metrics."""
+        with self.lock:
+            statuses = Counter(job.status for job in self._jobs.values())
+            return TuningReadings({status: statuses[status] for status in FOLLOWS}, self.updates, self.tokens)
 
     def _forget(self, job: TuningJob) -> None:
         super()._forget(job)

@@ -29,6 +29,7 @@ from server.connections.connection import ConnectionCounters
 from server.core.bodies import MemoryBudget
 from server.core.kept import KeptUsage
 from server.jobs.batches import JobReadings
+from server.jobs.tunings import TuningReadings
 from server.models.registry import ModelRegistry
 from server.telemetry.records import HttpCounters
 from states.cache.config import CacheStats
@@ -113,6 +114,7 @@ class Readings:
     budget: MemoryBudget
     kept: Mapping[str, KeptUsage]  # of clients' bodies, by what they are
     jobs: JobReadings
+    tunings: TuningReadings
 
     @classmethod
     def of(
@@ -123,12 +125,13 @@ class Readings:
         budget: MemoryBudget,
         kept: Callable[[], Mapping[str, KeptUsage]],
         jobs: Callable[[], JobReadings],
+        tunings: Callable[[], TuningReadings],
     ) -> Self:
         """Read the current counts of all engines, in-memory stores and jobs; store the other arguments unchanged."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
-        return cls(loaded, readings, http, connections, budget, kept(), jobs())
+        return cls(loaded, readings, http, connections, budget, kept(), jobs(), tunings())
 
 
 class Metrics:
@@ -167,6 +170,7 @@ def server_metrics(readings: Readings) -> Iterator[Metric]:
     yield from _connections(readings.connections, readings.budget)
     yield from _kept(readings.kept)
     yield from _jobs(readings.jobs)
+    yield from _tunings(readings.tunings)
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
@@ -398,6 +402,15 @@ def _jobs(jobs: JobReadings) -> Iterator[Metric]:
     text = "Lines of batches that were sent again, because the engine had no room or did not serve."
     yield counter("batch_retries", text, lines.num_retries)
     yield counter("batch_stops", "Times that a fault of the server has stopped a batch for a while.", jobs.num_stops)
+
+
+def _tunings(tunings: TuningReadings) -> Iterator[Metric]:
+    statuses = {str(name): num for name, num in tunings.jobs.items()}
+    yield gauge("tunings", "Fine-tuning jobs, by their status.", statuses, "status")
+    yield counter(
+        "tuning_updates", "Updates of states by fine-tuning jobs, without those of searches.", tunings.updates
+    )
+    yield counter("tuning_tokens", "Tokens that these updates have run.", tunings.tokens)
 
 
 def _version() -> str:

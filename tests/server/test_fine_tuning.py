@@ -48,7 +48,7 @@ from server.models.orders import LoadOrder
 from server.models.registry import ModelRegistry
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, state_after
-from tests.support.http import Body, check_shape
+from tests.support.http import Body, Through, check_shape
 from tests.support.tuning_process import STEPS, FakeProcesses
 
 KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
@@ -57,16 +57,17 @@ EXAMPLES = b"".join(LINES)
 
 
 class Server:
-    """A server of tuning jobs over a fake engine, with a folder of jobs."""
+    """A server of tuning jobs over a fake engine, or a fleet with it, with a folder of jobs."""
 
-    def __init__(self, folder: Path, engine: FakeEngine | None = None) -> None:
+    def __init__(self, folder: Path, through: Through, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
+        self.through = through
         self.files = FileStore(folder)
         self.settings = ServerSettings(auth=AuthSettings(KEYS), loading=LoadSettings())
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        app = make_app(self.engine, self.settings, files=self.files)
+        app = make_app(await self.through(self.engine), self.settings, files=self.files)
         self.jobs = app[TUNINGS]
         async with (
             TestServer(app) as server,
@@ -76,8 +77,8 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
+def server(tmp_path: Path, through: Through) -> Server:
+    return Server(tmp_path, through)
 
 
 @pytest.fixture
@@ -348,10 +349,10 @@ class TestCourse:
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 8])
-async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through, step: int) -> None:
     """A server is stopped before a step, and its folder copied before, as a kill leaves it. Both go on."""
     (tmp_path / "a").mkdir()
-    first = Server(tmp_path / "a")
+    first = Server(tmp_path / "a", through)
     processes = FakeProcesses(first.engine.state_files, hold=step)
     monkeypatch.setattr(TuningProcess, "start", processes.start)
     async with first.run() as client:
@@ -360,7 +361,7 @@ async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shutil.copytree(tmp_path / "a", tmp_path / "b")
     processes.hold = None
     for folder in ("a", "b"):
-        second = Server(tmp_path / folder, FakeEngine(named=first.engine.named))
+        second = Server(tmp_path / folder, through, FakeEngine(named=first.engine.named))
         async with second.run() as client:
             with pytest.raises(openai.BadRequestError, match="cancel the job first"):
                 await client.files.delete(begun.training_file)

@@ -59,9 +59,8 @@ class FakeProcess:
             async for answer in self._tune():
                 yield answer
 
-    async def end(self) -> int:
+    async def end(self, seconds: float) -> None:
         self.has_ended = True
-        return 0
 
     async def _tune(self) -> AsyncIterator[Answer]:
         checkpoint = self.order.checkpoint
