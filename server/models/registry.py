@@ -32,6 +32,7 @@ from server.models.orders import LoadEngine, LoadOrder, MakeLoad
 ModelStatus: TypeAlias = Literal["loaded", "loading", "unloading", "unloaded"]
 
 _LOAD_RETRY_SECONDS = 5.0
+_LATEST = ":latest"  # that clients of Ollama add to a name
 _log = logging.getLogger(__name__)
 
 
@@ -319,11 +320,11 @@ class ModelRegistry:
     def find_state(self, name: str) -> tuple[ServedModel, str | None]:
         """Return the served model of `MODEL` or `MODEL:STATE`, and `STATE`. Raises ModelNotFoundError.
 
-        It is not checked if there is such a state. `latest`, which clients of Ollama add, is none.
+        It is not checked if there is such a state. `latest` is none.
         """
-        name = name if name in self._models else name.removesuffix(":latest")
-        ends = [place for place, letter in enumerate(name) if letter == ":"]
-        model = next((name[:end] for end in ends[::-1] if name[:end] in self._models), None)
+        if name not in self._models and name.endswith(_LATEST):
+            name = name[: -len(_LATEST)]
+        model = max((known for known in self._models if name.startswith(f"{known}:")), key=len, default=None)
         if name in self._models or model is None:
             return self.find(name), None
         return self._models[model], name[len(model) + 1 :]
