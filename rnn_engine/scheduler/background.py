@@ -61,10 +61,9 @@ class BackgroundShare:
 
     def charge(self, foreground: int, background: int, num_steps: int) -> None:
         """Record that a step runs so many tokens of foreground and background requests, `num_steps` times."""
-        if foreground:
-            alone = self._costs.estimate(foreground)
-            longer = self._costs.estimate(foreground + background) - alone if background else 0.0
-            self._credit += num_steps * (LENGTHENING * alone - longer)
+        alone = self._costs.estimate(foreground)
+        longer = self._costs.estimate(foreground + background) - alone if background else 0.0
+        self._credit += num_steps * (LENGTHENING * alone - longer)
 
     def _fitting(self, foreground: int, wanted: int, seconds: float) -> int:
         """Return how many of `wanted` tokens can be added to `foreground` in a step of at most `seconds`."""

@@ -27,6 +27,7 @@ class StepTimes:
         "collected",
         "decode_tokens",
         "drawn_tokens",
+        "is_background",
         "last",
         "num_runs",
         "num_steps",
@@ -34,12 +35,22 @@ class StepTimes:
         "tokens",
     )
 
-    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
+    def __init__(
+        self,
+        begun: float,
+        demands: Sequence[TokenDemand],
+        counts: Sequence[int],
+        num_steps: int,
+        *,
+        is_background: bool = False,
+    ) -> None:
         """Describe a step that begins at the time `begun`. `demands` are what its sequences asked for.
 
         `counts` are the numbers of tokens that they run. On the device the step consists of `num_steps` steps that run
-        one after another; all except the first run tokens that the device has drawn.
+        one after another; all except the first run tokens that the device has drawn. `is_background` if all sequences
+        are in the background.
         """
+        self.is_background = is_background
         self.begun = begun
         self.submitted = begun
         self.last = 0.0  # when the step before was collected; like the next, known once this step is collected
@@ -80,7 +91,7 @@ class StepSeconds:
 
     def __init__(self) -> None:
         self._last_collect = 0.0
-        self._decode: float | None = None  # of a step that runs one token of each sequence
+        self._decode = dict[bool, float]()  # of a step that runs one token of each sequence; True = all in background
         self._prompt_token: float | None = None  # of a token in the other steps
         self._host: float | None = None  # of the host between two steps, while the device had one to run
 
@@ -95,30 +106,34 @@ class StepSeconds:
         self._last_collect = now
         is_late = now - asked < _LEAST_WAIT * times.seconds
         if times.is_plain:
-            self._decode = _mean(self._decode, times.seconds / times.num_steps, is_most=is_late)
+            before = self._decode.get(times.is_background)
+            self._decode[times.is_background] = _mean(before, times.seconds / times.num_steps, is_most=is_late)
         elif not times.is_decode:
             self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
 
-    def count_draws(self, most: int, within: float = DRAW_SECONDS) -> int:
+    def count_draws(self, most: int, within: float = DRAW_SECONDS, *, is_background: bool = False) -> int:
         """Return how many tokens of each sequence the device should draw in one submit: 1 to `most`.
 
         Two submits are in flight, and their draws take `within` seconds at most. The number is the smallest that keeps
         the device at work while the host is busy with the other submit. A greater one would waste more: the slot of a
-        sequence that ends stays empty until everything in flight is done.
+        sequence that ends stays empty until everything in flight is done. `is_background` if all sequences are in the
+        background.
         """
-        if self._decode is None:
+        decode = self._decode.get(is_background)
+        if decode is None:
             return 1
         seconds = within / 2 if self._host is None else min(_MARGIN * self._host, within / 2)
-        return max(min(int(seconds / max(self._decode, 1e-6)), most), 1)
+        return max(min(int(seconds / max(decode, 1e-6)), most), 1)
 
-    def is_short(self, num_tokens: int | None) -> bool:
+    def is_short(self, num_tokens: int | None, *, is_background: bool = False) -> bool:
         """Return True if a step takes so little time that another one may be submitted before or behind it.
 
         `num_tokens` is the size of a step with prompts; None stands for a step that runs one token of each sequence.
-        Return False if no such step has been timed.
+        `is_background` if all sequences are in the background. Return False if no such step has been timed.
         """
         if num_tokens is None:
-            return self._decode is not None and 2 * self._decode <= DRAW_SECONDS
+            decode = self._decode.get(is_background)
+            return decode is not None and 2 * decode <= DRAW_SECONDS
         return self._prompt_token is not None and num_tokens * self._prompt_token < SHORT_STEP
 
 

@@ -416,8 +416,11 @@ class Scheduler:
             return []
         num_tokens = None if all(one.phase.draws_ahead(one) for one in urgent) else self._runner.max_tokens
         in_flight = self._steps[0].times
-        both = (None if in_flight.is_decode else in_flight.tokens, num_tokens)
-        return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
+        is_background = self._is_background(urgent)
+        is_short = self._step_seconds.is_short(num_tokens, is_background=is_background) and self._step_seconds.is_short(
+            None if in_flight.is_decode else in_flight.tokens, is_background=in_flight.is_background
+        )
+        return live if is_short else []
 
     def _submit_step(self, live: list[SlotSequence]) -> list[Delivery]:
         """Submit a step that runs the sequences `live`. If that fails, end their requests.
@@ -431,8 +434,8 @@ class Scheduler:
         num_draws = self._count_draws(live)
         batch = [one.phase.run(one, count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
-        times = StepTimes(begun, demands, counts, num_steps)
-        if self._slots.num_background:
+        times = StepTimes(begun, demands, counts, num_steps, is_background=self._is_background(live))
+        if self._slots.num_background and not times.is_background:
             background = sum(count for one, count in zip(live, counts, strict=True) if one.request.client.is_background)
             self._background.charge(times.tokens - background, background, num_steps)
         if self._mask_threads.added:
@@ -485,10 +488,14 @@ class Scheduler:
             return min(most, 1)
         if not all(one.phase.draws_ahead(one) for one in live):
             return 1
-        within = DRAW_SECONDS
-        if self._is_restrained() and not _foreground(live):
+        within, is_background = DRAW_SECONDS, self._is_background(live)
+        if is_background and self._is_restrained():
             within = min(within, 2 * self._background.longest_step)  # only one such step is in flight
-        return self._step_seconds.count_draws(most, within)
+        return self._step_seconds.count_draws(most, within, is_background=is_background)
+
+    def _is_background(self, live: Sequence[SlotSequence]) -> bool:
+        """Return True if all of the sequences `live` are in the background."""
+        return self._slots.num_background > 0 and all(one.request.client.is_background for one in live)
 
     def _is_restrained(self) -> bool:
         """Return True if background requests hold slots and must leave time for other requests.
@@ -526,7 +533,8 @@ class Scheduler:
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)
         self._drafts.note_step(step.times, self._clock())
-        self._background.note_step(step.times)
+        if step.times.was_ahead or not self._steps:  # else its time may include that of the step behind it
+            self._background.note_step(step.times)
         return deliveries
 
     def _suspend(self) -> list[Delivery]:

@@ -1,0 +1,125 @@
+"""`python -m tools.bench.background`: what background requests cost the others in the scheduler, without HTTP.
+
+Chats come at a fixed interval, alone and beside a batch whose lines never end, in turns. Times are seconds of the
+processor of all threads, so other processes on the machine matter little. A software device such as llvmpipe computes
+on threads of this process; the time of a GPU is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from statistics import mean
+
+import click
+
+from rnn_engine.demo import model_path
+from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.requests import Client, Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.scheduler import Scheduler
+from rnn_engine.types import Runner
+from tools.bench.modelled import DeviceClock
+from tools.bench.turns import Figures, print_table, rounds_option, take_turns
+
+CHATS, BATCH = Client("chats"), Client("batch", is_background=True)
+_PROMPT, _ANSWER = 60, 32  # tokens of a chat
+_LINE_PROMPT, _LINE_ANSWER = (5, 100), (8, 48)  # least and most tokens of a line
+
+
+class Traffic:
+    """Chats that come to a scheduler, and batches whose lines never end."""
+
+    def __init__(self, runner: Runner, slots: int, clock: DeviceClock, batches: Sequence[Client] = ()) -> None:
+        """Run requests in `slots` slots of `runner`, whose time is that of `clock`."""
+        self.scheduler = Scheduler(runner, lambda _: b"?", num_slots=slots, clock=clock.now)
+        self.firsts: list[float] = []  # seconds to the first token of each chat
+        self.between: list[float] = []  # mean seconds between two tokens of each chat
+        self.tokens = dict.fromkeys(batches, 0)  # of the lines of each batch that have ended
+        self._clock = clock
+        self._vocab_size = runner.shape.vocab_size
+        self._num_slots = slots
+        self._random = Random(1)
+        self._requests: dict[int, GenerateRequest] = {}
+        self._arrived: dict[int, float] = {}  # of each request, like the next
+        self._moments: dict[int, list[float]] = {}  # when its events with text came
+
+    def run(self, seconds: float, every: float | None = None) -> None:
+        """Run for `seconds`, in which a chat comes each `every` seconds, and until all chats have ended."""
+        begun = self._clock.now()
+        arrivals = [] if every is None else [begun + number * every for number in range(1, int(seconds / every))]
+        while self._clock.now() < begun + seconds or self._count(CHATS):
+            while arrivals and arrivals[0] <= self._clock.now():
+                self._submit(CHATS, _PROMPT, _ANSWER, arrivals.pop(0))
+            for client in self.tokens:
+                for _ in range(2 * self._num_slots - self._count(client)):
+                    prompt, answer = self._random.randint(*_LINE_PROMPT), self._random.randint(*_LINE_ANSWER)
+                    self._submit(client, prompt, answer, self._clock.now())
+            if self.scheduler.wait_seconds() is None:
+                self._clock.wait_until(arrivals[0] if arrivals else begun + seconds)
+            else:
+                self._step()
+
+    def _count(self, client: Client) -> int:
+        return sum(request.client == client for request in self._requests.values())
+
+    def _submit(self, client: Client, prompt: int, answer: int, arrived: float) -> None:
+        key = len(self._arrived)
+        tokens = self._random.choices(range(1, self._vocab_size), k=prompt)
+        sampling = SamplingParams(temperature=0.0, seed=0)
+        request = GenerateRequest(tokens, max_tokens=answer, stop_tokens=(), client=client, sampling=sampling)
+        self._requests[key], self._arrived[key], self._moments[key] = request, arrived, []
+        self.scheduler.submit(key, request, arrived)
+
+    def _step(self) -> None:
+        for delivery in self.scheduler.step():
+            key, outcome = delivery.key, delivery.outcome
+            if isinstance(outcome, Exception):
+                raise outcome
+            if isinstance(outcome, TextDelta):
+                self._moments[key].append(self._clock.now())
+            if isinstance(outcome, Finished):
+                request, moments = self._requests.pop(key), self._moments.pop(key)
+                if request.client == CHATS:
+                    self.firsts.append(moments[0] - self._arrived[key])
+                    self.between.append((moments[-1] - moments[0]) / (request.max_tokens - 1))
+                else:
+                    self.tokens[request.client] += len(request.prompt) + request.max_tokens
+
+
+@click.command()
+@click.option("--seconds", default=10.0, show_default=True, help="Seconds of the processor of each turn.")
+@click.option("--every", default=1.0, show_default=True, help="Seconds of the processor between two chats.")
+@click.option("--slots", default=8, show_default=True)
+@click.option("--device", default="auto", show_default=True, help="As of `rnn-engine serve`.")
+@rounds_option
+def main(seconds: float, every: float, slots: int, device: str, rounds: int) -> None:
+    """Measure chats alone and beside a batch, with the demo model."""
+    clock = DeviceClock(time.process_time)
+
+    def measure(batches: Sequence[Client], every: float | None) -> Callable[[], Figures]:
+        with open_model(model_path()) as model:
+            runner = load_runner(model, device, num_slots=slots, warm_up=True)
+        traffic = Traffic(runner, slots, clock, batches)  # used for all turns, since its scheduler learns
+
+        def run() -> Figures:
+            before = sum(traffic.tokens.values())
+            traffic.firsts.clear()
+            traffic.between.clear()
+            traffic.run(seconds, every)
+            tokens = sum(traffic.tokens.values()) - before
+            firsts, between = traffic.firsts or [float("nan")], traffic.between or [float("nan")]
+            return {
+                "first token, ms": 1e3 * mean(firsts),
+                "between tokens, ms": 1e3 * mean(between),
+                "batch, tok/s": tokens / seconds if batches else float("nan"),
+            }
+
+        return run
+
+    sides = {"chats": measure((), every), "chats and batch": measure((BATCH,), every), "batch": measure((BATCH,), None)}
+    print_table(take_turns(sides, rounds))
+
+
+if __name__ == "__main__":
+    main()
