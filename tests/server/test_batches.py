@@ -284,11 +284,12 @@ async def test_a_full_queue_delays_lines(
     client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.engine.refuse = OverloadedError("the queue is full", 0.01)
-    naps = []
+    naps, sleep = [], asyncio.sleep
 
     async def free(seconds: float) -> None:
         naps.append(seconds)
         server.engine.refuse = None
+        await sleep(0)  # for loops of the server that sleep, too
 
     monkeypatch.setattr("server.jobs.runner.asyncio.sleep", free)
     batch = await until(client, await begin(client, jsonl(LINES)))
