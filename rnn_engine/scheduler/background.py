@@ -1,8 +1,8 @@
 """The time that steps leave to background requests, such as the lines of batches.
 
 Other requests, those in the foreground, should hardly be slower beside them than alone. So while any of these run,
-background sequences keep their slots, but run only so many tokens that the steps take longer by a fixed share in the
-mean. Between two foreground requests, steps stay so short that the next one soon finds the device free.
+background sequences keep their slots, but run few tokens: steps may take longer by a fixed share in the mean. Between
+two foreground requests, steps are short, so that the next one soon finds the device free.
 
 How long steps take is measured. So on a device on which a full step takes little longer than one of a single token,
 background sequences take part in every step.
@@ -60,7 +60,7 @@ class BackgroundShare:
         return self._fitting(foreground, wanted, alone + self._credit) if self._credit >= enough else 0
 
     def charge(self, foreground: int, background: int, num_steps: int) -> None:
-        """Record that a step runs so many tokens of foreground and background requests, `num_steps` times."""
+        """Record a step of `foreground` tokens and `background` tokens, which runs `num_steps` times."""
         alone = self._costs.estimate(foreground)
         longer = self._costs.estimate(foreground + background) - alone if background else 0.0
         self._credit += num_steps * (LENGTHENING * alone - longer)

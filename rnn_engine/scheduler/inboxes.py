@@ -178,9 +178,9 @@ class Admission:
     left of the reserved ones. So a client that fills the queue keeps no other client out, and no admitted request is
     ended for the sake of another. Clients in the background have no share: they only get places that are free.
 
-    A place that becomes free goes to a waiting request before any new one. Of the clients that are not in the
-    background, or else of those that are, the one with the fewest places for its weight comes first, and of its
-    requests the one that has waited longest. All methods are for one event loop.
+    A place that becomes free goes to a waiting request before any new one. The client with the fewest places for its
+    weight comes first, those in the background after all others. Of a client's requests, the one that has waited
+    longest comes first. All methods are for one event loop.
     """
 
     def __init__(self, num_running: int, num_queued: int) -> None:

@@ -2,7 +2,7 @@
 
 A line is sent to the handler of its HTTP route, so it can do what a request can do. All batches of an API key are one
 client of the engine in the background. So a request of any other client gets a slot before a line of a batch, takes one
-from a line that runs, and is hardly slower beside it; and the batches of two keys share what is left by the keys'
+from a line that runs, and is hardly slower beside it. The batches of two keys share the other slots by the keys'
 weights.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,22 @@ async def test_a_state_of_one_replica_is_forked_on_the_other(
         assert await answer(openai, question, state="branch") == expected
     third = await ray_fleets.counters(CHOICE)
     assert third[other].generated_tokens > second[other].generated_tokens
+
+
+async def test_a_batch_runs_on_all_replicas(openai: AsyncOpenAI, ray_fleets: RayFleets) -> None:
+    bodies = [{"prompt": f"Count to {number}:", "max_tokens": 8, "temperature": 0} for number in range(12)]
+    lines = [{"custom_id": body["prompt"], "method": "POST", "url": "/v1/completions", "body": body} for body in bodies]
+    before = await ray_fleets.counters(CHOICE)
+    file = await openai.files.create(file="\n".join(map(json.dumps, lines)).encode(), purpose="batch")
+    batch = await openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    while batch.status in ("validating", "in_progress", "finalizing"):
+        await asyncio.sleep(0.05)
+        batch = await openai.batches.retrieve(batch.id)
+    after = await ray_fleets.counters(CHOICE)
+    found = map(json.loads, (await openai.files.content(str(batch.output_file_id))).text.splitlines())
+    assert {each["custom_id"] for each in found} == {line["custom_id"] for line in lines}
+    for name, counters in after.items():
+        assert counters.generated_tokens - before[name].generated_tokens > 8 * len(lines) / 4
 
 
 async def make_states(server: Client) -> None:
