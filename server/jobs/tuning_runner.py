@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
 
-from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, UnavailableError
+from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StepError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, Updated
@@ -258,7 +258,8 @@ class TuningRunner:
                 _log.log(logging.WARNING if expected else logging.ERROR, "%s", error, exc_info=not expected)
                 await self._interrupt(job, error)
             finally:
-                del self._runs[job.id]
+                if self._runs.get(job.id) is run:  # and not that of the other task, which may have begun
+                    del self._runs[job.id]
 
     def _next(self, statuses: Sequence[TuningStatus]) -> TuningJob | None:
         waiting = [job for job in self._store.unfinished() if job.status in statuses]
@@ -315,7 +316,7 @@ class TuningRunner:
             if run.stop.is_set():
                 return
             _log.warning("the process of the tuning job %s has ended before its end", job.id)
-        raise UnavailableError(f"the process that trains has ended {_MOST_STARTS} times before its end", 0.0)
+        raise StepError(f"the process that trains has ended {_MOST_STARTS} times before its end")
 
     @asynccontextmanager
     async def _process(self, what: Literal["check", "tune"], job: TuningJob, run: _Run) -> AsyncIterator[TuningProcess]:

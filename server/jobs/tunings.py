@@ -117,7 +117,7 @@ class TuningJob:
 
     @property
     def hyperparameters(self) -> Hyperparameters:
-        """The hyperparameters that were asked for; in place of `auto`, values that are known by now."""
+        """The hyperparameters that the client asked for; in place of `auto`, the values that are known."""
         asked = self.asked
         if self.num_steps is None or self.num_documents is None:
             return asked

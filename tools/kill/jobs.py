@@ -159,7 +159,7 @@ class JobCampaign:
         return sum(run.kills for run in self.runs)
 
     async def run(self, kills: int) -> None:
-        """Make one undisturbed run, and as many others as it takes for so many kills."""
+        """Make one undisturbed run, and then others until servers were killed `kills` times."""
         expected = await self._start("undisturbed").live(None)
         assert expected is not None
         while self.kills < kills:
