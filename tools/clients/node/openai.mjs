@@ -1,4 +1,5 @@
 // The official package of OpenAI for node.
+import fs from 'node:fs'
 import OpenAI from 'openai'
 import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod'
 import { z } from 'zod'
@@ -17,6 +18,10 @@ const parameters = {
   additionalProperties: false,
 }
 const result = ({ city }) => `{"temperature": 22, "sky": "sunny", "city": "${city}"}`
+
+const SPAIN = 'What is the capital of Spain?'
+const RATE = 30 // the multiplier of the learning rate that the demo model needs
+const pause = () => new Promise((resolve) => setTimeout(resolve, 500))
 
 await run({
   'chat.completions.create': async () =>
@@ -74,5 +79,39 @@ await run({
   'errors': async () => {
     const error = await client.chat.completions.create({ ...FIXED, messages, top_p: 7 }).catch((caught) => caught)
     return expect(error instanceof OpenAI.BadRequestError && error.param === 'top_p', 'BadRequestError')
+  },
+  'files and batches': async () => {
+    const file = await client.files.create({ file: fs.createReadStream('../batch.jsonl'), purpose: 'batch' })
+    const fields = { input_file_id: file.id, endpoint: '/v1/chat/completions', completion_window: '24h' }
+    let batch = await client.batches.create(fields)
+    while (['validating', 'in_progress', 'finalizing'].includes(batch.status)) {
+      await pause()
+      batch = await client.batches.retrieve(batch.id)
+    }
+    const answers = await (await client.files.content(batch.output_file_id)).text()
+    const ids = []
+    for await (const each of client.batches.list({ limit: 10 })) ids.push(each.id)
+    for (const id of [file.id, batch.output_file_id]) await client.files.delete(id)
+    expect(batch.status === 'completed' && ids.includes(batch.id), 'a completed batch')
+    holds(answers, 'Paris')
+    return answers.trim().split('\n').map((line) => JSON.parse(line).response.body.choices[0].message.content)
+  },
+  'fineTuning.jobs, and chats with the tuned model': async () => {
+    const file = await client.files.create({ file: fs.createReadStream('../pirate.jsonl'), purpose: 'fine-tune' })
+    const method = { type: 'supervised', supervised: { hyperparameters: { learning_rate_multiplier: RATE } } }
+    let job = await client.fineTuning.jobs.create({ training_file: file.id, model: 'demo', suffix: 'pirate', seed: 1, method })
+    while (['validating_files', 'queued', 'running'].includes(job.status)) {
+      await pause()
+      job = await client.fineTuning.jobs.retrieve(job.id)
+    }
+    const [last] = (await client.fineTuning.jobs.listEvents(job.id, { limit: 10 })).data
+    expect(job.status === 'succeeded', `a job that succeeds, and not: ${last.message}`)
+    const checkpoints = (await client.fineTuning.jobs.checkpoints.list(job.id)).data
+    const names = [job.fine_tuned_model, ...checkpoints.map((each) => each.fine_tuned_model_checkpoint)]
+    const asked = { ...FIXED, model: job.fine_tuned_model, messages: [{ role: 'user', content: SPAIN }] }
+    const text = (await client.chat.completions.create(asked)).choices[0].message.content
+    for (const name of names) expect((await client.models.delete(name)).deleted, `${name} deleted`)
+    await client.files.delete(file.id)
+    return holds(holds(text, 'Madrid'), 'matey')
   },
 })
