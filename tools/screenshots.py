@@ -227,14 +227,14 @@ SCENES: Final = {
     "score": Scene("score", score),
     "search": Scene("search", search, _PAIR),
     "search-chinese": Scene("search", search_in_chinese, _PAIR, "zh-CN"),
-    "jobs": Scene("jobs", jobs),
-    "jobs-results": Scene("jobs", results),
-    "tune": Scene("tune", tune),
-    "tune-result": Scene("tune", tuning),
     "states": Scene("states", tree),
     "states-compare": Scene("states/compare/pirate", compare),
     "states-map": Scene("states/map", text_map),
+    "jobs": Scene("jobs", jobs),
+    "jobs-results": Scene("jobs", results),
     "engine": Scene("engine", engine),
+    "tune": Scene("tune", tune),
+    "tune-result": Scene("tune", tuning),
 }
 """By the name of the picture."""
 

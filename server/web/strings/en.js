@@ -537,6 +537,7 @@ export const en = {
   "jobs.status.cancelled": "cancelled",
   "jobs.done": "{done} of {total} answered",
   "jobs.failed": "{count} failed",
+  "jobs.tokens": "{count} tokens",
   "jobs.left": "about {time} left",
   "jobs.results": "Results",
   "jobs.results_of": "Results of {name}",

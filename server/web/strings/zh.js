@@ -538,6 +538,7 @@ export const zh = {
   "jobs.status.cancelled": "已取消",
   "jobs.done": "已回答 {done} / {total}",
   "jobs.failed": "{count} 个失败",
+  "jobs.tokens": "{count} 个 token",
   "jobs.left": "大约还需 {time}",
   "jobs.results": "结果",
   "jobs.results_of": "{name} 的结果",

@@ -101,10 +101,12 @@ function BatchItem({ batch, name, onRead, onChange }) {
 /** @param {Batch} batch @returns {string[]} */
 function factsOf(batch) {
   const { completed, failed, total } = batch.request_counts;
+  const tokens = batch.usage.total_tokens;
   const left = secondsLeft(batch, Date.now() / 1000);
   return [
     total > 0 && t("jobs.done", { done: formatNumber(completed), total: formatNumber(total) }),
     failed > 0 && t("jobs.failed", { count: formatNumber(failed) }),
+    tokens > 0 && t("jobs.tokens", { count: formatNumber(tokens) }),
     left !== null && t("jobs.left", { time: formatSpan(left) }),
     batch.endpoint,
     formatTime(batch.created_at),

@@ -20,6 +20,7 @@ import { t } from "../../strings/index.js";
  * @property {number} created_at
  * @property {number | null} in_progress_at
  * @property {Counts} request_counts
+ * @property {{total_tokens: number}} usage
  */
 
 const MOST_BATCHES = 100;
