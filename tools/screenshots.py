@@ -151,7 +151,7 @@ async def jobs(page: Page) -> None:
         _request(f"question-{number}", {"messages": [{"role": "user", "content": question}]})
         for number, question in enumerate(questions)
     ]
-    stories = [{"prompt": f"Story {number}: ", "max_tokens": 500, "ignore_eos": True} for number in range(60)]
+    stories = [{"prompt": f"Story {number}: ", "max_tokens": 60, "ignore_eos": True} for number in range(500)]
     batches: dict[str, list[dict[str, object]]] = {
         "capitals.jsonl": chats,
         "twice.jsonl": [*chats, *chats[:2]],
