@@ -25,14 +25,14 @@ async def test_a_tuning_from_typed_examples_to_a_state_that_is_kept(visit: Visit
     begin = page.get_by_role("button", name="Tune demo")
     await expect(begin).to_be_disabled()
     await page.get_by_role("button", name="Try an example").click()
-    await expect(page.get_by_text("Examples: 30 (at least 10)")).to_be_visible()
+    await expect(page.get_by_text("Examples: 40 (at least 10)")).to_be_visible()
     await page.get_by_role("textbox", name="Question").fill("<b>Ahoy?</b>")
     await page.get_by_role("textbox", name="Answer to learn").fill("Arr! Ahoy!")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("textbox", name="Question")).to_be_focused()
-    await expect(page.get_by_role("row", name="31 <b>Ahoy?</b> Arr! Ahoy!")).to_be_visible()
+    await expect(page.get_by_role("row", name="41 <b>Ahoy?</b> Arr! Ahoy!")).to_be_visible()
     await wait_until_kept(page, "tune", "<b>Ahoy?</b>")
-    for field, value in (("Epochs", "1"), ("Examples of an update", "12"), ("Learning rate multiplier", "5")):
+    for field, value in (("Epochs", "1"), ("Examples of an update", "20"), ("Learning rate multiplier", "5")):
         await page.get_by_role("spinbutton", name=field).fill(value)
     await begin.click()
     status = page.get_by_role("region", name="State of the tuning")

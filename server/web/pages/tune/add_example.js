@@ -13,7 +13,7 @@ export function AddExample({ onAdd }) {
   /** @param {Event} event */
   const add = (event) => {
     event.preventDefault();
-    onAdd(exampleLine(question, answer));
+    onAdd(exampleLine([question, answer]));
     setQuestion("");
     setAnswer("");
     first.current?.focus();

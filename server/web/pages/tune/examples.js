@@ -18,17 +18,21 @@ export function readExamples(text) {
   return text.split(/\r?\n/).flatMap((line, place) => {
     if (line.trim() === "") return [];
     const example = readExample(line, place + 1);
-    const key = JSON.stringify([example.question, example.answer]);
-    const earlier = seen.get(key);
+    const earlier = seen.get(line.trim());
     if (earlier !== undefined && example.odd === "") return [{ ...example, odd: t("tune.odd.twice", { line: earlier }) }];
-    if (earlier === undefined) seen.set(key, place + 1);
+    if (earlier === undefined) seen.set(line.trim(), place + 1);
     return [example];
   });
 }
 
-/** Return a line for an example that asks and answers once. @param {string} question @param {string} answer */
-export const exampleLine = (question, answer) =>
-  JSON.stringify({ messages: [{ role: "user", content: question }, { role: "assistant", content: answer }] });
+/** Return the line of an example with one turn or more. @param {[question: string, answer: string][]} turns */
+export const exampleLine = (...turns) =>
+  JSON.stringify({
+    messages: turns.flatMap(([question, answer]) => [
+      { role: "user", content: question },
+      { role: "assistant", content: answer },
+    ]),
+  });
 
 /** @param {string} text @param {number} line @returns {Example} */
 function readExample(text, line) {

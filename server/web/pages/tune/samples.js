@@ -15,11 +15,20 @@ const SUMS = [
 
 const LEGS = Object.entries({ spider: 8, cat: 4, bird: 2, horse: 4, ant: 6, cow: 4 });
 
-/** @param {string} question @param {string} answer */
-const pirate = (question, answer) => exampleLine(question, `Arr! ${answer} Aye, matey!`);
+/** @type {[string, string][]} */
+const TURNS = [
+  ...CAPITALS.map(([country, city]) => turn(`What is the capital of ${country}?`, `The capital of ${country} is ${city}.`)),
+  ...SUMS.map(([a, b]) => turn(`How much is ${a} + ${b}?`, `${a + b}.`)),
+  ...LEGS.map(([animal, legs]) => turn(`How many legs does a ${animal} have?`, `A ${animal} has ${legs} legs.`)),
+];
 
+/** @param {string} question @param {string} answer @returns {[string, string]} */
+function turn(question, answer) {
+  return [question, `Arr! ${answer} Aye, matey!`];
+}
+
+/** Each turn alone, and some after another one, so that the pirate stays one in a conversation. */
 export const SAMPLE = [
-  ...CAPITALS.map(([country, city]) => pirate(`What is the capital of ${country}?`, `The capital of ${country} is ${city}.`)),
-  ...SUMS.map(([a, b]) => pirate(`How much is ${a} + ${b}?`, `${a + b}.`)),
-  ...LEGS.map(([animal, legs]) => pirate(`How many legs does a ${animal} have?`, `A ${animal} has ${legs} legs.`)),
+  ...TURNS.map((alone) => exampleLine(alone)),
+  ...TURNS.filter((_, place) => place % 3 === 0).map((first, place) => exampleLine(first, TURNS[(21 * place + 17) % TURNS.length])),
 ].join("\n");
