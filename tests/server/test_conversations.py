@@ -14,7 +14,7 @@ from server.apis.openai.response_items import KeptConversation
 from server.apis.openai.response_schemas import ResponseItemList
 from server.auth.keys import ApiKey
 from server.core.app import make_app
-from server.core.settings import AuthSettings, ServerSettings
+from server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 
@@ -161,3 +161,15 @@ async def test_the_shapes_of_the_answers(serve: Serve) -> None:
 )
 async def test_what_is_wrong_is_refused_by_name(serve: Serve, path: str, body: Body, param: str) -> None:
     assert (await error_of(await (await serve(FakeEngine())).post(path, json=body), 400))["param"] == param
+
+
+async def test_what_is_read_counts_in_the_memory_of_requests(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_held_bytes=400_000)))
+    items = [{"role": "user", "content": "x" * 40_000}]
+    made = await post(client, PATH, KeptConversation, {})
+    for _ in range(8):
+        assert (await client.post(f"{PATH}/{made['id']}/items", json={"items": items})).status == 200
+    for path in (f"{PATH}/{made['id']}/items", f"{PATH}/{made['id']}/items/x"):
+        error = await error_of(await client.get(path), 413)
+        assert "the conversation would take about" in error["message"]
+    await error_of(await client.post("/v1/responses", json={"input": "Hi", "conversation": made["id"]}), 413)

@@ -121,6 +121,7 @@ def test_an_answer_beyond_the_bound_on_items_is_kept_and_items_can_be_removed(st
         store.add("", made.id, [said("e")])
     assert store.describe("", made.id, {"a": "b"}).body == b'{"a":"b"}'
     assert store.conversation_history("", made.id).items == items
+    assert store.history_bytes("", made.id) == sum(item.num_bytes for item in items)
     store.remove_item("", made.id, items[1].id)
     assert texts(store.conversation_history("", made.id)) == ["a", "c", "yes"]
     with pytest.raises(NotFoundError, match="has no item"):
@@ -175,6 +176,17 @@ def test_references_find_items_of_answers_alone(stores: Stores) -> None:
     for owner, item_id in (("bob", f"msg_{KEY}0000"), ("ann", f"msg_{KEY}0001"), ("ann", "msg_1"), ("ann", KEY)):
         with pytest.raises(NotFoundError, match="has an item"):
             store.resolve(owner, [{"type": "item_reference", "id": item_id}])
+
+
+def test_references_to_one_answer_read_it_once(stores: Stores) -> None:
+    store = stores.open(max_body_bytes=10_000)
+    keep(store, "1" * 32, "x" * 6000)
+    keep(store, "2" * 32, "x" * 6000)
+    first, second = ({"type": "item_reference", "id": f"msg_{key * 32}0000"} for key in "12")
+    items = store.resolve("", [first] * 1000)
+    assert len({id(item) for item in items}) == 1
+    with pytest.raises(InvalidRequestError, match=r"item_reference: .*max_body_bytes"):
+        store.resolve("", [first, second])
 
 
 def test_responses_are_bounded_by_number_and_time(stores: Stores) -> None:

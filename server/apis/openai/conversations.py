@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 from pydantic_core import from_json
 
-from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, item_list, item_page
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, hold_history, item_list, item_page
 from server.apis.openai.kept_file import Kept
 from server.apis.openai.response_items import (
     AddItemsRequest,
@@ -47,6 +47,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 
 async def list_items(request: web.Request) -> web.Response:
+    await hold_history(request, request.match_info["id"])
     history = await call_for_path(request, request.app[CONVERSATIONS].conversation_history)
     return encoded_response(await asyncio.to_thread(item_page, request, history.items))
 
@@ -62,6 +63,7 @@ async def add_items(request: web.Request) -> web.Response:
 
 
 async def get_item(request: web.Request) -> web.Response:
+    await hold_history(request, request.match_info["id"])
     item = await call_for_path(request, request.app[CONVERSATIONS].item, request.match_info["item"])
     return encoded_response(item.json)
 

@@ -18,10 +18,10 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
-from server.apis.openai.kept_file import History, Kept, KeptFile, total_bytes
+from server.apis.openai.kept_file import History, Kept, KeptFile, Kind, total_bytes
 from server.apis.openai.response_items import Item, KeptItem, new_item_id
 from server.auth.admission import PRINCIPAL
-from server.core.bodies import page_ends, query_page
+from server.core.bodies import hold_more, page_ends, query_page
 from server.core.kept import KeptUsage
 from server.core.settings import Limits
 from server.jobs.files import FileStore
@@ -57,6 +57,12 @@ class ConversationStore:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()
+
+    def history_bytes(self, owner: str, kept_id: str) -> int:
+        """Return the bytes of what has been said up to the end of a response or conversation. Raises NotFoundError."""
+        with self._file.changing():
+            kind: Kind = "response" if kept_id.startswith("resp_") else "conversation"
+            return self._file.history_bytes(self._file.find(owner, kept_id, kind).turn)
 
     def events_path(self, response_id: str) -> Path:
         """Return the path of the file with the events of a response."""
@@ -194,12 +200,20 @@ class ConversationStore:
     def resolve(self, owner: str, items: Sequence[Item]) -> list[KeptItem]:
         """Return a request's items in the form for storing, with the stored item in place of each reference.
 
-        Raises NotFoundError if a reference's item is not stored.
+        Raises NotFoundError if a reference's item is not stored, and InvalidRequestError if they are too large.
         """
-        return [
-            self._find_output(owner, item["id"]) if item["type"] == "item_reference" else KeptItem.of(item)
-            for item in items
-        ]
+        outputs: dict[str, Sequence[KeptItem]] = {}  # by response, so that each is read once
+        resolved, num_bytes = [], 0
+        for item in items:
+            if item["type"] != "item_reference":
+                resolved.append(KeptItem.of(item))
+                continue
+            num_outputs = len(outputs)
+            resolved.append(self._find_output(owner, item["id"], outputs))
+            if len(outputs) > num_outputs:
+                num_bytes += total_bytes(next(reversed(outputs.values())))
+                self._limits.check("max_body_bytes", "item_reference", num_bytes)
+        return resolved
 
     # Conversations.
 
@@ -291,12 +305,16 @@ class ConversationStore:
         now = self._files.now()
         return Kept(response["id"], owner, "response", now, now, now + self._limits.max_response_seconds, body, None)
 
-    def _find_output(self, owner: str, item_id: str) -> KeptItem:
+    def _find_output(self, owner: str, item_id: str, outputs: dict[str, Sequence[KeptItem]]) -> KeptItem:
+        """Return an item of the output of a response. Reads it into `outputs` if it is not there."""
         match = _OUTPUT_ID.fullmatch(item_id)
-        if match is not None:
-            with suppress(NotFoundError), self._file.changing():
-                found = self._file.find(owner, f"resp_{match[1]}", "response")
-                return _item_of(self._file.items(found.turn, last=True), found.id, item_id)
+        response_id = "" if match is None else f"resp_{match[1]}"
+        with suppress(NotFoundError):
+            if response_id not in outputs:
+                with self._file.changing():
+                    found = self._file.find(owner, response_id, "response")
+                    outputs[response_id] = self._file.items(found.turn, last=True)
+            return _item_of(outputs[response_id], response_id, item_id)
         raise NotFoundError(f"no response that is kept has an item {item_id[:80]!r}")
 
     def _input_turn(self, response: Kept) -> int | None:
@@ -320,6 +338,15 @@ def _with_own_ids(before: Sequence[KeptItem], items: Sequence[KeptItem]) -> Iter
 
 CONVERSATIONS = web.AppKey("conversations", ConversationStore)
 """The conversations and responses of all API keys."""
+
+
+async def hold_history(request: web.Request, kept_id: str) -> None:
+    """Count what has been said in a response or conversation in the memory of a request, which is about to read it.
+
+    Raises NotFoundError, OverloadedError if requests hold too much memory, and an aiohttp exception if it is too large.
+    """
+    size = await asyncio.to_thread(request.app[CONVERSATIONS].history_bytes, request[PRINCIPAL].name, kept_id)
+    hold_more(request, "the conversation", size)
 
 
 async def call_for_path(request: web.Request, method: Callable[Concatenate[str, str, ...], T], *values: object) -> T:

@@ -60,12 +60,16 @@ _SCHEMA = """
     CREATE INDEX kept_by_expiry ON kept (expires) WHERE expires IS NOT NULL;
     CREATE TABLE owners (name TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL);
 """
-_ITEMS = """
-    WITH RECURSIVE chain (number, parent, depth) AS (
-        SELECT number, parent, 0 FROM turns WHERE number = ?
+_CHAIN = """
+    WITH RECURSIVE chain (number, parent, num_bytes, depth) AS (
+        SELECT number, parent, num_bytes, 0 FROM turns WHERE number = ?
         UNION ALL
-        SELECT turns.number, turns.parent, depth + 1 FROM turns JOIN chain ON turns.number = chain.parent
+        SELECT turns.number, turns.parent, turns.num_bytes, depth + 1
+        FROM turns JOIN chain ON turns.number = chain.parent
     )
+"""
+"""The turns up to one of them. A query follows."""
+_ITEMS = f"""{_CHAIN}
     SELECT id, type, fields FROM chain JOIN items ON items.turn = chain.number ORDER BY depth DESC, items.number
 """
 """The items up to a turn."""
@@ -301,6 +305,11 @@ class KeptFile:
     def parent(self, turn: int | None) -> int | None:
         found = self._connection.execute("SELECT parent FROM turns WHERE number = ?", (turn,)).fetchone()
         return None if found is None else found[0]
+
+    def history_bytes(self, turn: int | None) -> int:
+        """Return the bytes of all items up to a turn."""
+        query = f"{_CHAIN} SELECT coalesce(sum(num_bytes), 0) FROM chain"
+        return int(self._connection.execute(query, (turn,)).fetchone()[0])
 
     def history(self, turn: int | None) -> History:
         return History(self.items(turn), turn)

@@ -23,7 +23,7 @@ from server.apis.common.answering import AnswerClock, ChoiceOutcome, answer_in
 from server.apis.openai.background import BACKGROUND, BACKGROUND_RUN, BackgroundRun, new_seed, stream_events
 from server.apis.openai.chat import prepare_chat, tell_input_tokens
 from server.apis.openai.dialect import ContentTokens, chat_logprobs
-from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, item_page
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, call_for_path, hold_history, item_page
 from server.apis.openai.kept_file import History
 from server.apis.openai.response_items import KeptItem
 from server.apis.openai.response_schemas import (
@@ -408,6 +408,8 @@ async def _conversation_of(request: web.Request, body: ResponsesRequest) -> tupl
     if (run := request.get(BACKGROUND_RUN)) is not None:
         return await asyncio.to_thread(store.request_of, run.queued["id"])
     before = History()
+    if (continued := body.conversation or body.previous_response_id) is not None:
+        await hold_history(request, continued)
     if body.conversation is not None:
         before = await asyncio.to_thread(store.conversation_history, owner, body.conversation)
     if body.previous_response_id is not None:
@@ -473,6 +475,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 async def input_items(request: web.Request) -> web.Response:
+    await hold_history(request, request.match_info["id"])
     items = await call_for_path(request, request.app[CONVERSATIONS].response_input)
     return encoded_response(await asyncio.to_thread(item_page, request, items))
 
