@@ -178,7 +178,7 @@ def _waits(answers: Sequence[Answer]) -> dict[str, float]:
         "first token, mean ms": mean(firsts),
         "between tokens, ms": median(between),
         "between tokens, mean ms": mean(between),
-        "longest gap, ms": median(1e3 * max(answer.gaps) for answer in answers),
+        "longest gap, ms": median(1e3 * max(answer.gaps, default=0.0) for answer in answers),
     }
 
 
