@@ -1,4 +1,4 @@
-// The page Tune: a new tuning from examples, those that were begun, and one of them with its losses and answers.
+// The page Tune: a form for a new tuning, the list of tunings, and a view of one with its losses and answers.
 
 import { Failure } from "../../components/failure.js";
 import { usePolling } from "../../components/polling.js";
