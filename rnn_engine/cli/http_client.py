@@ -62,7 +62,7 @@ class HttpClient:
         return self._call("PUT", path, content=file, params=dict(query), timeout=_WAITING)
 
     def send_form(self, path: str, fields: Mapping[str, str], file: BinaryIO) -> Json:
-        """Send a form with `fields` and a file, whose field is called `file`. The file is never in memory as a whole."""
+        """Send a form with `fields` and a file, whose field is called `file`. The file is read as it is sent."""
         return self._call("POST", path, data=dict(fields), files={"file": file}, timeout=_WAITING)
 
     def download(self, path: str, to: Path) -> None:
