@@ -51,10 +51,11 @@ class Draws:
     num_tokens: int
 
 
-def count_same(usual: GpuRunner, other: GpuRunner, draws: Draws) -> int:
+def count_same(usual: GpuRunner, other: GpuRunner, draws: Draws, part: float = ROUNDING) -> int:
     """Generate with both runners, and return the number of equal tokens before one that rounding decides.
 
-    Raises AssertionError if a logit differs by more than rounding explains, or a token that rounding does not decide.
+    Rounding may change a logit by `part` of the row's greatest. Raises AssertionError if a logit differs by more, or a
+    token that rounding does not decide.
     """
     numbers = uniforms_from(draws.seed, 0, draws.num_tokens, 1)
     tokens = list(draws.prompt)
@@ -62,7 +63,7 @@ def count_same(usual: GpuRunner, other: GpuRunner, draws: Draws) -> int:
         runner.write_state(0, None)
     for done, number in enumerate(numbers):
         rows = [run_step(runner, [TokenRun(0, tokens, rows=1)]).full_row(0).copy() for runner in (usual, other)]
-        rounding = ROUNDING * float(np.abs(rows[0]).max())
+        rounding = part * float(np.abs(rows[0]).max())
         assert np.abs(rows[0] - rows[1]).max() <= rounding
         drawn = [draw(row, draws.temperature, number) for row in rows]
         if drawn[0] != drawn[1]:

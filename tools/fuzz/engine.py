@@ -34,6 +34,7 @@ from tools.reliability_table import Row, command_line, finish, record_option, wh
 
 _TOGETHER = 25  # requests of a round of `draws`
 _COUNTS = (1, 8, 16, 32, 64)  # of tokens, for which `kernels` chooses variants
+_ROUNDING = 2e-4  # of the greatest logit of a row, in `kernels`
 _ROWS = 20  # of one sequence of `samplers`
 
 _seed = click.option("--seed", default=0, show_default=True)
@@ -100,8 +101,10 @@ class _Counting:
 def kernels(requests: int, choices: int, tokens: int, seed: int) -> None:
     """Check that the demo model generates the same tokens with random kernel variants.
 
-    Logits may differ by rounding alone (`ROUNDING` of the greatest). So a token is the same, with two exceptions: two
-    greedy candidates are that near to each other, or a random number is that near to the border between two tokens.
+    Logits may differ by rounding alone. So a token is the same, with two exceptions: two greedy candidates are that
+    near to each other, or a random number is that near to the border between two tokens. After some random prompts,
+    a change of the demo model's embeddings by 1e-7 changes a logit by 4e-5 of the greatest, so more is allowed here
+    than in the tests.
     """
     began, chance = time.monotonic(), np.random.default_rng(seed)
     limits = kernel_limits(open_checked("software")[0])
@@ -115,7 +118,7 @@ def kernels(requests: int, choices: int, tokens: int, seed: int) -> None:
                     prompt = chance.integers(model.shape.vocab_size, size=int(chance.integers(1, 65))).tolist()
                     temperature = float(chance.choice([0.0, 0.5, 1.0]))
                     drawn = Draws(prompt, seed + number * requests + request, temperature, tokens)
-                    ended += count_same(usual, other, drawn) < tokens
+                    ended += count_same(usual, other, drawn, _ROUNDING) < tokens
             click.echo(f"{(number + 1) * (requests // choices)} requests after {time.monotonic() - began:.0f} s")
         usual.close()
     click.echo(f"all logits within rounding; {ended} requests came to a token that rounding decides")
