@@ -49,8 +49,10 @@ export const findConversation = (id) => conversations.get().get(id);
  */
 export function putConversation(conversation) {
   const { id } = conversation;
+  const isKept = (findConversation(id)?.messages.length ?? 0) > 0;
   conversations.set(new Map(conversations.get()).set(id, conversation));
-  if (conversation.messages.length > 0 && !waiting.has(id)) waiting.set(id, setTimeout(() => write(id), WRITE_MS));
+  if (conversation.messages.length === 0 || waiting.has(id)) return;
+  waiting.set(id, setTimeout(() => write(id), isKept ? WRITE_MS : 0)); // another tab may open a new one at once
 }
 
 /**
