@@ -141,8 +141,15 @@ def make_app(
     app[CONVERSATIONS] = ConversationStore(app[FILES], settings.limits)
     app[BATCHES] = BatchStore(app[FILES], settings.limits)
     calls = InnerCalls(app, (telemetry_middleware, errors_middleware, *admitted))
-    app[RUNNER] = _make_runner(app, settings, calls)
     find_principal = _principals(settings).get
+    app[RUNNER] = BatchRunner(
+        app[BATCHES],
+        calls,
+        find_principal,
+        lambda: sum(info.num_slots for info in models.infos()),
+        settings.limits,
+        strict=settings.strict,
+    )
     app[BACKGROUND] = BackgroundRunner(app[CONVERSATIONS], calls, find_principal, lambda: app[LIFECYCLE].closing)
     app[TUNINGS] = TuningStore(app[FILES], settings.limits)
     app[TUNING_RUNNER] = TuningRunner(app[TUNINGS], models, find_principal, settings.loading, settings.tuning_share)
@@ -294,18 +301,6 @@ def open_collections(settings: ServerSettings) -> DocumentStore:
 async def _close_collections(app: web.Application) -> AsyncIterator[None]:
     yield
     app[COLLECTIONS].close()
-
-
-def _make_runner(app: web.Application, settings: ServerSettings, calls: InnerCalls) -> BatchRunner:
-    """Return the runner of the batches, whose lines it sends by `calls`."""
-    return BatchRunner(
-        app[BATCHES],
-        calls,
-        _principals(settings).get,
-        lambda: sum(info.num_slots for info in app[MODELS].infos()),
-        settings.limits,
-        strict=settings.strict,
-    )
 
 
 def _principals(settings: ServerSettings) -> Mapping[str, Principal]:

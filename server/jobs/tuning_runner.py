@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StepError
@@ -44,7 +43,6 @@ from server.jobs.tunings import (
     KEPT_CHECKPOINTS,
     Checkpoint,
     JobError,
-    Level,
     Number,
     TuningJob,
     TuningStatus,
@@ -68,6 +66,9 @@ _RETENTIONS: Final = (Retention(persistent=True), Retention(ttl=Quota().ttl), Re
 """How a state is kept: as the first of these that the server allows."""
 _STARTED: Final = "Fine-tuning job started"
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -182,7 +183,9 @@ class TuningRunner:
 
     async def resume(self, job: TuningJob) -> TuningJob:
         """Have a paused job go on. Raises InvalidRequestError unless it is paused, and StorageError."""
-        changed = await self._enter(job, "queued", "The job has been resumed, and is queued", among=["paused"])
+        changed = await self._tell(
+            self._store.enter, job, "queued", "The job has been resumed, and is queued", among=["paused"]
+        )
         self.wake()
         return changed
 
@@ -208,39 +211,20 @@ class TuningRunner:
         if self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    async def _enter(
-        self,
-        job: TuningJob,
-        status: TuningStatus,
-        message: str,
-        level: Level = "info",
-        *,
-        among: Collection[TuningStatus] | None = None,
-        error: JobError | None = None,
-        trained_tokens: int | None = None,
-    ) -> TuningJob:
-        enter = partial(self._store.enter, among=among, error=error, trained_tokens=trained_tokens)
-        changed = await asyncio.to_thread(enter, job, status, message, level)
-        await self._notify()
-        return changed
-
     async def _leave(
         self, job: TuningJob, status: TuningStatus, message: str, among: Collection[TuningStatus]
     ) -> TuningJob:
-        changed = await self._enter(job, status, message, among=among)
+        changed = await self._tell(self._store.enter, job, status, message, among=among)
         if (run := self._runs.get(job.id)) is not None:
             run.stop.set()
         return changed
 
-    async def _add_event(
-        self, job: TuningJob, message: str, level: Level = "info", data: Mapping[str, Number] | None = None
-    ) -> None:
-        await asyncio.to_thread(self._store.add_event, job, message, level, data)
-        await self._notify()
-
-    async def _notify(self) -> None:
+    async def _tell(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the store that adds an event, on a thread, and wake those who wait for events."""
+        result = await asyncio.to_thread(change, *args, **kwargs)
         async with self._news:
             self._news.notify_all()
+        return result
 
     # One task checks jobs, and another one trains. Each takes the jobs of some statuses, the oldest first.
 
@@ -271,13 +255,15 @@ class TuningRunner:
             if self._store.get(job.owner, job.id).status == "validating_files":
                 await self._fail(job, Failed("server_error", str(error)))
             else:
-                await self._enter(job, "paused", f"The job has been paused, since it can't go on: {error}", "error")
+                await self._tell(
+                    self._store.enter, job, "paused", f"The job has been paused, since it can't go on: {error}", "error"
+                )
         except RnnEngineError:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _RETRY_SECONDS)
 
     async def _check(self, job: TuningJob, run: _Run) -> None:
-        await self._add_event(job, f"Validating training file: {job.training_file}")
+        await self._tell(self._store.add_event, job, f"Validating training file: {job.training_file}")
         found: Answer = Failed("server_error", "the process that checks the data has ended without an answer")
         async with self._process("check", job, run) as process:
             async for answer in process.answers():
@@ -289,9 +275,9 @@ class TuningRunner:
             await self._fail(job, found)
             return
         for warning in found.warnings:
-            await self._add_event(job, f"{job.training_file}: {warning}", "warn")
+            await self._tell(self._store.add_event, job, f"{job.training_file}: {warning}", "warn")
         what = f"{found.num_examples} examples with {found.num_tokens} tokens, {found.num_learnt} of them learnt"
-        await self._enter(job, "queued", f"Files validated: {what}; moving job to queued state")
+        await self._tell(self._store.enter, job, "queued", f"Files validated: {what}; moving job to queued state")
         self.wake()
 
     async def _tune(self, job: TuningJob, run: _Run) -> None:
@@ -303,8 +289,8 @@ class TuningRunner:
                 run.tokens += int(event.data.get("tokens") or 0)
         message = "Fine-tuning job goes on" if _STARTED in run.told else _STARTED
         if job.status == "running":  # after a restart of the server
-            await self._add_event(job, message)
-        elif (await self._enter(job, "running", message)).status != "running":
+            await self._tell(self._store.add_event, job, message)
+        elif (await self._tell(self._store.enter, job, "running", message)).status != "running":
             return
         for _ in range(_MOST_STARTS):
             async with self._process("tune", job, run) as process:
@@ -400,7 +386,7 @@ class TuningRunner:
             message = (
                 f"The device has room for examples of {started.max_tokens} tokens, not {most}; longer ones are cut"
             )
-            await self._add_event(job, message, "warn")
+            await self._tell(self._store.add_event, job, message, "warn")
 
         def change(job: TuningJob) -> TuningJob:
             return replace(
@@ -436,7 +422,9 @@ class TuningRunner:
         try:
             await self._keep_state(job, name)
         except RnnEngineError as error:  # such as no room for more states
-            await self._add_event(job, f"The checkpoint of step {step} can't be kept: {error}", "warn")
+            await self._tell(
+                self._store.add_event, job, f"The checkpoint of step {step} can't be kept: {error}", "warn"
+            )
             return
         kept = Checkpoint(f"ftckpt_{uuid4().hex}", name, self._store.files.now(), step, finite(run.loss), finite(loss))
         checkpoints = (*job.checkpoints, kept)
@@ -446,7 +434,7 @@ class TuningRunner:
             async with self._states(job) as (_, states):
                 with suppress(RnnEngineError):  # such as one that its owner has deleted
                     await states.delete(checkpoint.state)
-        await self._add_event(job, f"Checkpoint created at step {step}: {job.model_name(name)}")
+        await self._tell(self._store.add_event, job, f"Checkpoint created at step {step}: {job.model_name(name)}")
 
     async def _add_once(
         self, job: TuningJob, run: _Run, message: str, data: Mapping[str, Number] | None = None
@@ -454,18 +442,22 @@ class TuningRunner:
         """Add an event, unless the job has it already: a run that goes on repeats what came after its checkpoint."""
         if message not in run.told:
             run.told.add(message)
-            await self._add_event(job, message, "info", data)
+            await self._tell(self._store.add_event, job, message, "info", data)
 
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
         await self._keep_state(job, job.state)
         await asyncio.to_thread(self._store.add_results, job)
         best = f"its state is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
         await self._add_once(job, run, f"New fine-tuned model created: {job.model_name(job.state)}; {best}")
-        await self._enter(job, "succeeded", "The job has successfully completed", trained_tokens=run.tokens)
+        await self._tell(
+            self._store.enter, job, "succeeded", "The job has successfully completed", trained_tokens=run.tokens
+        )
 
     async def _fail(self, job: TuningJob, failed: Failed) -> None:
         error = JobError(failed.code, failed.message, failed.param)
-        await self._enter(job, "failed", f"The job has failed: {failed.message}", "error", error=error)
+        await self._tell(
+            self._store.enter, job, "failed", f"The job has failed: {failed.message}", "error", error=error
+        )
 
     @asynccontextmanager
     async def _states(self, job: TuningJob) -> AsyncIterator[tuple[StateFiles, StateStore]]:
