@@ -159,24 +159,109 @@ def open_parts(
         if store is not None:
             undo.callback(store.close)
         template = load_chat_template(settings.chat_template, path)
-        chosen = load_tokenizer(settings.tokenizer, path, model.shape.vocab_size)
-        if isinstance(chosen, NoTokenizer) and settings.tokenizer == "auto":
-            _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, chosen.reason)
+        tokenizer = load_tokenizer(settings.tokenizer, path, model.shape.vocab_size)
+        if isinstance(tokenizer, NoTokenizer) and settings.tokenizer == "auto":
+            _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, tokenizer.reason)
         own_states = open_states(model, states)
-        num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
-        spare_bytes = config.device_capacity + num_drafting * spare_slot_bytes(model.shape)
-        size = RunnerSize(num_slots=num_slots, spare_bytes=spare_bytes)
-        choice, plan = place_model(model, settings, size)
-        device = choice.device
-        reranker = None
-        reranker_path = settings.reranker or find_reranker(path)
-        if reranker_path is not None:
+        heads = TaskHeads(model) if isinstance(model.shape, ShapeV7Embedding) else None
+        loaded = _load_onto_device(
+            model, path, settings, num_slots=num_slots, cache_bytes=config.device_capacity, progress=progress
+        )
+        undo.callback(loaded.close)
+        fingerprint = model.fingerprint
+        first_slab = num_slots + len(loaded.drafts.spare_slots)
+        kept = _open_cache(loaded.runner, first_slab, f"{fingerprint} {loaded.weights}", config, store)
+        named_states = share_names(store, own_states, fingerprint, states)
+        undo.pop_all()
+
+    def load_again(progress: Progress) -> Runner:
+        with open_file() as again:
+            if again.fingerprint != fingerprint:
+                raise ModelError(f"{path}: the weights have changed since they were loaded; restart the server")
+            return loaded.load(again, loaded.device, progress)
+
+    _log.info(
+        "%s: device %s, weights %s%s, %d slots. Why this device: %s",
+        name or model_name(path),
+        "the processor, with numpy" if loaded.device == "cpu" else loaded.device_name,
+        loaded.weights,
+        " (the best format that fits)" if settings.weights == AUTO else "",
+        num_slots,
+        loaded.reason,
+    )
+    return assemble(
+        loaded.runner,
+        tokenizer,
+        model=name or model_name(path),
+        device=loaded.device_name,
+        weights=loaded.weights,
+        device_memory=loaded.memory,
+        num_slots=num_slots,
+        own_states=own_states,
+        cache=kept,
+        folders=folders,
+        load_runner=load_again,
+        states=named_states,
+        store=store,
+        drafts=loaded.drafts,
+        loras=loras,
+        chat_template=template,
+        heads=heads,
+        reranker=loaded.reranker,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model and perhaps its reranker on a device, and how they came there."""
+
+    runner: Runner
+    reranker: Reranker | None
+    device: str  # to load on it again: an index, a name, or cpu
+    reason: str  # why this device, in words for the log
+    weights: str
+    drafts: DraftSettings
+    load: Callable[[OpenModel, str, Progress], Runner]  # loads the model onto a device with the same settings
+
+    @property
+    def device_name(self) -> str:
+        return self.runner.device.info.name if isinstance(self.runner, GpuRunner) else self.device
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The device's memory that both take; None on the CPU."""
+        if not isinstance(self.runner, GpuRunner):
+            return None
+        taken = [self.runner.memory]
+        if self.reranker is not None and self.reranker.memory is not None:
+            taken.append(self.reranker.memory)
+        return DeviceMemory.sum(taken)
+
+    def close(self) -> None:
+        with ExitStack() as both:
+            both.callback(self.runner.close)
+            if self.reranker is not None:
+                both.callback(self.reranker.close)
+
+
+def _load_onto_device(
+    model: OpenModel, path: Path, settings: LoadSettings, *, num_slots: int, cache_bytes: int, progress: Progress
+) -> _Loaded:
+    """Choose a device, and load `model` and its reranker onto it. If this raises an exception, nothing stays there.
+
+    The spare slots are for drafts and for `cache_bytes` of cached states.
+    """
+    num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
+    size = RunnerSize(num_slots, spare_bytes=cache_bytes + num_drafting * spare_slot_bytes(model.shape))
+    choice, plan = place_model(model, settings, size)
+    reranker = None
+    with ExitStack() as undo:
+        if (reranker_path := settings.reranker or find_reranker(path)) is not None:
             reranker = Reranker(
-                reranker_path, model.shape, device, weights=plan.weights, num_slots=num_slots, progress=progress
+                reranker_path, model.shape, choice.device, weights=plan.weights, num_slots=num_slots, progress=progress
             )
             undo.callback(reranker.close)
-            _, plan = place_model(model, replace(settings, device=device), size)  # in the memory that is left
-        heads = TaskHeads(model) if isinstance(model.shape, ShapeV7Embedding) else None
+            _, plan = place_model(model, replace(settings, device=choice.device), size)  # in the memory that is left
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -190,55 +275,19 @@ def open_parts(
                 progress=progress,
             )
 
-        runner = load(model, device, progress)
-        undo.callback(runner.close)
-        fingerprint = model.fingerprint
-        num_drafting = min(num_drafting, runner.num_slots - num_slots)
-        drafts = DraftSettings(settings.speculate, range(num_slots, num_slots + num_drafting))
-        kept = _open_cache(runner, num_slots + num_drafting, f"{fingerprint} {plan.weights}", config, store)
-        named_states = share_names(store, own_states, fingerprint, states)
+        runner = load(model, choice.device, progress)
         undo.pop_all()
-    on_gpu = runner if isinstance(runner, GpuRunner) else None
-    device_name = "the processor, with numpy" if on_gpu is None else on_gpu.device.info.name
-    _log.info(
-        "%s: device %s, weights %s%s, %d slots. Why this device: %s",
-        name or model_name(path),
-        device_name,
-        plan.weights,
-        " (the best format that fits)" if settings.weights == AUTO else "",
-        num_slots,
-        choice.reason,
-    )
-    taken = [on_gpu.memory] if on_gpu is not None else []
-    if reranker is not None and reranker.memory is not None:
-        taken.append(reranker.memory)
-    same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
-
-    def load_again(progress: Progress) -> Runner:
-        with open_file() as again:
-            if again.fingerprint != fingerprint:
-                raise ModelError(f"{path}: the weights have changed since they were loaded; restart the server")
-            return load(again, same_device, progress)
-
-    return assemble(
+    device = choice.device
+    if device == "auto" and isinstance(runner, GpuRunner):
+        device = runner.device.info.name
+    return _Loaded(
         runner,
-        chosen,
-        model=name or model_name(path),
-        device=device if on_gpu is None else on_gpu.device.info.name,
-        weights=plan.weights,
-        device_memory=DeviceMemory.sum(taken) if taken else None,
-        num_slots=num_slots,
-        own_states=own_states,
-        cache=kept,
-        folders=folders,
-        load_runner=load_again,
-        states=named_states,
-        store=store,
-        drafts=drafts,
-        loras=loras,
-        chat_template=template,
-        heads=heads,
-        reranker=reranker,
+        reranker,
+        device,
+        choice.reason,
+        plan.weights,
+        DraftSettings(settings.speculate, range(num_slots, min(num_slots + num_drafting, runner.num_slots))),
+        load,
     )
 
 
