@@ -110,6 +110,8 @@ class Tuner:
         StateError if `init` or the checkpoint can't be used.
         """
         check_finite("checkpoint_seconds", checkpoint_seconds)
+        if resume and checkpoint is None:
+            raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
         path = locate_model(model)
         with open_merged(path, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             self.state_files = StateFiles(opened.shape, opened.fingerprint, base=metal_fingerprint(opened))
@@ -138,7 +140,7 @@ class Tuner:
                 device_memory=device_memory,
                 progress=progress,
             )
-        self._run: dict[str, object] = {
+        run = {
             "model": self.state_files.model,
             "weights": weights,
             "data": self.data.digest,
@@ -148,13 +150,11 @@ class Tuner:
             "most tokens and documents of a call": [max_tokens, max_documents],
             "settings": asdict(settings),
         }
-        self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._checkpoint_seconds = checkpoint_seconds
-        self._saved_at = time.monotonic()
+        self._checkpoint = None if checkpoint is None else _Checkpoint(Path(checkpoint), checkpoint_seconds, run)
         try:
             self._tuning = Tuning(self._trainer, self.data, settings, self._start.state, rest)
-            if resume:
-                self._resume()
+            if resume and self._checkpoint is not None:
+                self._tuning.resume(self._checkpoint.load())
         except BaseException:
             self._trainer.close()
             raise
@@ -202,11 +202,12 @@ class Tuner:
         """
         try:
             for event in self._tuning.run():
-                if self._checkpoint is not None and time.monotonic() - self._saved_at > self._checkpoint_seconds:
-                    self._save_checkpoint()
+                if self._checkpoint is not None and self._checkpoint.is_due:
+                    self._checkpoint.save(self._tuning.progress)
                 yield event
         finally:
-            self._save_checkpoint()
+            if self._checkpoint is not None:
+                self._checkpoint.save(self._tuning.progress)
 
     def run(self, on_event: OnEvent = _ignore_event) -> State:
         """Run to the end, call `on_event` with each event, and return the best state. Raises as `events` does."""
@@ -258,16 +259,6 @@ class Tuner:
         state = State.read(init, self.state_files, any_model=any_model) if isinstance(init, str | Path) else init
         return state.frozen
 
-    def _resume(self) -> None:
-        if self._checkpoint is None:
-            raise InvalidRequestError("resume", True, "false, since there is no checkpoint")
-        self._tuning.resume(load_checkpoint(self._checkpoint, self._run))
-
-    def _save_checkpoint(self) -> None:
-        if self._checkpoint is not None:
-            save_checkpoint(self._checkpoint, self._tuning.progress, self._run)
-            self._saved_at = time.monotonic()
-
     def _as_state(self, arrays: Arrays) -> State:
         start = self._start
         return State(arrays, self.state_files, num_tokens=start.num_tokens, last_tokens=start.last_tokens)
@@ -277,6 +268,29 @@ class Tuner:
         if self._train_shifts and self._start.num_tokens == 0:
             return maker.template.follow("")  # as after a text of unknown length, since shifts come from a text
         return text_before_chat(maker, self._start, maker.template)
+
+
+class _Checkpoint:
+    """The file in which a run is kept, at least each `seconds` while it goes on. `run` identifies the run."""
+
+    def __init__(self, path: Path, seconds: float, run: Mapping[str, object]) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._run = run
+        self._saved_at = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._saved_at > self._seconds
+
+    def save(self, progress: Progress) -> None:
+        """Raise OSError if the file can't be written."""
+        save_checkpoint(self._path, progress, self._run)
+        self._saved_at = time.monotonic()
+
+    def load(self) -> Progress:
+        """Raise StateError if the file can't be read or belongs to another run."""
+        return load_checkpoint(self._path, self._run)
 
 
 _FORMS: Final[Mapping[str, ExportForm]] = {
