@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
 from numpy.typing import NDArray
 
+from rnn_engine.files import read_record, write_record
 from rnn_engine.gpu import DeviceInfo, list_devices
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import OpenModel
@@ -23,6 +26,9 @@ _PROMPT, _GENERATED = 500, 100  # tokens of a typical request
 _TIMES_FASTER: Final = 2  # by which numpy must be faster to be chosen
 _LAYERS: Final = (1, 3)  # of the two partial models that are measured
 _REPEATS: Final = 3
+_RECORD: Final = "device.json"  # in the folder of cached states
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,18 @@ class DeviceChoice:
     reason: str
 
 
-def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -> DeviceChoice:
+def choose_device(
+    model: OpenModel, device: str, weights: str, num_slots: int, cache_folder: Path | None = None
+) -> DeviceChoice:
     """Choose "cpu", which means numpy, if that is more than twice as fast as the software driver; else `device`.
 
     Only for "auto", and only if every WebGPU device is a software driver, the first layers of `model` are run with both
     to measure them, which takes about a second. If there is no room for the weights in f32, numpy is not tried.
     `weights` is the format of the weights on the software device.
+
+    States are continued only with the weights with which they were made, and numpy has other ones. So the choice is
+    recorded in `cache_folder`, the folder of cached states. Later loads of the same model with that folder choose the
+    same without measuring.
     """
     if device != "auto":
         return DeviceChoice(device, "as --device says")
@@ -60,18 +72,42 @@ def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -
         return DeviceChoice(device, _why_first(devices))
     if sum(4 * prod(info.shape) for info in model.tensors.values()) > psutil.virtual_memory().available // 2:
         return DeviceChoice(device, "no GPU was found, and numpy has no room for the weights in f32")
+    if cache_folder is None:
+        return _measure(model, weights, num_slots, devices[0].name)
+    record = cache_folder / _RECORD
+    choice = _recall(record, model)
+    if choice is None:
+        choice = _measure(model, weights, num_slots, devices[0].name)
+        try:
+            write_record(record, {"model": model.fingerprint, "device": choice.device, "reason": choice.reason})
+        except OSError as error:
+            _log.warning("the choice of the device can't be recorded, so the next load measures again: %s", error)
+    return choice
+
+
+def _recall(record: Path, model: OpenModel) -> DeviceChoice | None:
+    """Return the choice that an earlier load of `model` wrote to `record`; None if there is none."""
+    kept = read_record(record) or {}
+    if kept.get("model") != model.fingerprint:
+        return None
+    reason = f"as {record} says, so that kept states can be used; when it was written, {kept['reason']}"
+    return DeviceChoice(kept["device"], reason)
+
+
+def _measure(model: OpenModel, weights: str, num_slots: int, software_name: str) -> DeviceChoice:
+    """Measure `model` on the software driver and with numpy, and choose one."""
     software = measure_speed(model, partial(load_runner, weights=weights, num_slots=num_slots))
     numpy = measure_speed(model, partial(load_runner, device="cpu", num_slots=num_slots))
     measured = (
-        f"no GPU was found, and one client's prompts and answers run at about {software.prompt:.0f} and "
-        f"{software.answer:.0f} tokens/s on {devices[0].name}, and at {numpy.prompt:.0f} and {numpy.answer:.0f} with "
+        f"no GPU was found, and one client's prompts and answers ran at about {software.prompt:.0f} and "
+        f"{software.answer:.0f} tokens/s on {software_name}, and at {numpy.prompt:.0f} and {numpy.answer:.0f} with "
         "numpy"
     )
     times = software.request_seconds / numpy.request_seconds
     if times > _TIMES_FASTER:
         return DeviceChoice("cpu", measured)
     why = "" if times <= 1 else f"; numpy is used only if it is {_TIMES_FASTER} times as fast"
-    return DeviceChoice(device, f"{measured}{why}")
+    return DeviceChoice("auto", f"{measured}{why}")
 
 
 def _why_first(devices: Sequence[DeviceInfo]) -> str:

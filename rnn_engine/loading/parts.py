@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -164,9 +164,7 @@ def open_parts(
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, tokenizer.reason)
         own_states = open_states(model, states)
         heads = TaskHeads(model) if isinstance(model.shape, ShapeV7Embedding) else None
-        loaded = _load_onto_device(
-            model, path, settings, num_slots=num_slots, cache_bytes=config.device_capacity, progress=progress
-        )
+        loaded = _load_onto_device(model, path, settings, num_slots=num_slots, config=config, progress=progress)
         undo.callback(loaded.close)
         fingerprint = model.fingerprint
         first_slab = num_slots + len(loaded.drafts.spare_slots)
@@ -245,15 +243,15 @@ class _Loaded:
 
 
 def _load_onto_device(
-    model: OpenModel, path: Path, settings: LoadSettings, *, num_slots: int, cache_bytes: int, progress: Progress
+    model: OpenModel, path: Path, settings: LoadSettings, *, num_slots: int, config: CacheConfig, progress: Progress
 ) -> _Loaded:
     """Choose a device, and load `model` and its reranker onto it. If this raises an exception, nothing stays there.
 
-    The spare slots are for drafts and for `cache_bytes` of cached states.
+    The spare slots are for drafts and for the cached states that `config` has on the device.
     """
     num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
-    size = RunnerSize(num_slots, spare_bytes=cache_bytes + num_drafting * spare_slot_bytes(model.shape))
-    choice, plan = place_model(model, settings, size)
+    size = RunnerSize(num_slots, spare_bytes=config.device_capacity + num_drafting * spare_slot_bytes(model.shape))
+    choice, plan = place_model(model, settings, size, None if config.disk is None else config.disk.folder)
     reranker = None
     with ExitStack() as undo:
         if (reranker_path := settings.reranker or find_reranker(path)) is not None:
@@ -261,7 +259,7 @@ def _load_onto_device(
                 reranker_path, model.shape, choice.device, weights=plan.weights, num_slots=num_slots, progress=progress
             )
             undo.callback(reranker.close)
-            _, plan = place_model(model, replace(settings, device=choice.device), size)  # in the memory that is left
+            plan = _plan(model, choice.device, settings, size)  # in the memory that is left
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -291,17 +289,22 @@ def _load_onto_device(
     )
 
 
-def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[DeviceChoice, MemoryPlan]:
+def place_model(
+    model: OpenModel, settings: LoadSettings, size: RunnerSize, cache_folder: Path | None = None
+) -> tuple[DeviceChoice, MemoryPlan]:
     """Choose the device for `model`, its weight format there, and the memory for spare slots.
 
     For the setting "auto", the device may be "cpu"; see `choose_device`. Raises as `plan_memory` does.
     """
-    plan_on = partial(plan_memory, model, size=size, weights=settings.weights, device_memory=settings.device_memory)
-    plan = plan_on(settings.device)
+    plan = _plan(model, settings.device, settings, size)
     if not cpu_has(settings.weights) and settings.device == "auto":
         return DeviceChoice("auto", f"numpy has no weights in {settings.weights}"), plan
-    choice = choose_device(model, settings.device, plan.weights, size.num_slots)
-    return choice, plan if choice.device == settings.device else plan_on(choice.device)
+    choice = choose_device(model, settings.device, plan.weights, size.num_slots, cache_folder)
+    return choice, plan if choice.device == settings.device else _plan(model, choice.device, settings, size)
+
+
+def _plan(model: OpenModel, device: str, settings: LoadSettings, size: RunnerSize) -> MemoryPlan:
+    return plan_memory(model, device, size, weights=settings.weights, device_memory=settings.device_memory)
 
 
 def assemble(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.engine import Engine
+from rnn_engine.files import write_record
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.loading import device_choice
 from rnn_engine.loading.device_choice import FirstLayers, Speed, choose_device, measure_speed
@@ -18,7 +19,9 @@ from rnn_engine.loading.parts import place_model
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import OpenModel
+from rnn_engine.requests import GenerateRequest, Started
 from rnn_engine.types import Model, Runner, TokenRun, run_step
+from states.cache.config import CacheConfig, DiskConfig
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 SOFTWARE = DeviceInfo(0, "software", "software", "Vulkan", "any")
@@ -111,6 +114,66 @@ async def test_the_log_says_where_a_model_runs_and_why(
         await engine.close()
     [line] = [message for message in caplog.messages if message.startswith("tiny: device ")]
     assert words in line
+
+
+def test_the_choice_of_a_folder_of_cached_states_is_kept(
+    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices(monkeypatch, SOFTWARE)
+    speeds(monkeypatch, Speed(100, 10), Speed(300, 30))
+    first = choose_device(model, "auto", "f16", 4, tmp_path)
+    monkeypatch.setattr(device_choice, "measure_speed", None)  # nothing is measured again
+    again = choose_device(model, "auto", "f16", 2, tmp_path)
+    assert (first.device, again.device) == ("cpu", "cpu")
+    reason = f"as {tmp_path / 'device.json'} says, so that kept states can be used; when it was written, {first.reason}"
+    assert again.reason == reason
+    assert choose_device(model, "0", "f16", 4, tmp_path).device == "0"
+    devices(monkeypatch, SOFTWARE, DISCRETE)
+    assert choose_device(model, "auto", "f16", 4, tmp_path).device == "auto"
+
+
+@pytest.mark.parametrize("spoilt", ["another model", "damaged"])
+def test_a_record_that_does_not_fit_is_written_anew(
+    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
+) -> None:
+    devices(monkeypatch, SOFTWARE)
+    record = tmp_path / "device.json"
+    if spoilt == "damaged":
+        record.write_text('{"device": "cpu"}')
+    else:
+        write_record(record, {"model": "another", "device": "cpu", "reason": "it was faster"})
+    speeds(monkeypatch, Speed(100, 10), Speed(100, 10))
+    assert choose_device(model, "auto", "f16", 4, tmp_path).device == "auto"
+    assert choose_device(model, "auto", "f16", 4, tmp_path).reason.startswith(f"as {record} says")
+
+
+def test_a_choice_that_cannot_be_recorded_is_measured_again(
+    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices(monkeypatch, SOFTWARE)
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        speeds(monkeypatch, Speed(100, 10), Speed(300, 30))
+        assert choose_device(model, "auto", "f16", 4, tmp_path / "file").device == "cpu"
+    assert "can't be recorded, so the next load measures again" in caplog.text
+
+
+async def test_cached_states_are_found_after_a_restart_that_would_have_chosen_another_device(
+    model: OpenModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices(monkeypatch, SOFTWARE)
+    cache = CacheConfig(disk=DiskConfig(tmp_path / "states", write_after=0))
+    prompt = tuple(range(1, 9))
+    cached = []
+    for numpy in (Speed(300, 30), Speed(50, 5)):
+        speeds(monkeypatch, Speed(100, 10), numpy)
+        engine = await Engine.load(model.path, num_slots=1, cache=cache)
+        assert engine.info.device == "cpu"
+        async for event in engine.generate(GenerateRequest(prompt, max_tokens=1)):
+            if isinstance(event, Started):
+                cached.append(event.cached_tokens)
+        await engine.close()
+    assert cached == [0, len(prompt)]
 
 
 def test_the_reason_names_the_number_of_devices(model: OpenModel, monkeypatch: pytest.MonkeyPatch) -> None:
