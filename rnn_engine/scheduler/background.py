@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from rnn_engine.scheduler.meter import Meter, StepCosts, StepTimes
 
-LENGTHENING = 0.25  # of steps with foreground requests, in the mean: a share of their time
+LENGTHENING = 0.15  # of steps with foreground requests, in the mean: a share of their time
 QUIET_SECONDS = 10.0  # without foreground requests, after which steps may be as long as they are without such requests
 _MOST_OF_PROMPT = 0.5  # of the mean time of a prompt: the time of a step for which the next request may have to wait
 _LEAST_TIMES = 1.25  # times the time of one token, which such a step may take in any case
@@ -31,9 +31,13 @@ class BackgroundShare:
         """Record that a foreground request has come or runs at the time `now`."""
         self._last_foreground = now
 
-    def note_step(self, times: StepTimes) -> None:
-        """Update the mean durations of steps with one that was collected."""
-        self._costs.note(times.tokens, times.seconds / times.num_steps)
+    def note_step(self, times: StepTimes, now: float) -> None:
+        """Update the mean durations of steps with one whose outcome has been processed at the time `now`.
+
+        The host's work counts, too, unless the device had its next step meanwhile.
+        """
+        seconds = times.seconds if times.was_ahead else now - times.begun
+        self._costs.note(times.tokens, seconds / times.num_steps)
 
     def is_quiet(self, now: float) -> bool:
         """Return True if no foreground request has come or run for a while, so that none is expected soon."""

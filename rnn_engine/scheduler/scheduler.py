@@ -534,7 +534,7 @@ class Scheduler:
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)
         self._drafts.note_step(step.times, self._clock())
         if step.times.was_ahead or not self._steps:  # else its time may include that of the step behind it
-            self._background.note_step(step.times)
+            self._background.note_step(step.times, self._clock())
         return deliveries
 
     def _suspend(self) -> list[Delivery]:

@@ -9,7 +9,9 @@ from statistics import mean
 import pytest
 
 from rnn_engine.requests import Client, GenerateRequest, SamplingParams
-from rnn_engine.scheduler.background import LENGTHENING, QUIET_SECONDS
+from rnn_engine.scheduler.background import LENGTHENING, QUIET_SECONDS, BackgroundShare
+from rnn_engine.scheduler.meter import Meter, StepTimes
+from rnn_engine.scheduler.phases import DECODE
 from rnn_engine.types import Batch, Ticket
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients
@@ -63,6 +65,21 @@ def test_chats_beside_a_batch_wait_little_longer_than_alone(step: float, token: 
     assert mean(beside.between) < (LENGTHENING + 1.1) * mean(alone.between)
     assert mean(beside.firsts) < 1.5 * mean(alone.firsts)
     assert beside.tokens[BATCH] > 500
+
+
+def test_the_hosts_work_for_background_tokens_counts_as_time_of_their_steps() -> None:
+    share = BackgroundShare(Meter(lambda: 0.0))
+    for _ in range(3):
+        for tokens, host in ((1, 0.001), (8, 0.004)):
+            times = StepTimes(0.0, [DECODE] * tokens, [1] * tokens, 1)
+            times.collected = 0.001
+            share.note_step(times, times.collected + host)
+    assert share.count_tokens(1, 7) == 0  # although the device takes no longer
+    for _ in range(round(0.003 / (LENGTHENING * 0.002))):
+        share.charge(1, 0, 1)
+    assert share.count_tokens(1, 7) == 7
+    share.charge(1, 7, 1)
+    assert share.count_tokens(1, 7) == 0
 
 
 def test_a_batch_takes_part_in_all_steps_of_a_device_on_which_that_costs_little() -> None:
