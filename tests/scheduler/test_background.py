@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from random import Random
 from statistics import mean
@@ -70,12 +71,12 @@ def test_chats_beside_a_batch_wait_little_longer_than_alone(step: float, token: 
 def test_the_hosts_work_for_background_tokens_counts_as_time_of_their_steps() -> None:
     share = BackgroundShare(Meter(lambda: 0.0))
     for _ in range(3):
-        for tokens, host in ((1, 0.001), (8, 0.004)):
+        for tokens, host in ((1, 0.001), (8, 0.002)):
             times = StepTimes(0.0, [DECODE] * tokens, [1] * tokens, 1)
             times.collected = 0.001
             share.note_step(times, times.collected + host)
     assert share.count_tokens(1, 7) == 0  # although the device takes no longer
-    for _ in range(round(0.003 / (LENGTHENING * 0.002))):
+    for _ in range(math.ceil(0.001 / (LENGTHENING * 0.002))):
         share.charge(1, 0, 1)
     assert share.count_tokens(1, 7) == 7
     share.charge(1, 7, 1)
