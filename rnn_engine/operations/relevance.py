@@ -84,7 +84,10 @@ def method(engine: EngineLike) -> Method:
     if info.embedding is None:
         return "yes_no"
     if info.embedding.reranker is None:
-        message = f"the model {info.model} was made for vectors and has no reranker; its operator can load one with it"
+        message = (
+            f"the model {info.model} was made for vectors and has no reranker; its operator can load it with one, by "
+            "--reranker or by reranker_path of /admin/models/load"
+        )
         raise InvalidRequestError("model", info.model, "a model with a reranker, or a language model", message)
     return "reranker"
 

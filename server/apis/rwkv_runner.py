@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from aiohttp import web
@@ -23,7 +25,8 @@ _STATUSES: dict[ModelStatus, Literal[0, 2, 3]] = {"loaded": 3, "loading": 2, "un
 
 
 class SwitchModelRequest(RequestBody):
-    """A model to load in place of the default model. `strategy` has no effect: the server's options count."""
+    """A model to load in place of the default model. A file that is served, or was, is loaded with the name, LoRAs,
+    states and reranker that it had. `strategy` has no effect: the server's options count."""
 
     always_strict: ClassVar = True
 
@@ -34,7 +37,8 @@ class SwitchModelRequest(RequestBody):
     )
     tokenizer: str | None = Field(
         default=None,
-        description="The path of a tokenizer in the folder of models; null or empty: as the server chooses.",
+        description="The path of a tokenizer in the folder of models; null or empty: the one that the model had, or as "
+        "the server chooses.",
     )
     deploy: Annotated[Literal[False], only(False, because="API keys with scopes say who may load models")] = Field(
         default=False, description="Only false."
@@ -67,15 +71,20 @@ async def switch_model(request: web.Request) -> web.Response:
     body = await read_body(request, SwitchModelRequest)
     models = request.app[MODELS]
     if body.model:
-        await models.replace_default(await asyncio.to_thread(_order, body, folder_of(request)))
+        orders = [model.order for model in models]
+        await models.replace_default(await asyncio.to_thread(_order, body, folder_of(request), orders))
     else:
         await models.default.unload(withdraw=True)
     return _success()
 
 
-def _order(body: SwitchModelRequest, folder: ModelFolder) -> LoadOrder:
+def _order(body: SwitchModelRequest, folder: ModelFolder, known: Sequence[LoadOrder]) -> LoadOrder:
+    """Return the order to load the file that `body` names: that of `known` for the same file, or a new one."""
     path = folder.find(body.model)
-    return LoadOrder(model_name(path), path, tokenizer=str(folder.find(body.tokenizer)) if body.tokenizer else None)
+    tokenizer = str(folder.find(body.tokenizer)) if body.tokenizer else None
+    new = LoadOrder(model_name(path), path)
+    order = next((order for order in known if order.path.resolve() == path.resolve()), new)
+    return replace(order, tokenizer=tokenizer or order.tokenizer)
 
 
 async def update_config(request: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ from server.core.settings import ServerSettings
 from server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape
-from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.models import embedding_shape, random_model, reranker_shape, save_safetensors, tiny_shape
 
 SWITCH, UPDATE = "/switch-model", "/update-config"
 
@@ -49,6 +49,22 @@ async def test_another_model_takes_the_place_of_the_default_one(client: Client) 
     assert [model.status for model in client.app[MODELS]] == ["unloaded", "loaded"]
     response = await client.post(SWITCH, json={"model": "", "strategy": ""})
     assert (await response.json(), (await status_of(client))["status"]) == ("success", 0)
+
+
+async def test_a_model_that_was_served_comes_back_with_its_name_and_its_reranker(tmp_path: Path) -> None:
+    pair = tiny_shape(width=128, head_size=64, vocab=96)
+    for name, shape in {"vectors": embedding_shape(pair), "ranks": reranker_shape(pair), "two": tiny_shape()}.items():
+        save_safetensors(random_model(shape, seed=1), tmp_path / f"{name}.st", "f32")
+    choice = EngineChoice(tmp_path / "vectors.st", LoadSettings("cpu", "none", reranker=tmp_path / "ranks.st"), 2)
+    models = await load_models(choice, [NamedModel("search", tmp_path / "vectors.st")], None, load_engine)
+    async with TestClient(TestServer(make_app(models, ServerSettings(model_folder=tmp_path)))) as client:
+        for file in ("two.st", "vectors.st"):
+            assert (await client.post(SWITCH, json={"model": file})).status == 200
+        assert [model.name for model in models] == ["search", "two"]
+        info = models.default.info
+        assert info is not None
+        assert info.embedding is not None
+        assert (info.model, info.embedding.reranker) == ("search", "ranks")
 
 
 @pytest.mark.parametrize(
