@@ -13,6 +13,7 @@ from __future__ import annotations
 from rnn_engine.scheduler.meter import Meter, StepCosts, StepTimes
 
 LENGTHENING = 0.15  # of steps with foreground requests, in the mean: a share of their time
+PROMPT_SECONDS = 1.0  # in which foreground prompts run alone; if they go on, they leave time as other steps do
 QUIET_SECONDS = 10.0  # without foreground requests, after which steps may be as long as they are without such requests
 _MOST_OF_PROMPT = 0.5  # of the mean time of a prompt: the time of a step for which the next request may have to wait
 _LEAST_TIMES = 1.25  # times the time of one token, which such a step may take in any case
@@ -25,6 +26,7 @@ class BackgroundShare:
         self._meter = meter
         self._costs = StepCosts()
         self._last_foreground = float("-inf")  # when such a request came or ran, by the scheduler's clock
+        self._prompts_since: float | None = None  # since when each step had a foreground prompt
         self._credit = 0.0  # seconds by which the next steps with foreground requests may take longer
 
     def note_foreground(self, now: float) -> None:
@@ -47,6 +49,18 @@ class BackgroundShare:
     def longest_step(self) -> float:
         """The seconds that a step of background requests alone may take while foreground requests are expected."""
         return max(_MOST_OF_PROMPT * (self._meter.prompt_seconds or 0.0), _LEAST_TIMES * self._costs.estimate(1))
+
+    def must_wait(self, now: float, *, has_prompt: bool) -> bool:
+        """Return True if no background token may run in the next step, because a foreground prompt runs in it.
+
+        `has_prompt` if one does. Prompts that follow one another do not keep background sequences waiting for ever.
+        """
+        if not has_prompt:
+            self._prompts_since = None
+            return False
+        if self._prompts_since is None:
+            self._prompts_since = now
+        return now - self._prompts_since < PROMPT_SECONDS
 
     def count_tokens(self, foreground: int, wanted: int) -> int:
         """Return how many of `wanted` background tokens may run in a step with `foreground` tokens of other requests.

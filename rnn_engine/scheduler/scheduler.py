@@ -452,21 +452,25 @@ class Scheduler:
     def _divide_step(self, live: list[SlotSequence]) -> tuple[list[SlotSequence], list[TokenDemand], list[int]]:
         """Return which of the sequences `live` run in the next step, their demands, and how many tokens each runs.
 
-        All run except those in the background for which there is no time beside other requests. None of these run
-        beside the prompt of another request, whose client waits.
+        All run except those in the background for which there is no time beside other requests.
         """
         foreground, background = live, list[SlotSequence]()
         if self._is_restrained():
             foreground = _foreground(live)
             background = [one for one in live if one.request.client.is_background]
         choose_drafts(self._drafts, foreground)
-        demands, counts = self._allocate(foreground, self._runner.max_tokens, self._runner.max_rows)
-        if not background or any(isinstance(one.phase, Prompt) for one in foreground):
+        max_tokens, max_rows = self._runner.max_tokens, self._runner.max_rows
+        demands, counts = self._allocate(foreground, max_tokens, max_rows)
+        has_prompt = any(isinstance(one.phase, Prompt) for one in foreground)
+        if not background or self._background.must_wait(self._clock(), has_prompt=has_prompt):
             return foreground, demands, counts
         num_tokens = sum(counts)
-        wanted = min(sum(one.phase.demand(one).tokens for one in background), self._runner.max_tokens - num_tokens)
+        kept = min(num_tokens, max(len(foreground), max_tokens // 2))  # of these, if the background needs the others
+        wanted = min(sum(one.phase.demand(one).tokens for one in background), max_tokens - kept)
         more = self._background.count_tokens(num_tokens, wanted)
-        rows = self._runner.max_rows - sum(map(count_rows, demands, counts))
+        if num_tokens + more > max_tokens:
+            demands, counts = self._allocate(foreground, max_tokens - more, max_rows)
+        rows = max_rows - sum(map(count_rows, demands, counts))
         more_demands, more_counts = self._allocate(background[: min(more, rows)], more, rows)
         return foreground + background[: len(more_counts)], demands + more_demands, counts + more_counts
 

@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from rnn_engine.requests import Client, GenerateRequest, SamplingParams
-from rnn_engine.scheduler.background import LENGTHENING, QUIET_SECONDS, BackgroundShare
+from rnn_engine.scheduler.background import LENGTHENING, PROMPT_SECONDS, QUIET_SECONDS, BackgroundShare
 from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.phases import DECODE
 from rnn_engine.types import Batch, Ticket
@@ -52,6 +52,15 @@ class ModelledTraffic(Traffic):
         self.runner = RecordingRunner(8, step_seconds, token_seconds, clock)
         super().__init__(self.runner, 8, clock, batches)
 
+    def run_prompts(self, seconds: float) -> None:
+        """Run for `seconds`, in which three chats always read prompts that need several steps, and write two tokens."""
+        end = self._clock.now() + seconds
+        while self._clock.now() < end:
+            self._submit_lines()
+            for _ in range(3 - self._count(CHATS)):
+                self._submit(CHATS, 600, 2, self._clock.now())
+            self._step()
+
 
 DEVICES = [(0.003, 0.0002), (0.001, 0.001), (0.008, 0.0001), (0.005, 0.00005)]
 """Seconds of a step and of each of its tokens: from one where tokens cost most to one where they cost little."""
@@ -81,6 +90,21 @@ def test_the_hosts_work_for_background_tokens_counts_as_time_of_their_steps() ->
     assert share.count_tokens(1, 7) == 7
     share.charge(1, 7, 1)
     assert share.count_tokens(1, 7) == 0
+
+
+@pytest.mark.parametrize(("step", "token"), DEVICES)
+def test_prompts_without_a_pause_slow_a_batch_down_but_do_not_stop_it(step: float, token: float) -> None:
+    alone, beside = ModelledTraffic(step, token), ModelledTraffic(step, token, BATCH)
+    beside.run(PROMPT_SECONDS / 2)
+    before = beside.tokens[BATCH]
+    for traffic in (alone, beside):
+        traffic.run_prompts(PROMPT_SECONDS)
+    assert beside.tokens[BATCH] == before
+    assert len(beside.firsts) >= len(alone.firsts) - 1
+    for traffic in (alone, beside):
+        traffic.run_prompts(10.0)
+    assert beside.tokens[BATCH] > before + 300
+    assert len(beside.firsts) > len(alone.firsts) / (LENGTHENING + 1.1)
 
 
 def test_a_batch_takes_part_in_all_steps_of_a_device_on_which_that_costs_little() -> None:

@@ -51,14 +51,18 @@ class Traffic:
         while self._clock.now() < begun + seconds or self._count(CHATS):
             while arrivals and arrivals[0] <= self._clock.now():
                 self._submit(CHATS, _PROMPT, _ANSWER, arrivals.pop(0))
-            for client in self.tokens:
-                for _ in range(2 * self._num_slots - self._count(client)):
-                    prompt, answer = self._random.randint(*_LINE_PROMPT), self._random.randint(*_LINE_ANSWER)
-                    self._submit(client, prompt, answer, self._clock.now())
+            self._submit_lines()
             if self.scheduler.wait_seconds() is None:
                 self._clock.wait_until(arrivals[0] if arrivals else begun + seconds)
             else:
                 self._step()
+
+    def _submit_lines(self) -> None:
+        """Have each batch again twice as many lines as there are slots."""
+        for client in self.tokens:
+            for _ in range(2 * self._num_slots - self._count(client)):
+                prompt, answer = self._random.randint(*_LINE_PROMPT), self._random.randint(*_LINE_ANSWER)
+                self._submit(client, prompt, answer, self._clock.now())
 
     def _count(self, client: Client) -> int:
         return sum(request.client == client for request in self._requests.values())
