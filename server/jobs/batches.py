@@ -216,7 +216,7 @@ class BatchStore(JobRecords[Batch]):
     def journal(self, batch: Batch) -> Iterator[Journal]:
         """Open the journal of a batch during a `with` block; its counts are those of the batch. Raises StorageError."""
         with storage_errors(_FAILURE):
-            journal = Journal(*self._journal_paths(batch), self._lines)
+            journal = Journal(*self._journal_paths(batch), self.files.now(), self._lines)
         with self.lock:
             self._journals[batch.id] = journal
         try:
@@ -226,6 +226,18 @@ class BatchStore(JobRecords[Batch]):
                 self._jobs[batch.id] = self._shown(self._jobs[batch.id])
                 del self._journals[batch.id]
             journal.close()
+
+    def estimated_finish(self, batch: Batch) -> float | None:
+        """Return the Unix time at which a batch will end at its present speed; None if that is not known.
+
+        The speed is that since its lines began to run in this process, so pauses before that do not matter.
+        """
+        with self.lock:
+            journal = self._journals.get(batch.id)
+            if journal is None or journal.num_added == 0:
+                return None
+            now = self.files.now()
+            return now + (now - journal.opened) / journal.num_added * (batch.total - len(journal.done))
 
     def finish(self, batch_id: str) -> Batch:
         """Make files of the journal of a batch that is finalizing or cancelling, and end it. Raises StorageError.

@@ -237,13 +237,17 @@ class Journal:
     after. For one thread at a time.
     """
 
-    def __init__(self, outputs: Path, errors: Path, total: LineCounts | None = None) -> None:
-        """Open both files, which are created if they are missing. A part of a line at an end is cut off.
+    def __init__(self, outputs: Path, errors: Path, now: float, total: LineCounts | None = None) -> None:
+        """Open both files at the Unix time `now`; they are created if they are missing.
+
+        A part of a line at an end is cut off.
 
         Lines that are added are also counted in `total`, which several journals may share. Raises OSError.
         """
         self.done = set[str]()  # the `custom_id` of each line
         self.counts = LineCounts()
+        self.opened = now
+        self.num_added = 0  # lines since then
         self._total = total or LineCounts()
         self._outputs = self._open(outputs, is_success=True)
         self._errors = self._open(errors, is_success=False)
@@ -291,6 +295,7 @@ class Journal:
             file.truncate(begun)
             raise
         self.done.add(custom_id)
+        self.num_added += 1
         for counts in (self.counts, self._total):
             counts.add(is_success=is_success, was_run=was_run, usage=usage)
 

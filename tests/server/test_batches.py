@@ -467,7 +467,7 @@ class TestJournal:
         return tmp_path / "outputs", tmp_path / "errors"
 
     def test_a_part_of_a_line_is_cut_off(self, paths: tuple[Path, Path]) -> None:
-        journal = Journal(*paths)
+        journal = Journal(*paths, 0.0)
         for number in range(3):
             journal.add_answer(f"{number}", "id", 200, b'{"usage":{"prompt_tokens":2}}')
         journal.add_error("3", "batch_expired", "message")
@@ -475,7 +475,7 @@ class TestJournal:
         whole = paths[0].read_bytes()
         for end in range(len(whole) + 1):
             paths[0].write_bytes(whole[:end])
-            journal = Journal(*paths)
+            journal = Journal(*paths, 0.0)
             count = whole[:end].count(b"\n")
             assert (journal.counts.completed, journal.counts.failed, journal.counts.not_run) == (count, 1, 1)
             assert journal.counts.usage == TokenUsage(2 * count)
@@ -484,7 +484,7 @@ class TestJournal:
             assert paths[0].read_bytes() == b"".join(whole.splitlines(keepends=True)[:count])
 
     def test_a_full_disk_writes_nothing(self, paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        journal = Journal(*paths)
+        journal = Journal(*paths, 0.0)
         journal.add_error("1", "batch_expired", "message")
         size = paths[1].stat().st_size
 
@@ -520,6 +520,25 @@ class TestStore:
         third = store.create("ann", URL, file_id, "24h")
         assert [batch.id for batch in store.of_owner("ann")] == [first.id, third.id]
         assert [batch.id for batch in BatchStore(store.files, LIMITS).of_owner("ann")] == [first.id, third.id]
+
+    def test_the_estimated_finish_follows_from_the_lines_since_the_start(self, tmp_path: Path) -> None:
+        now = 1000.0
+        files = FileStore(tmp_path, clock=lambda: now)
+        store = BatchStore(files, Limits())
+        batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")
+        batch = store.enter(batch.id, "in_progress", total=10)
+        assert store.estimated_finish(batch) is None
+        for begun in (1000.0, 9000.0):  # the second time after a pause
+            now = begun
+            with store.journal(batch) as journal:
+                done = len(journal.done)
+                assert store.estimated_finish(batch) is None
+                now += 20.0
+                for number in range(2):
+                    journal.add_answer(f"{done + number}", "id", 200, b"{}")
+                assert store.estimated_finish(batch) == now + 10.0 * (10 - len(journal.done))
+        assert store.estimated_finish(batch) is None
+        files.close()
 
     def test_only_what_may_follow_follows(self, store: BatchStore) -> None:
         batch = store.create("ann", URL, self.file_of(store, "ann"), "24h")

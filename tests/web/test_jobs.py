@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,28 @@ async def test_a_batch_shows_its_progress_and_is_cancelled_on_a_phone_in_chinese
     await expect(batch).to_contain_text("已取消")
 
 
-async def test_the_time_left_follows_from_the_progress(visit: Visit) -> None:
-    page = await visit("/#/jobs")
-    left = """async ([status, begun, completed]) => {
-        const {secondsLeft} = await import("/web/pages/jobs/calls.js");
-        const counts = {total: 100, completed, failed: 5};
-        return secondsLeft({status, in_progress_at: begun, request_counts: counts}, 1030);
-    }"""
-    assert await page.evaluate(left, ["in_progress", 1000, 20]) == 90
-    assert await page.evaluate(left, ["in_progress", 1000, -5]) is None
-    assert await page.evaluate(left, ["validating", None, 20]) is None
-    assert await page.evaluate(left, ["finalizing", 1000, 20]) is None
+async def test_the_time_left_is_shown(visit: Visit) -> None:
+    page = await visit()
+    batch = {
+        "id": "batch_1",
+        "endpoint": "/v1/completions",
+        "status": "in_progress",
+        "input_file_id": "file-1",
+        "output_file_id": None,
+        "error_file_id": None,
+        "errors": None,
+        "created_at": 1_700_000_000,
+        "estimated_finish": 4_000_000_000,
+        "request_counts": {"total": 100, "completed": 20, "failed": 5},
+        "usage": {"total_tokens": 7},
+    }
+    answer = {"data": [batch, {**batch, "id": "batch_2", "estimated_finish": None}], "has_more": False}
+    await page.route("**/v1/batches?*", lambda route: route.fulfill(json=answer))
+    await page.goto(f"{page.url.partition('#')[0]}#/jobs")
+    items = page.get_by_role("listitem", name="file-1")
+    await expect(items.first).to_contain_text(re.compile(r"20 of 100 answered.*about [\d,]+ days left"))
+    await expect(items.last).to_contain_text("20 of 100 answered")
+    await expect(items.last).not_to_contain_text("left")
 
 
 async def test_answers_of_every_endpoint_have_a_text(visit: Visit) -> None:

@@ -77,7 +77,10 @@ class BatchUsage(TypedDict):
 
 
 class BatchObject(TypedDict):
-    """A batch, as OpenAI describes one. Times are Unix seconds, and null for states that it has not been in."""
+    """A batch, as OpenAI describes one. Times are Unix seconds, and null for states that it has not been in.
+
+    `estimated_finish` is when it will have run all requests at its present speed; null if that is not known.
+    """
 
     id: str
     object: Literal["batch"]
@@ -97,6 +100,7 @@ class BatchObject(TypedDict):
     expired_at: int | None
     cancelling_at: int | None
     cancelled_at: int | None
+    estimated_finish: int | None
     request_counts: BatchCounts
     usage: BatchUsage
     metadata: dict[str, str]
@@ -150,7 +154,7 @@ async def _batch(request: web.Request) -> Batch:
 def _batch_object(store: BatchStore, batch: Batch) -> BatchObject:
     entered: dict[str, Any] = {name: int(when) for name, when in batch.entered.items()}
     output_id, error_id = store.result_ids(batch)
-    usage = batch.usage
+    usage, finish = batch.usage, store.estimated_finish(batch)
     errors: list[BatchErrorEntry] = [
         {"code": each.code, "message": each.message, "param": each.param, "line": each.line} for each in batch.errors
     ]
@@ -173,6 +177,7 @@ def _batch_object(store: BatchStore, batch: Batch) -> BatchObject:
         "expired_at": entered.get("expired"),
         "cancelling_at": entered.get("cancelling"),
         "cancelled_at": entered.get("cancelled"),
+        "estimated_finish": None if finish is None else int(finish),
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "usage": {
             "input_tokens": usage.input_tokens,

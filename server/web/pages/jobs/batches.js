@@ -9,7 +9,7 @@ import { usePolling } from "../../components/polling.js";
 import { listFiles } from "../../job_files.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
-import { isRunning, listBatches, secondsLeft } from "./calls.js";
+import { isRunning, listBatches } from "./calls.js";
 import { NewBatchDialog } from "./new_batch.js";
 import { ResultsDialog } from "./results.js";
 
@@ -102,12 +102,12 @@ function BatchItem({ batch, name, onRead, onChange }) {
 function factsOf(batch) {
   const { completed, failed, total } = batch.request_counts;
   const tokens = batch.usage.total_tokens;
-  const left = secondsLeft(batch, Date.now() / 1000);
+  const finish = batch.estimated_finish;
   return [
     total > 0 && t("jobs.done", { done: formatNumber(completed), total: formatNumber(total) }),
     failed > 0 && t("jobs.failed", { count: formatNumber(failed) }),
     tokens > 0 && t("jobs.tokens", { count: formatNumber(tokens) }),
-    left !== null && t("jobs.left", { time: formatSpan(left) }),
+    finish !== null && t("jobs.left", { time: formatSpan(Math.max(0, finish - Date.now() / 1000)) }),
     batch.endpoint,
     formatTime(batch.created_at),
   ].filter((fact) => fact !== false);

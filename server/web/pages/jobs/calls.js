@@ -18,7 +18,7 @@ import { t } from "../../strings/index.js";
  * @property {string | null} error_file_id
  * @property {{data: BatchError[]} | null} errors
  * @property {number} created_at
- * @property {number | null} in_progress_at
+ * @property {number | null} estimated_finish
  * @property {Counts} request_counts
  * @property {{total_tokens: number}} usage
  */
@@ -34,17 +34,6 @@ export const listBatches = (signal) => get(`/v1/batches?limit=${MOST_BATCHES}`, 
 
 /** @param {Batch} batch */
 export const isRunning = ({ status }) => ["validating", "in_progress", "finalizing", "cancelling"].includes(status);
-
-/**
- * Return how many seconds a batch still takes if it goes on as fast as before; null if that is not known.
- * @param {Batch} batch
- * @param {number} now Unix seconds.
- */
-export function secondsLeft({ status, in_progress_at: begun, request_counts: counts }, now) {
-  const done = counts.completed + counts.failed;
-  if (status !== "in_progress" || begun === null || done === 0) return null;
-  return (Math.max(now - begun, 1) * (counts.total - done)) / done;
-}
 
 /**
  * Begin a batch of the requests in a file, which all go to the address of the first. Throws an Error if it has none.
