@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import math
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
@@ -231,21 +230,14 @@ async def tell_left_out(request: web.Request, response: web.StreamResponse) -> N
         response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(name[:_MOST_NAME]) for name in names[:_MOST_NAMES])
 
 
-@asynccontextmanager
-async def received_file(request: web.Request) -> AsyncIterator[Path]:
-    """Write the request's body to a temporary file; return a context manager that yields its path and removes it.
+async def receive_file(request: web.Request, path: Path) -> None:
+    """Write the request's body to the file `path`.
 
     Raises StorageError if the file can't be written, OverloadedError if requests hold too much memory, and an aiohttp
     exception if the body can't be read or is too large.
     """
-    failure = "the upload can't be written to a temporary file"
-    with storage_errors(failure):
-        folder = tempfile.TemporaryDirectory(prefix="rnn-engine-", ignore_cleanup_errors=True)
-    with folder as name:
-        path = Path(name) / "upload"
-        with storage_errors(failure), path.open("wb") as file:
-            await _write(request, file)
-        yield path
+    with storage_errors("the upload can't be written to the disk"), path.open("wb") as file:
+        await _write(request, file)
 
 
 @contextmanager

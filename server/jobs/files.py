@@ -134,7 +134,8 @@ class FileStore:
         """The folder of the files. Raises StorageError if a temporary one can't be made."""
         with self._lock:
             if self._folder is None:
-                _delete_abandoned()
+                for lock in Path(tempfile.gettempdir()).glob(f"{TEMPORARY_FOLDER}*/{FOLDER_LOCK}"):
+                    delete_abandoned(lock.parent)
                 with storage_errors(_FAILURE):
                     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_FOLDER))
                 self._owned = _own(folder)
@@ -203,6 +204,20 @@ class FileStore:
                 _, num_bytes = self._unfinished.pop(file_id)
                 if not is_stored:
                     self._count(owner, -1, -num_bytes)
+
+    @contextmanager
+    def temporary(self, name: str) -> Iterator[Path]:
+        """Return a context manager that yields the path for a file called `name`, which is deleted at its end.
+
+        If the process is killed, the file is deleted at the next start. Raises StorageError if it can't be made.
+        """
+        folder = self.folder / f"{self.new_id()}{TEMPORARY_SUFFIX}"
+        with storage_errors(_FAILURE):
+            folder.mkdir()
+        try:
+            yield folder / name
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete the owner's file with this id.
@@ -359,7 +374,9 @@ class FileStore:
         for name in sorted(names):
             path = self.folder / name
             pair = {_DATA: path.with_suffix(_RECORD).name, _RECORD: path.with_suffix(_DATA).name}.get(path.suffix)
-            if path.suffix == TEMPORARY_SUFFIX or (pair is not None and pair not in names):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix == TEMPORARY_SUFFIX or (pair is not None and pair not in names):
                 with suppress(OSError):
                     path.unlink()
             elif path.suffix == _RECORD and (stored := read_known(_STORED, path)) is not None:
@@ -370,14 +387,14 @@ def _own(folder: Path) -> OwnedFolder:
     return OwnedFolder(folder, "folder of jobs", FOLDER_LOCK)
 
 
-def _delete_abandoned() -> None:
-    """Delete the temporary folders of processes that were killed: those whose lock nobody holds."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{TEMPORARY_FOLDER}*/{FOLDER_LOCK}"):
-        try:
-            _own(lock.parent).release()
-        except StateError:
-            continue  # a process uses it
-        shutil.rmtree(lock.parent, ignore_errors=True)
+def delete_abandoned(folder: Path) -> bool:
+    """Delete a folder of jobs that no process uses. Return False if one does, or if the folder can't be used."""
+    try:
+        _own(folder).release()
+    except StateError:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def read_known(kind: TypeAdapter[T], path: Path) -> T | None:

@@ -15,7 +15,9 @@ from rnn_engine.cli.batch.running import Reached
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
 from server.auth.keys import ApiKey, Scope
-from server.core.settings import AuthSettings, ServerSettings
+from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.jobs.batches import BatchStore
+from server.jobs.files import FileStore
 from tests.support.cli import Command
 from tests.support.demo_server import engine_server
 from tests.support.fake_engine import FakeEngine
@@ -202,3 +204,25 @@ def test_there_is_nothing_to_go_on_with(rnn_engine: Command, file: Path, output:
     folder.mkdir()
     said = rnn_engine("batch", file, "-o", output, "--resume", code=2)
     assert f"{folder} has no batch to go on with; delete it, and leave --resume out" in said
+
+
+def test_a_process_that_was_killed_before_the_batch_began_leaves_nothing_that_matters(
+    rnn_engine: Command, install: Install, file: Path, output: Path
+) -> None:
+    folder = output.with_name("out.jsonl.batch")
+    for resume in ([], ["--resume"]):
+        engine = FakeEngine(reply=echo)
+        install(engine)
+        store = FileStore(folder)
+        with store.create("") as new:
+            new.write(file.read_bytes())
+            new.describe("in.jsonl", "batch", None)
+        assert new.stored is not None
+        BatchStore(store, Limits()).create("", URL, new.stored.id, "30d")
+        used = rnn_engine("batch", file, "-o", output, *resume, code=2)
+        assert f"{folder} is in use by another process" in used
+        store.close()
+        rnn_engine("batch", file, "-o", output, *resume)
+        assert len(engine.requests) == len(LINES)
+        assert len(texts(output)) == len(LINES)
+        assert not folder.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -270,6 +271,16 @@ class TestStore:
             put(store, "ann")
         assert contents(tmp_path) == []
         assert store.of_owner("ann") == []
+
+    def test_a_temporary_file_is_deleted_also_after_a_kill(self, store: FileStore, tmp_path: Path) -> None:
+        with store.temporary("upload") as path:
+            path.write_bytes(LINES)
+            killed = tmp_path.with_name("killed")
+            shutil.copytree(tmp_path, killed)
+        assert contents(tmp_path) == []
+        assert contents(killed) == [path.parent.name]
+        FileStore(killed).close()
+        assert contents(killed) == []
 
     def test_temporary_folders_of_killed_processes_are_deleted(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from rnn_engine.cli.options import command_to_resume
 from rnn_engine.errors import InvalidRequestError, ServerError, without_credentials
 from rnn_engine.files import atomic_file, delete_file, read_record, write_record
 from rnn_engine.llm.progress import progress_bar
+from server.jobs.files import FOLDER_LOCK, delete_abandoned
 
 _ENDED: Final = ("completed", "failed", "expired", "cancelled")
 _MOST_SHOWN: Final = 20  # errors of a batch that can't be run
@@ -74,21 +75,23 @@ class BatchTask:
     def open(cls, file: Path, output: Path, errors: Path, url: str | None, *, resume: bool) -> BatchTask:
         """Read what `file` is, and with `resume` the folder of a batch that was interrupted.
 
+        A folder in which no batch has begun yet, since the process was killed, is deleted.
         Raises InvalidRequestError if the file has no requests, OSError if it can't be read, and UsageError if the
         folder does not fit.
         """
         url = None if url is None else without_credentials(url)
         task = cls(file, _read_endpoint(file), _digest(file), output, errors, url, None)
-        if not resume:
-            if task.folder.exists():
-                found = "that of a batch that has not ended"
-                raise click.UsageError(f"{task.folder} is {found}; go on with --resume, or delete it")
-            return task
         if not task.folder.exists():
-            raise click.UsageError(f"--resume goes on from {task.folder}, which does not exist")
+            if resume:
+                raise click.UsageError(f"--resume goes on from {task.folder}, which does not exist")
+            return task
         begun = read_record(task.record)
         if begun is None:
-            raise click.UsageError(f"{task.folder} has no batch to go on with; delete it, and leave --resume out")
+            task._delete_unbegun()
+            return task
+        if not resume:
+            found = "that of a batch that has not ended"
+            raise click.UsageError(f"{task.folder} is {found}; go on with --resume, or delete it")
         if begun["sha256"] != task.sha256:
             raise click.UsageError(f"{file} is not the file of the batch in {task.folder}, or has changed since")
         if begun["url"] != task.url:
@@ -106,9 +109,16 @@ class BatchTask:
         return self.folder / "run.json"
 
     def forget_unless_begun(self) -> None:
-        """Delete the folder if no batch has begun in it."""
-        if not self.record.exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete the folder if no batch has begun in it, unless another process uses it."""
+        if self.folder.exists() and not self.record.exists():
+            delete_abandoned(self.folder)
+
+    def _delete_unbegun(self) -> None:
+        """Delete the folder, which has no record of a batch. Raises UsageError unless it is a killed process's."""
+        if self.record.exists() or not (self.folder / FOLDER_LOCK).exists():
+            raise click.UsageError(f"{self.folder} has no batch to go on with; delete it, and leave --resume out")
+        if not delete_abandoned(self.folder):
+            raise click.UsageError(f"{self.folder} is in use by another process, which has just begun")
 
 
 def run_batch(batches: Batches, task: BatchTask) -> Reached:

@@ -11,9 +11,10 @@ from aiohttp import hdrs, web
 
 from rnn_engine.errors import InvalidRequestError
 from server.apis.common.states import StateEntry, state_entry
+from server.apis.openai.files import FILES
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
-from server.core.bodies import LEASE, json_response, received_file
+from server.core.bodies import LEASE, json_response, receive_file
 from server.core.routing import MODEL_QUERY, Route
 from states.files.exchange import ExportForm, StateFiles
 from states.files.reading import LoadedState
@@ -72,7 +73,8 @@ async def upload(request: web.Request) -> web.Response:
     name, query = request.match_info["name"], _query(request, _UPLOAD_QUERY)
     retention, any_model = _retention(query), _flag(query, "any_model")
     await engine.states.check_place(name, retention, 0)
-    async with received_file(request) as path:
+    with request.app[FILES].temporary("upload") as path:
+        await receive_file(request, path)
         loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path, any_model)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
     return json_response(state_entry(named))
