@@ -101,7 +101,8 @@ class Tuner:
         `device_memory` is that of the device in bytes, if it can't be found out.
 
         `checkpoint` is a file in which the run is kept, at least each `checkpoint_seconds`. With `resume`, the run goes
-        on from it, and ends with the state with which it would have ended.
+        on from it, and ends with the state with which it would have ended. On another device, or with weights of
+        another format, the numbers differ a little.
 
         `rest` is called after each call of the trainer, so that others may use the device meanwhile. An error that it
         raises leaves the iteration over `events`, like Ctrl-C.
@@ -142,7 +143,6 @@ class Tuner:
             )
         run = {
             "model": self.state_files.model,
-            "weights": weights,
             "data": self.data.digest,
             "initial state": self._start.digest,
             "trained shifts": train_shifts,

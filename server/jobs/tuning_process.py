@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TextIO, TypeAlias
+from typing import Any, BinaryIO, Final, Literal, TextIO, TypeAlias, get_args
 
 from pydantic import TypeAdapter
 
@@ -107,10 +107,15 @@ class Failed:
     param: str | None = None
 
 
-Answer: TypeAlias = Checked | Started | Updated | RateTried | Judgement | Finished | Failed
-_ANSWERS: Final[dict[str, TypeAdapter[Any]]] = {
-    kind.__name__: TypeAdapter(kind) for kind in (Checked, Started, Updated, RateTried, Judgement, Finished, Failed)
-}
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """The process ends since a run that has begun can't go on here, such as because the model is another one."""
+
+    message: str
+
+
+Answer: TypeAlias = Checked | Started | Updated | RateTried | Judgement | Finished | Failed | Stuck
+_ANSWERS: Final[dict[str, TypeAdapter[Any]]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Answer)}
 
 
 def encode_order(order: TuningOrder | None) -> bytes:
@@ -218,11 +223,35 @@ def _warnings(report: DataReport, max_tokens: int) -> list[str]:
     return [f"{what}: {found}" for what, found in kinds.items() if found.count]
 
 
-def _tune(order: TuningOrder, server: Server) -> None:
+def tune(order: TuningOrder, server: Server) -> None:
     """Run the tuner to its end, from the checkpoint if there is one. Raises the errors of `Tuner`."""
-    loading, resume = order.loading, order.checkpoint.exists()
+    resume = order.checkpoint.exists()
     max_tokens = order.max_tokens if resume else _fitting_tokens(order)
-    tuner = Tuner(
+    try:
+        tuner = _make_tuner(order, server, max_tokens, resume=resume)
+    except RnnEngineError as error:
+        if not resume:
+            raise
+        server.send(Stuck(_describe(error, order)))
+        return
+    with closing(tuner):
+        num_documents = len(tuner.data.training)
+        server.send(Started(order.settings.num_steps(num_documents), num_documents, max_tokens))
+        if resume and tuner.judged and tuner.judged[-1].step == tuner.progress.step:
+            _report(tuner, tuner.judged[-1], order.state, server)  # the server may have ended before it took that in
+        for event in tuner.events():
+            if isinstance(event, Judged):
+                _report(tuner, event, order.state, server)
+            else:
+                server.send(event)
+        tuner.best.save(order.state)
+        best = next(each for each in reversed(tuner.judged) if each.is_best)
+        server.send_and_wait(Finished(best.step, best.held_out_loss))
+
+
+def _make_tuner(order: TuningOrder, server: Server, max_tokens: int, *, resume: bool) -> Tuner:
+    loading = order.loading
+    return Tuner(
         order.training,
         order.model,
         order.settings,
@@ -242,19 +271,6 @@ def _tune(order: TuningOrder, server: Server) -> None:
         v5_group_norm_epsilon=loading.v5_group_norm_epsilon,
         rest=server.rest,
     )
-    with closing(tuner):
-        num_documents = len(tuner.data.training)
-        server.send(Started(order.settings.num_steps(num_documents), num_documents, max_tokens))
-        if resume and tuner.judged and tuner.judged[-1].step == tuner.progress.step:
-            _report(tuner, tuner.judged[-1], order.state, server)  # the server may have ended before it took that in
-        for event in tuner.events():
-            if isinstance(event, Judged):
-                _report(tuner, event, order.state, server)
-            else:
-                server.send(event)
-        tuner.best.save(order.state)
-        best = next(each for each in reversed(tuner.judged) if each.is_best)
-        server.send_and_wait(Finished(best.step, best.held_out_loss))
 
 
 def _report(tuner: Tuner, judged: Judged, path: Path, server: Server) -> None:
@@ -287,16 +303,22 @@ def _fitting_tokens(order: TuningOrder) -> int:
 
 
 def _failure(error: RnnEngineError, order: TuningOrder) -> Failed:
-    """Describe an error for the job, with the ids of its files in place of their paths."""
-    message = str(error)
-    for path in filter(None, (order.training, order.validation)):
-        message = message.replace(str(path), path.stem)
+    """Return what is wrong with a job, for its client."""
+    message = _describe(error, order)
     if isinstance(error, InvalidRequestError) and error.field in ("data", "training_file", "validation_file"):
         is_other = error.field == "validation_file" or error.value == str(order.validation)
         param = "validation_file" if is_other else "training_file"
         return Failed(f"invalid_{param}", message, param)
     code = "insufficient_memory" if isinstance(error, DeviceMemoryError) else "training_failed"
     return Failed(code, message)
+
+
+def _describe(error: RnnEngineError, order: TuningOrder) -> str:
+    """Return the message of an error, with the ids of files in place of their paths."""
+    message = str(error)
+    for path in filter(None, (order.training, order.validation)):
+        message = message.replace(str(path), path.stem)
+    return message
 
 
 def main(what: str) -> None:
@@ -314,7 +336,7 @@ def main(what: str) -> None:
         if what == "check":
             server.send(check_data(order))
         else:
-            _tune(order, server)
+            tune(order, server)
     except _StoppedError:
         pass
     except RnnEngineError as error:

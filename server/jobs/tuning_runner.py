@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
-from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StepError
+from rnn_engine.errors import ForbiddenError, InvalidRequestError, RnnEngineError, StateError, StepError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, Updated
@@ -33,6 +33,7 @@ from server.jobs.tuning_process import (
     Finished,
     Judgement,
     Started,
+    Stuck,
     TuningOrder,
     Word,
     encode_order,
@@ -361,7 +362,7 @@ class TuningRunner:
     # What the process answers.
 
     async def _take_in(self, job: TuningJob, run: _Run, answer: Answer) -> bool:
-        """Note an answer, and return True if it is the last."""
+        """Note an answer, and return True if it is the last. Raises StateError if the run can't go on."""
         match answer:
             case Started():
                 await self._note_start(job, answer)
@@ -378,6 +379,8 @@ class TuningRunner:
             case Failed():
                 await self._fail(job, answer)
                 return True
+            case Stuck():
+                raise StateError(answer.message)
         return False
 
     async def _note_start(self, job: TuningJob, started: Started) -> None:

@@ -123,6 +123,9 @@ def test_a_run_goes_on_from_its_checkpoint(data: Path, tmp_path: Path) -> None:
     with tuner(data, checkpoint=path, resume=True) as running:
         assert running.judged
         assert running.run() == best
+    with tuner(data, checkpoint=path, resume=True, weights="f32") as running:
+        assert running.is_finished
+        assert running.best == best
     write(data, [*ANSWERS, "More."])
     with pytest.raises(StateError, match=r"run.checkpoint: belongs to a run with data '.*'; this one has"):
         tuner(data, checkpoint=path, resume=True)

@@ -37,10 +37,12 @@ from server.jobs.tuning_process import (
     Finished,
     Judgement,
     Started,
+    Stuck,
     TuningOrder,
     check_data,
     encode_answer,
     parse_answer,
+    tune,
 )
 from server.jobs.tuning_runner import TuningProcess
 from server.jobs.tunings import FOLLOWS, Hyperparameters, TuningStore
@@ -374,6 +376,27 @@ async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             await client.files.delete(begun.training_file)
 
 
+async def test_a_job_that_can_not_go_on_after_a_restart_waits_for_better_circumstances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through
+) -> None:
+    first = Server(tmp_path, through)
+    processes = FakeProcesses(first.engine.state_files, hold=4)
+    monkeypatch.setattr(TuningProcess, "start", processes.start)
+    async with first.run() as client:
+        begun = await begin(client)
+        await processes.held.wait()
+    processes.hold, processes.failure = None, Stuck("it began with another model")
+    second = Server(tmp_path, through, FakeEngine(named=first.engine.named))
+    async with second.run() as client:
+        job = await until(client, begun, "paused")
+        told = (await messages(client, job))[-1]
+        assert told == "The job has been paused, since it can't go on: it began with another model"
+        processes.failure = None
+        await client.fine_tuning.jobs.resume(job.id)
+        job = await until(client, job)
+        assert (job.status, job.trained_tokens) == ("succeeded", STEPS * 10)
+
+
 class TestModelNames:
     """`MODEL:STATE` is a model's name in every route that runs a model."""
 
@@ -457,6 +480,7 @@ class TestProcess:
             Judgement(1, 0.5, 0.1),
             Finished(1, 0.5),
             Failed("a", "b"),
+            Stuck("a"),
         ):
             line = encode_answer(answer)
             assert line.count("\n") == 1
@@ -513,6 +537,15 @@ class TestProcess:
         with pytest.raises(InvalidRequestError, match=message) as caught:
             check_data(self.order(tmp_path, training, validation))
         assert caught.value.field == field
+
+    def test_a_run_that_can_not_go_on_is_no_failure(self, tmp_path: Path) -> None:
+        answers = io.StringIO()
+        order = self.order(tmp_path, EXAMPLES)
+        order.checkpoint.write_bytes(b"of another version")
+        tune(order, tuning_process.Server(answers, 0.5))
+        answer = parse_answer(answers.getvalue().encode())
+        assert isinstance(answer, Stuck)
+        assert "checkpoint" in answer.message
 
     async def test_a_state_is_tuned_in_a_process_of_its_own(self, tmp_path: Path) -> None:
         choice = demo_choice()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rnn_engine.training.tuner import RateTried, Updated
-from server.jobs.tuning_process import Answer, Checked, Failed, Finished, Judgement, Started, TuningOrder, Word
+from server.jobs.tuning_process import Answer, Checked, Failed, Finished, Judgement, Started, Stuck, TuningOrder, Word
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState
 from tests.support.fake_engine import state_after
@@ -24,7 +24,7 @@ class FakeProcesses:
     files: StateFiles
     hold: int | None = None  # the step before which runs wait
     die: Sequence[int] = ()  # the steps before which the first of the next processes end
-    failure: Failed | None = None  # what the next process answers
+    failure: Failed | Stuck | None = None  # what the next process answers
     held: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     started: list[FakeProcess] = field(default_factory=list)
