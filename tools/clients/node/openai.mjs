@@ -62,6 +62,29 @@ await run({
     const fields = { ...FIXED, input: [output], previous_response_id: first.id, tools }
     return holds((await client.responses.create(fields)).output_text, '22')
   },
+  'responses.create, background': async () => {
+    const begun = await client.responses.create({ ...FIXED, input: FRANCE, background: true })
+    let response = begun
+    while (['queued', 'in_progress'].includes(response.status)) {
+      await pause()
+      response = await client.responses.retrieve(begun.id)
+    }
+    const events = []
+    for await (const event of await client.responses.retrieve(begun.id, { stream: true })) events.push(event)
+    const middle = events[Math.floor(events.length / 2)].sequence_number
+    let count = 0
+    for await (const event of await client.responses.retrieve(begun.id, { stream: true, starting_after: middle }))
+      expect(event.sequence_number === middle + ++count, 'the events after those that were read')
+    expect(events.at(-1).type === 'response.completed' && count > 0, 'the events to the end')
+    return holds(response.output_text, 'Paris')
+  },
+  'responses.cancel': async () => {
+    const fields = { ...FIXED, background: true, max_output_tokens: 100_000, ignore_eos: true }
+    const { id } = await client.responses.create({ ...fields, input: 'Count to a million.' })
+    const cancelled = await client.responses.cancel(id)
+    await client.responses.delete(id)
+    return expect(cancelled.status === 'cancelled', 'a cancelled response')
+  },
   conversations: async () => {
     const kept = await client.conversations.create({ items: [{ role: 'system', content: 'Be short.' }] })
     await client.responses.create({ ...FIXED, input: FRANCE, conversation: kept.id })
