@@ -81,6 +81,5 @@ ROUTES = (
         ChatCompletion,
         request=FimRequest,
         chunk=ChatCompletionChunk,
-        ai00_paths=False,
     ),
 )

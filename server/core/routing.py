@@ -63,28 +63,20 @@ class Route:
     changes_by_get: bool = False  # a GET that changes something, as on other servers
     max_body_bytes: int | None = None  # of a request; None = what the limits say, or OPEN_BODY_BYTES with `always`
     uses_model: bool = True  # the handler uses the engine of a model
-    ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False if it means something else there
     also: tuple[str, ...] = ()  # further paths under which it answers
     error_form: ErrorForm = openai_error  # makes the answers of its errors
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths under which the route answers. A path under /v1/ also answers under both of ai00's prefixes."""
-        return (*self._prefixed_paths, *self.also)
+        """All paths under which the route answers. ai00's routes answer under both of its prefixes."""
+        if self.path.startswith(AI00_PREFIX):
+            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(AI00_PREFIX), *self.also)
+        return (self.path, *self.also)
 
     def most_body_bytes(self, limit: int) -> int:
         """Return the largest body in bytes that the route accepts; `limit` is the server's limit for such bodies."""
         most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
         return limit if most is None else min(most, limit)
-
-    @property
-    def _prefixed_paths(self) -> tuple[str, ...]:
-        if self.path.startswith(_OPENAI_PREFIX) and self.ai00_paths:
-            name = self.path.removeprefix(_OPENAI_PREFIX)
-            return (self.path, AI00_PREFIX + name, _AI00_V1_PREFIX + name)
-        if self.path.startswith(AI00_PREFIX):
-            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(AI00_PREFIX))
-        return (self.path,)
 
 
 ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)

@@ -264,7 +264,6 @@ ROUTES = (
         AnthropicAnswer,
         request=MessagesRequest,
         chunk=AnthropicEvent,
-        ai00_paths=False,
         error_form=anthropic_error,
     ),
     Route(
@@ -274,7 +273,6 @@ ROUTES = (
         "The number of tokens of a conversation, in the form of Anthropic's API.",
         TokenCount,
         request=CountTokensRequest,
-        ai00_paths=False,
         error_form=anthropic_error,
     ),
 )

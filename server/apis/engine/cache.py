@@ -358,7 +358,6 @@ ROUTES = (
         query=_TREE_QUERY,
         scope=Scope.ADMIN,
         routine=True,
-        ai00_paths=False,
     ),
     Route(
         "GET",
@@ -368,7 +367,6 @@ ROUTES = (
         CachePosition,
         query=MODEL_QUERY,
         scope=Scope.ADMIN,
-        ai00_paths=False,
     ),
     Route(
         "DELETE",
@@ -378,6 +376,5 @@ ROUTES = (
         CachePositionDropped,
         query=MODEL_QUERY,
         scope=Scope.ADMIN,
-        ai00_paths=False,
     ),
 )

@@ -370,7 +370,6 @@ ROUTES = (
         "The collections of documents.",
         CollectionEntries,
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -380,9 +379,8 @@ ROUTES = (
         CollectionEntry,
         request=CreateCollectionRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
-    Route("GET", _ONE, get, "A collection of documents.", CollectionEntry, uses_model=False, ai00_paths=False),
+    Route("GET", _ONE, get, "A collection of documents.", CollectionEntry, uses_model=False),
     Route(
         "DELETE",
         _ONE,
@@ -391,7 +389,6 @@ ROUTES = (
         CollectionDeleted,
         scope=Scope.MANAGE,
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "GET",
@@ -404,7 +401,6 @@ ROUTES = (
             "after": "The id of a document: return only those after it.",
         },
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -414,7 +410,6 @@ ROUTES = (
         DocumentsAdded,
         request=AddDocumentsRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -425,7 +420,6 @@ ROUTES = (
         request=RemoveDocumentsRequest,
         scope=Scope.MANAGE,
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "GET",
@@ -434,7 +428,6 @@ ROUTES = (
         "One document of a collection.",
         DocumentEntry,
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "DELETE",
@@ -444,7 +437,6 @@ ROUTES = (
         DocumentsRemoved,
         scope=Scope.MANAGE,
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -453,6 +445,5 @@ ROUTES = (
         "The documents of a collection that answer a query best.",
         QueryAnswer,
         request=QueryRequest,
-        ai00_paths=False,
     ),
 )

@@ -120,6 +120,5 @@ ROUTES = (
         "How far two states are apart, by field, layer and head.",
         StateComparison,
         request=CompareStatesRequest,
-        ai00_paths=False,
     ),
 )

@@ -137,7 +137,6 @@ ROUTES = (
         content_type="application/octet-stream",
         query=_FORM_QUERY,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
     Route(
         "PUT",
@@ -148,6 +147,5 @@ ROUTES = (
         StateEntry,
         query=_UPLOAD_QUERY,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
 )

@@ -379,7 +379,6 @@ ROUTES = (
         "What owners have leased, the newest first.",
         LeaseEntries,
         query=MODEL_QUERY,
-        ai00_paths=False,
     ),
     Route(
         "DELETE",
@@ -389,9 +388,8 @@ ROUTES = (
         LeaseEnded,
         query=MODEL_QUERY,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
-    Route("GET", "/v1/states", list_states, "The states that have names.", StateEntries, ai00_paths=False),
+    Route("GET", "/v1/states", list_states, "The states that have names.", StateEntries),
     Route(
         "POST",
         "/v1/states",
@@ -400,10 +398,9 @@ ROUTES = (
         CreatedState,
         request=CreateStateRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
-    Route("GET", "/v1/states/{name}", get, "The state of that name or id.", StateEntry, ai00_paths=False),
-    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, scope=Scope.MANAGE, ai00_paths=False),
+    Route("GET", "/v1/states/{name}", get, "The state of that name or id.", StateEntry),
+    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, scope=Scope.MANAGE),
     Route(
         "POST",
         "/v1/states/{name}/open",
@@ -412,7 +409,6 @@ ROUTES = (
         StateEntry,
         request=NewStateBody,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -422,7 +418,6 @@ ROUTES = (
         StateEntries,
         request=ForkStateRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -432,7 +427,6 @@ ROUTES = (
         StateEntry,
         request=TakeStateRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
     Route(
         "POST",
@@ -443,6 +437,5 @@ ROUTES = (
         AdvancedState,
         request=AdvanceStateRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
 )

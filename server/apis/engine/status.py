@@ -381,7 +381,7 @@ async def props(request: web.Request) -> web.Response:
 
 
 ROUTES = (
-    Route("GET", "/v1/engine", status, f"{_STATUS}.", ServerStatus, routine=True, uses_model=False, ai00_paths=False),
+    Route("GET", "/v1/engine", status, f"{_STATUS}.", ServerStatus, routine=True, uses_model=False),
     Route(
         "GET",
         "/v1/engine/events",
@@ -395,7 +395,6 @@ ROUTES = (
         },
         routine=True,
         uses_model=False,
-        ai00_paths=False,
     ),
     Route(
         "GET",

@@ -202,7 +202,6 @@ ROUTES = (
         BatchObject,
         request=BatchRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -216,10 +215,9 @@ ROUTES = (
             "order": "`desc` (the default) returns the newest batch first, `asc` the oldest.",
             "after": "The id of a batch: return only the batches after it.",
         },
-        ai00_paths=False,
         uses_model=False,
     ),
-    Route("GET", _ONE, get_batch, "A batch, and how far it has come.", BatchObject, ai00_paths=False, uses_model=False),
+    Route("GET", _ONE, get_batch, "A batch, and how far it has come.", BatchObject, uses_model=False),
     Route(
         "POST",
         f"{_ONE}/cancel",
@@ -227,7 +225,6 @@ ROUTES = (
         "Cancel a batch. The answers that it has are kept.",
         BatchObject,
         scope=Scope.MANAGE,
-        ai00_paths=False,
         uses_model=False,
     ),
 )

@@ -390,7 +390,6 @@ ROUTES = (
         request=ChatRequest,
         chunk=ChatCompletionChunk,
         also=("/chat/completions",),
-        ai00_paths=False,
     ),
     Route(
         "POST",

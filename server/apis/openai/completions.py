@@ -192,6 +192,5 @@ ROUTES = (
         Completion,
         request=CompletionRequest,
         chunk=Completion,
-        ai00_paths=False,
     ),
 )

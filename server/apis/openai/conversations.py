@@ -95,10 +95,9 @@ ROUTES = (
         "Keep a conversation, which responses can continue and add to.",
         KeptConversation,
         request=CreateConversationRequest,
-        ai00_paths=False,
         uses_model=False,
     ),
-    Route("GET", _ONE, get_conversation, "A kept conversation.", KeptConversation, ai00_paths=False, uses_model=False),
+    Route("GET", _ONE, get_conversation, "A kept conversation.", KeptConversation, uses_model=False),
     Route(
         "POST",
         _ONE,
@@ -106,7 +105,6 @@ ROUTES = (
         "Replace the metadata of a conversation.",
         KeptConversation,
         request=UpdateConversationRequest,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -115,7 +113,6 @@ ROUTES = (
         delete_conversation,
         "Delete a conversation.",
         DeletedConversation,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -125,7 +122,6 @@ ROUTES = (
         "The items of a conversation.",
         ResponseItemList,
         query=PAGE_QUERY,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -135,17 +131,15 @@ ROUTES = (
         "Add items to a conversation without generating an answer.",
         ResponseItemList,
         request=AddItemsRequest,
-        ai00_paths=False,
         uses_model=False,
     ),
-    Route("GET", _ITEM, get_item, "One item of a conversation.", ResponseItem, ai00_paths=False, uses_model=False),
+    Route("GET", _ITEM, get_item, "One item of a conversation.", ResponseItem, uses_model=False),
     Route(
         "DELETE",
         _ITEM,
         delete_item,
         "Remove an item from a conversation.",
         KeptConversation,
-        ai00_paths=False,
         uses_model=False,
     ),
 )

@@ -322,6 +322,5 @@ ROUTES = (
         "Vectors of texts or tokens.",
         EmbeddingList,
         request=EmbeddingsRequest,
-        ai00_paths=False,
     ),
 )

@@ -237,7 +237,6 @@ ROUTES = (
         FileObject,
         form=FileUpload,
         scope=Scope.MANAGE,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -252,10 +251,9 @@ ROUTES = (
             "order": "`desc` (the default) returns the newest file first, `asc` the oldest.",
             "after": "The id of a file: return only the files after it.",
         },
-        ai00_paths=False,
         uses_model=False,
     ),
-    Route("GET", _ONE, get_file, "What a file is.", FileObject, ai00_paths=False, uses_model=False),
+    Route("GET", _ONE, get_file, "What a file is.", FileObject, uses_model=False),
     Route(
         "GET",
         f"{_ONE}/content",
@@ -263,7 +261,6 @@ ROUTES = (
         "The content of a file.",
         None,
         content_type="application/octet-stream",
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -273,7 +270,6 @@ ROUTES = (
         "Delete a file.",
         FileDeleted,
         scope=Scope.MANAGE,
-        ai00_paths=False,
         uses_model=False,
     ),
 )

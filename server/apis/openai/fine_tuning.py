@@ -423,7 +423,7 @@ _PAGE = {
 
 def _change(action: str, handler: Handler, summary: str) -> Route:
     path = f"{_ONE}/{action}"
-    return Route("POST", path, handler, summary, FineTuningJob, scope=Scope.MANAGE, ai00_paths=False, uses_model=False)
+    return Route("POST", path, handler, summary, FineTuningJob, scope=Scope.MANAGE, uses_model=False)
 
 
 ROUTES = (
@@ -435,7 +435,6 @@ ROUTES = (
         FineTuningJob,
         FineTuningRequest,
         scope=Scope.MANAGE,
-        ai00_paths=False,
     ),
     Route(
         "GET",
@@ -444,10 +443,9 @@ ROUTES = (
         "The fine-tuning jobs of the API key.",
         FineTuningJobList,
         query={**_PAGE, "metadata[NAME]": "Return only jobs whose metadata has this value under NAME."},
-        ai00_paths=False,
         uses_model=False,
     ),
-    Route("GET", _ONE, get_job, "How far a fine-tuning job is.", FineTuningJob, ai00_paths=False, uses_model=False),
+    Route("GET", _ONE, get_job, "How far a fine-tuning job is.", FineTuningJob, uses_model=False),
     _change("cancel", cancel_job, "Cancel a fine-tuning job; its checkpoints stay."),
     _change("pause", pause_job, "Pause a fine-tuning job."),
     _change("resume", resume_job, "Resume a paused fine-tuning job."),
@@ -459,7 +457,6 @@ ROUTES = (
         FineTuningEventList,
         chunk=FineTuningEvent,
         query={**_PAGE, "stream": "`true` sends all events, the oldest first, and further ones when they happen."},
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -469,7 +466,6 @@ ROUTES = (
         "The newest checkpoints of a fine-tuning job.",
         FineTuningCheckpointList,
         query=_PAGE,
-        ai00_paths=False,
         uses_model=False,
     ),
 )

@@ -207,7 +207,13 @@ async def delete_model(request: web.Request) -> web.Response:
 
 ROUTES = (
     Route(
-        "GET", "/v1/models", list_models, "The models that are served.", ModelList, uses_model=False, also=("/models",)
+        "GET",
+        "/v1/models",
+        list_models,
+        "The models that are served.",
+        ModelList,
+        uses_model=False,
+        also=("/models", "/api/oai/models", "/api/oai/v1/models"),
     ),
     Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry, uses_model=False),
     Route(

@@ -164,7 +164,6 @@ ROUTES = (
         Response,
         request=ResponsesRequest,
         chunk=ResponseEvent,
-        ai00_paths=False,
         also=("/responses",),
     ),
     Route(
@@ -174,7 +173,6 @@ ROUTES = (
         "The number of tokens that the model would read for a response, without running it.",
         InputTokens,
         request=ResponsesRequest,
-        ai00_paths=False,
         also=("/responses/input_tokens",),
     ),
     Route(
@@ -189,7 +187,6 @@ ROUTES = (
             "`stream`.",
             "starting_after": "The `sequence_number` of an event of the stream: return only the events after it.",
         },
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -198,7 +195,6 @@ ROUTES = (
         delete_response,
         "Delete a response; responses that continue it stay.",
         DeletedResponse,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -207,7 +203,6 @@ ROUTES = (
         cancel_response,
         "Cancel a response that runs in the background. One that has ended stays as it is.",
         Response,
-        ai00_paths=False,
         uses_model=False,
     ),
     Route(
@@ -217,7 +212,6 @@ ROUTES = (
         "The items that were new in the response's request.",
         ResponseItemList,
         query=PAGE_QUERY,
-        ai00_paths=False,
         uses_model=False,
     ),
 )
