@@ -184,19 +184,20 @@ def _waits(answers: Sequence[Answer]) -> dict[str, float]:
 
 @main.command(context_settings=_UNKNOWN)
 @click.option("--count", default=10_000, show_default=True, help="Lines, half of them chats.")
+@click.option("--device", default="auto", show_default=True, help="The device of both sides.")
 @rounds_option
 @_options
-def lines(count: int, rounds: int, options: Sequence[str]) -> None:
+def lines(count: int, device: str, rounds: int, options: Sequence[str]) -> None:
     """Measure batches beside `LLM` on the same lines, in the batches' order; OPTIONS are those of the server."""
     bodies = {url: make_lines(url, count // 2) for url in (CHAT, TEXT)}
 
     def run_batches() -> dict[str, float]:
-        with ServerProcess(options) as server:
+        with ServerProcess(["--device", device, *options]) as server:
             begun, cpu = time.perf_counter(), server.cpu_seconds()
             num_tokens = asyncio.run(_run_batches(server.url, bodies))
             return _rates(num_tokens, time.perf_counter() - begun, server.cpu_seconds() - cpu)
 
-    print_table(take_turns({"LLM": lambda: _run_llm(bodies), "batches": run_batches}, rounds))
+    print_table(take_turns({"LLM": lambda: _run_llm(bodies, device), "batches": run_batches}, rounds))
 
 
 async def _run_batches(url: str, bodies: Mapping[str, Sequence[Mapping[str, object]]]) -> int:
@@ -210,9 +211,9 @@ async def _run_batches(url: str, bodies: Mapping[str, Sequence[Mapping[str, obje
     return num_tokens
 
 
-def _run_llm(bodies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+def _run_llm(bodies: Mapping[str, Sequence[Mapping[str, Any]]], device: str) -> dict[str, float]:
     process, num_tokens = psutil.Process(), 0
-    with LLM() as llm:
+    with LLM(device=device) as llm:
         begun, cpu = time.perf_counter(), process.cpu_times()
         for route, each in bodies.items():
             key = "messages" if route == CHAT else "prompt"
