@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeAlias
@@ -22,6 +22,7 @@ MOST_ERRORS = 100  # of the lines of a batch that are listed
 
 _MOST_ID = 512  # characters of a `custom_id`
 _LINE_BYTES = 1 << 12  # of a line, besides the body
+_RESULT_ID = "batch_req_"  # what the ids of results begin with
 _BEGINNING = 1024  # characters of a prompt by which lines are ordered
 _PROMPTS = ("instructions", "system", "messages", "prompt", "input", "query", "documents")
 """The fields of a body that its prompt begins with, in this order."""
@@ -139,11 +140,14 @@ def order_lines(path: Path, url: str, limits: Limits, done: set[str]) -> list[Li
     return [place for _, _, place in keyed]
 
 
-def read_line(path: Path, place: LinePlace, url: str) -> Line:
-    """Read the line at `place` of a file. Raises OSError."""
+def read_lines(path: Path, places: Sequence[LinePlace], url: str) -> list[Line]:
+    """Read the lines at `places` of a file. Raises OSError."""
+    lines = []
     with path.open("rb") as file:
-        file.seek(place.offset)
-        return Line.parse(file.read(place.length), url)
+        for place in places:
+            file.seek(place.offset)
+            lines.append(Line.parse(file.read(place.length), url))
+    return lines
 
 
 def skip_lines(path: Path, url: str, limits: Limits, journal: Journal, code: NotRun, message: str) -> None:
@@ -254,7 +258,7 @@ class Journal:
 
     def add_answer(self, custom_id: str, request_id: str, status: int, body: bytes) -> None:
         """Write the answer to a line, whose `body` is JSON. Raises OSError, with nothing written."""
-        head = to_json({"id": _result_id(), "custom_id": custom_id})[:-1]
+        head = to_json({"id": _RESULT_ID + request_id, "custom_id": custom_id})[:-1]
         inner = to_json({"status_code": status, "request_id": request_id})[:-1]
         line = head + b',"response":' + inner + b',"body":' + body + b'},"error":null}'
         usage = TokenUsage.of(from_json(body)) if status == 200 else NO_TOKENS
@@ -263,7 +267,7 @@ class Journal:
     def add_error(self, custom_id: str, code: NotRun, message: str) -> None:
         """Write that a line was not run. Raises OSError, with nothing written."""
         error = {"code": code, "message": message}
-        line = to_json({"id": _result_id(), "custom_id": custom_id, "response": None, "error": error})
+        line = to_json({"id": _RESULT_ID + uuid4().hex, "custom_id": custom_id, "response": None, "error": error})
         self._add(custom_id, line, is_success=False, was_run=False)
 
     def note_retry(self) -> None:
@@ -286,13 +290,12 @@ class Journal:
         usage: TokenUsage = NO_TOKENS,
     ) -> None:
         file = self._outputs if is_success else self._errors
-        begun = file.seek(0, os.SEEK_END)
-        rest = memoryview(line + b"\n")
+        rest, written = memoryview(line + b"\n"), 0
         try:
-            while rest:
-                rest = rest[file.write(rest) or 0 :]
+            while written < len(rest):
+                written += file.write(rest[written:]) or 0
         except OSError:  # such as a full disk
-            file.truncate(begun)
+            file.truncate(file.seek(0, os.SEEK_END) - written)
             raise
         self.done.add(custom_id)
         self.num_added += 1
@@ -318,7 +321,3 @@ class Journal:
                 whole += len(line)
         file.truncate(whole)
         return file
-
-
-def _result_id() -> str:
-    return f"batch_req_{uuid4().hex}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from pathlib import Path
@@ -24,9 +25,10 @@ from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
 from server.core.streams import cancel_tasks
 from server.jobs.batches import Batch, BatchStatus, BatchStore
-from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order_lines, read_line, skip_lines
+from server.jobs.lines import BatchError, Journal, Line, LinePlace, check_lines, order_lines, read_lines, skip_lines
 
 _MOST_AHEAD = 32  # lines that wait for a slot
+_READ_LINES, _READ_BYTES = 64, 1 << 20  # that are read at a time
 _RETRY_SECONDS = 5.0  # after which a full disk is tried again
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0  # seconds of a batch that a fault has stopped; each is twice the one before
 _EXPIRED = "the completion window of the batch ended before this request was run"
@@ -228,6 +230,8 @@ class _BatchLines:
         self._path = path
         self._places = places
         self._journal = journal
+        self._lines = deque[Line]()  # that were read and are not run yet
+        self._reading = asyncio.Lock()
 
     async def run(self, num_tasks: int) -> None:
         """Run all lines, `num_tasks` at a time."""
@@ -236,16 +240,27 @@ class _BatchLines:
                 group.create_task(self._run_each())
 
     async def _run_each(self) -> None:
-        for place in self._places:
-            custom_id, body = await asyncio.to_thread(self._read, place)
+        while (line := await self._next()) is not None:
             request_id = uuid4().hex
-            answer = await self._answer(body, request_id)
-            await self._write(custom_id, request_id, answer)
+            answer = await self._answer(to_json(line.body), request_id)
+            await self._write(line.custom_id, request_id, answer)
 
-    def _read(self, place: LinePlace) -> tuple[str, bytes]:
-        """Return the `custom_id` and the body of a line. Raises OSError."""
-        line = read_line(self._path, place, self._url)
-        return line.custom_id, to_json(line.body)
+    async def _next(self) -> Line | None:
+        """Return the next line to run; None after the last one. Raises OSError."""
+        async with self._reading:
+            if not self._lines:
+                self._lines.extend(await asyncio.to_thread(read_lines, self._path, self._next_places(), self._url))
+            return self._lines.popleft() if self._lines else None
+
+    def _next_places(self) -> list[LinePlace]:
+        """Return the places of the lines to read together."""
+        places, num_bytes = list[LinePlace](), 0
+        while num_bytes < _READ_BYTES and len(places) < _READ_LINES:
+            if (place := next(self._places, None)) is None:
+                break
+            places.append(place)
+            num_bytes += place.length
+        return places
 
     async def _answer(self, body: bytes, request_id: str) -> InnerAnswer:
         """Send the body of a line until the answer is not that it must be sent again."""

@@ -30,7 +30,7 @@ from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.batches import FOLLOWS, BatchStore, parse_window
 from server.jobs.batches import Batch as StoredBatch
 from server.jobs.files import FileStore
-from server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_line
+from server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape
 
@@ -423,7 +423,7 @@ class TestLines:
         path = tmp_path / "lines"
         path.write_bytes(jsonl(LINES))
         places = order_lines(path, URL, LIMITS, {"line 4"})
-        ids = [read_line(path, place, URL).custom_id for place in places]
+        ids = [line.custom_id for line in read_lines(path, places, URL)]
         assert ids == [f"line {number}" for number in (0, 3, 6, 9, 1, 7, 2, 5, 8)]
 
 
