@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -342,6 +344,26 @@ async def test_a_batch_that_a_fault_stops_goes_on_after_a_pause_and_others_meanw
     batch = await until(client, first)
     assert texts(await results(client, batch.output_file_id)) == ANSWERS
     assert list(stopped.values()) == [2, 0]
+
+
+async def test_answers_wait_for_room_on_the_disk(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, refused = Journal.add_answer, list[str]()
+
+    def add_answer(journal: Journal, custom_id: str, *answer: Any) -> None:  # noqa: ANN401
+        if len(journal.done) >= 3 and len(refused) < len(LINES):
+            refused.append(custom_id)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(journal, custom_id, *answer)
+
+    monkeypatch.setattr("server.jobs.runner._RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(Journal, "add_answer", add_answer)
+    batch = await until(client, await begin(client, jsonl(LINES)))
+    assert len(set(refused)) > 1
+    assert "an answer can't be written yet: No space left on device" in caplog.text
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    assert texts(await results(client, batch.output_file_id)) == ANSWERS
 
 
 async def test_a_new_batch_does_not_wait_for_the_pause_of_another(
