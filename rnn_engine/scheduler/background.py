@@ -34,12 +34,8 @@ class BackgroundShare:
         self._last_foreground = now
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Update the mean durations of steps with one whose outcome has been processed at the time `now`.
-
-        The host's work counts, too, unless the device had its next step meanwhile.
-        """
-        seconds = times.seconds if times.was_ahead else now - times.begun
-        self._costs.note(times.tokens, seconds / times.num_steps)
+        """Update the mean costs of steps with one whose outcome has been processed at the time `now`."""
+        self._costs.note(times.tokens, times.cost(now) / times.num_steps)
 
     def is_quiet(self, now: float) -> bool:
         """Return True if no foreground request has come or run for a while, so that none is expected soon."""

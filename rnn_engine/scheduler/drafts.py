@@ -184,14 +184,13 @@ class Drafts:
         """
         if self.max_tokens == _OFF:
             return
-        seconds = times.seconds if times.was_ahead else now - times.begun
         self._num_noted += 1
         if self._num_noted % _OFTEN == 0:
             self._find_longest.cache_clear()
             self._pays.clear()
         if times.is_decode:
             (self._plain if times.is_plain else self._longer).note(
-                times.tokens, max(seconds, _LEAST_SECONDS) / times.num_steps
+                times.tokens, max(times.cost(now), _LEAST_SECONDS) / times.num_steps
             )
 
     @property

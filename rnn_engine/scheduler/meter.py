@@ -70,6 +70,13 @@ class StepTimes:
         """The duration of the step in seconds, counted only from when the previous step was collected."""
         return self.collected - max(self.begun, self.last)
 
+    def cost(self, now: float) -> float:
+        """Return the seconds that the step has cost, if its outcome has been processed at the time `now`.
+
+        The host's work counts, too, unless the device had the next step meanwhile.
+        """
+        return self.seconds if self.was_ahead else now - self.begun
+
     @property
     def was_ahead(self) -> bool:
         """True if the step was submitted before the previous one was collected."""
@@ -91,6 +98,7 @@ class StepSeconds:
 
     def __init__(self) -> None:
         self._last_collect = 0.0
+        self._is_late = False  # the device may have been done with the last step before the host waited for it
         self._decode = dict[bool, float]()  # of a step that runs one token of each sequence; True = all in background
         self._prompt_token: float | None = None  # of a token in the other steps
         self._host: float | None = None  # of the host between two steps, while the device had one to run
@@ -104,12 +112,16 @@ class StepSeconds:
         if times.was_ahead:
             self._host = running_mean(self._host, asked - times.last)
         self._last_collect = now
-        is_late = now - asked < _LEAST_WAIT * times.seconds
+        seconds = times.seconds
+        is_most = is_late = now - asked < _LEAST_WAIT * seconds
+        if times.was_ahead and self._is_late:  # the device may have begun with it before the last one was collected
+            seconds, is_most = now - times.begun, True
+        self._is_late = is_late
         if times.is_plain:
             before = self._decode.get(times.is_background)
-            self._decode[times.is_background] = _mean(before, times.seconds / times.num_steps, is_most=is_late)
+            self._decode[times.is_background] = _mean(before, seconds / times.num_steps, is_most=is_most)
         elif not times.is_decode:
-            self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
+            self._prompt_token = _mean(self._prompt_token, seconds / times.tokens, is_most=is_most)
 
     def count_draws(self, most: int, within: float = DRAW_SECONDS, *, is_background: bool = False) -> int:
         """Return how many tokens of each sequence the device should draw in one submit: 1 to `most`.
