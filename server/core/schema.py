@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -20,6 +22,7 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
 NO_UNFOLDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 _DEFAULT_LIMITS = Limits()
+_MAYBE_INFINITE = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")  # found in every number from 1e300 on
 _MOST_NAMES = 30  # of fields that an error lists
 _MOST_UNKNOWN = 100  # different unknown fields of a body: to look for what each may be a misspelling of takes time
 _MISSPELLED = 0.87  # the least likeness (`difflib`) to a field of which a name counts as a misspelling
@@ -57,6 +60,28 @@ class _UnknownError(RefusedError):
     """Raised for a field that an object does not have. `allowed` is advice for the client."""
 
 
+def parse_json(text: bytes | bytearray, what: str) -> Any:  # noqa: ANN401
+    """Return the value of a client's JSON text. Raises InvalidRequestError, in which `what` names the text.
+
+    A number that is too great for a float is refused wherever it stands, so that every value can be written as JSON.
+    """
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError(what, text[:100].decode(errors="replace"), f"JSON ({error})") from None
+    if _MAYBE_INFINITE.search(text) and (found := _find_infinite(value)) is not None:
+        raise InvalidRequestError(found.removeprefix(".") or what, math.inf, "a number that fits a 64-bit float")
+    return value
+
+
+def _find_infinite(value: object, place: str = "") -> str | None:
+    """Return the place of an infinite number in a value, such as `.messages.0.weight`, or None."""
+    if isinstance(value, float):
+        return place if math.isinf(value) else None
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for name, part in parts if (found := _find_infinite(part, f"{place}.{name}"))), None)
+
+
 class RequestBody(BaseModel):
     """The base class of JSON request bodies. Values are checked strictly: none is converted to another type silently.
 
@@ -86,15 +111,12 @@ class RequestBody(BaseModel):
         """
         if cls.may_be_empty and not body:
             body = b"{}"
-        try:
-            data = from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise InvalidRequestError("body", body[:100].decode(errors="replace"), f"JSON ({error})") from None
+        data = parse_json(body, "body")
         try:
             parsed = cls.model_validate(data, context=unknown)
             parsed.check(limits)
         except ValidationError as error:
-            raise cls._as_spelled(data, _translate(error.errors(include_url=False)[0])) from None
+            raise cls._as_spelled(data, _translate(error.errors(include_url=False), data)) from None
         except InvalidRequestError as error:
             raise cls._as_spelled(data, error) from None
         return parsed
@@ -236,22 +258,43 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
         "too_long": "at most {max_length} items",
         "string_too_short": "at least {min_length} character(s)",
         "string_too_long": "at most {max_length} characters",
+        "string_pattern_mismatch": "a text of the form {pattern}",
         "literal_error": "{expected}",
     }
 )
 
 
-def _translate(error: ErrorDetails) -> InvalidRequestError:
-    place = [str(part) for part in error["loc"]]
-    context = error.get("ctx", {})
-    refused = context.get("error")
+def _translate(errors: Sequence[ErrorDetails], data: object) -> InvalidRequestError:
+    """Return the error for the first of `errors`, which are those of a body that was parsed to `data`."""
+    error = errors[0]
+    place, outer = [str(part) for part in error["loc"]], error["loc"][:-1]
+    refused = error.get("ctx", {}).get("error")
     if isinstance(refused, RefusedError):
         place += [] if refused.below is None else [refused.below]
         kind = UnknownFieldError if isinstance(refused, _UnknownError) else InvalidRequestError
         return kind(".".join(place) or "body", refused.value, refused.allowed)
-    value = None if error["type"] == "missing" else error["input"]
+    if error["type"] == "missing":
+        return InvalidRequestError(".".join(place), None, _EXPECTED["missing"])
+    tried = [error]
+    if outer and _value_at(data, outer) is error["input"]:  # of several types: the last part of its place names one
+        place.pop()
+        tried = [each for each in errors if each["loc"][:-1] == outer]
+    return InvalidRequestError(".".join(place), error["input"], " or ".join(dict.fromkeys(map(_allowed, tried))))
+
+
+def _value_at(data: object, place: Sequence[int | str]) -> object:
+    """Return the value at a place in a body, or None."""
+    for part in place:
+        try:
+            data = data[part]  # type: ignore[index]  # other types raise TypeError
+        except (TypeError, LookupError):
+            return None
+    return data
+
+
+def _allowed(error: ErrorDetails) -> str:
     expected = _EXPECTED.get(error["type"])
-    return InvalidRequestError(".".join(place), value, expected.format(**context) if expected else error["msg"])
+    return error["msg"] if expected is None else expected.format(**error.get("ctx", {}))
 
 
 class ErrorDetail(TypedDict):

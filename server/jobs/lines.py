@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from rnn_engine.errors import InvalidRequestError
 from server.core.bodies import to_json
 from server.core.routing import Route
-from server.core.schema import UnknownFields
+from server.core.schema import UnknownFields, parse_json
 from server.core.settings import Limits
 
 MOST_ERRORS = 100  # of the lines of a batch that are listed
@@ -51,10 +51,7 @@ class Line:
     @classmethod
     def parse(cls, data: bytes, url: str) -> Line:
         """Parse a line of a batch whose requests are all for `url`. Raises InvalidRequestError."""
-        try:
-            line = from_json(data, allow_inf_nan=False)
-        except ValueError as error:
-            raise InvalidRequestError("line", data[:80].decode(errors="replace"), f"JSON ({error})") from None
+        line = parse_json(data, "line")
         if not isinstance(line, dict):
             raise InvalidRequestError("line", line, "an object with custom_id, method, url and body")
         custom_id, body = line.get("custom_id"), line.get("body")

@@ -194,6 +194,7 @@ class TestOfficialClient:
             (jsonl([line("6", {"promt": "x"})]), "body.promt"),
             (jsonl([line("7", {"prompt": "x", "stream": True})]), "body.stream"),
             (jsonl([{**line("8", {"prompt": "x"}), "priority": 1}]), "priority"),
+            (jsonl([line("9", {"prompt": "x", "seen": [0]})]).replace(b"[0]", b"[1e999]"), "body.seen.0"),
         ]
         data = jsonl([line("1", {"prompt": "x"})]) + b"\n" + b"\n".join(each.strip() for each, _ in bad)
         batch = await until(client, await begin(client, data))

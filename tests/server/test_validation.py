@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from rnn_engine.errors import InvalidRequestError
+from server.apis.openai.fine_tuning import FineTuningRequest
 from server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, error_of
@@ -188,10 +192,37 @@ async def test_what_is_no_json_is_refused(serve: Serve, data: bytes) -> None:
     assert "JSON" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
+        (b'{"prompt": "a", "seen": [{"x": 1}, {"y": -1e+400}]}', "seen.1.y"),
+        (b'{"prompt": "a", "far": 9%s.5}' % (b"0" * 308), "far"),
+        (b"1e309", "body"),
+    ],
+)
+async def test_a_number_that_no_float_holds_is_refused_in_any_field(serve: Serve, data: bytes, param: str) -> None:
+    engine = FakeEngine()
+    error = await error_of(await (await serve(engine)).post("/v1/completions", data=data), 400)
+    assert (error["param"], engine.requests) == (param, [])
+    assert "expected a number that fits a 64-bit float" in error["message"]
+
+
 @pytest.mark.parametrize("data", [b"[]", b"null", b'"prompt"', b"3"])
 async def test_json_that_is_no_object_is_refused(serve: Serve, data: bytes) -> None:
     error = await error_of(await (await serve(FakeEngine())).post("/v1/chat/completions", data=data), 400)
     assert "a JSON object" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [(0, "'auto' or at least 1"), (10**9, "'auto' or at most 1000"), ("all", "'auto' or a whole number")],
+)
+def test_a_field_of_several_types_is_refused_with_all_that_it_may_be(value: object, allowed: str) -> None:
+    body = {"model": "m", "training_file": "f", "hyperparameters": {"n_epochs": value}}
+    with pytest.raises(InvalidRequestError) as refused:
+        FineTuningRequest.parse(json.dumps(body).encode())
+    assert (refused.value.field, refused.value.allowed) == ("hyperparameters.n_epochs", allowed)
 
 
 async def test_one_bad_prompt_refuses_the_list_before_anything_runs(serve: Serve) -> None:
