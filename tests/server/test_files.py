@@ -119,14 +119,20 @@ async def test_fields_come_in_any_order_and_bad_forms_leave_nothing(serve: Serve
     assert await send(client, file) == 400
     assert await send(client, file, purpose, file) == 400
     assert await send(client, file, purpose, ("expires_after", "soon", None)) == 400
+    assert await send(client, purpose, file, ("file[x]", "y", None)) == 400
+    assert await send(client, purpose, ("file[x]", "y", None), file) == 400
     assert await send(client, file, ("purpose", "x" * 5000, None)) == 400
     assert await send(client, file, *((f"field {number}", "x", None) for number in range(20))) == 400
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     cut = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nwithout an end'
     not_utf8 = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n\xff\r\n--b--\r\n'
-    for data in (b"", b"nothing", cut, not_utf8):
+    odd_names = [
+        b"--b\r\nContent-Disposition: form-data; %b\r\n\r\nx\r\n--b--\r\n" % names
+        for names in (b'name="pur\xffpose"', b'name="file"; filename="\xed\xa0\x80.jsonl"')
+    ]
+    for data in (b"", b"nothing", cut, not_utf8, *odd_names):
         error = await error_of(await client.post(PATH, data=data, headers=headers), 400)
-        assert error["param"] in ("body", "file", "purpose"), error
+        assert error["param"] in ("body", "file", "purpose", "text"), error
     error = await error_of(await client.post(PATH, json={"purpose": "batch"}), 400)
     assert "content-type: 'application/json' is not allowed" in error["message"]
     store = client.app[FILES]

@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, check_text
 from server.auth.admission import PRINCIPAL
 from server.auth.keys import Scope
 from server.core.bodies import json_response, on_thread, page_ends, query_page, to_json
@@ -171,11 +171,12 @@ async def _read_form(request: web.Request, new: NewFile) -> FileUpload:
     fields: dict[str, Any] = {}
     async with aclosing(_parts(request)) as parts:
         async for part in parts:
-            name = part.name or ""
+            name, filename = part.name or "", part.filename or ""
+            check_text(name + filename)  # as they come, they may have bytes that are no UTF-8
             if name in fields or len(fields) == _MOST_FIELDS:
                 raise InvalidRequestError(name, "another one", "each field once")
             if name == "file":
-                fields[name] = part.filename or ""
+                fields[name] = filename
                 while piece := await part.read_chunk(_PIECE_BYTES):
                     _check_size(request, new.num_bytes + len(piece))
                     await asyncio.to_thread(new.write, piece)
@@ -215,9 +216,9 @@ def _nested(fields: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in fields.items():
         outer, bracket, inner = name.removesuffix("]").partition("[")
-        if not bracket:
+        if not bracket and name not in found:
             found[name] = value
-        elif isinstance(below := found.setdefault(outer, {}), dict):
+        elif bracket and isinstance(below := found.setdefault(outer, {}), dict):
             is_number = inner == "seconds" and value.isascii() and value.isdecimal() and len(value) < 10
             below[inner] = int(value) if is_number else value
         else:
