@@ -203,7 +203,8 @@ def _check(path: Path, report: DataReport, settings: DataSettings) -> None:
         )
         raise InvalidRequestError("data", str(path), f"at most {settings.max_tokens} tokens a record", message)
     if report.num_records == 0:
-        message = f"{path} has nothing to learn; expected at least one answer or text"
+        bad = f": records that can't be used: {report.bad}" if report.bad.count else ""
+        message = f"{path} has nothing to learn{bad}; expected at least one answer or text"
         raise InvalidRequestError("data", str(path), "at least one answer or text", message)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.training import records as module
-from rnn_engine.training.data import DataSettings, TextMaker, read_data
+from rnn_engine.training.data import BadLines, DataSettings, TextMaker, read_data
 from rnn_engine.training.records import Record, read_records
 from tests.support.byte_tokenizer import ByteTokenizer
 
@@ -21,12 +21,12 @@ MAKER = TextMaker(ByteTokenizer(), WorldTemplate())
 GOOD = b'{"text": "one"}\n{"text": "two"}\n'
 
 
-def refusal(path: Path, content: bytes, name: str = "data.jsonl") -> str:
+def refusal(path: Path, content: bytes, name: str = "data.jsonl", bad_lines: BadLines = "error") -> str:
     """Return the error for a file."""
     path = path / name
     path.write_bytes(content)
     with pytest.raises(InvalidRequestError) as caught:
-        read_data(path, MAKER, DataSettings(1000))
+        read_data(path, MAKER, DataSettings(1000, bad_lines=bad_lines))
     return str(caught.value)
 
 
@@ -104,6 +104,11 @@ def test_items_of_an_array_may_stand_on_many_lines(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\r\n", b"\xef\xbb\xbf", b"[]", b'{"messages": []}'])
 def test_a_file_without_anything_to_learn(tmp_path: Path, content: bytes) -> None:
     assert "has nothing to learn; expected at least one answer or text" in refusal(tmp_path, content)
+
+
+def test_a_file_without_anything_to_learn_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    words = refusal(tmp_path, b"x\n{}\n", bad_lines="skip")
+    assert "has nothing to learn: records that can't be used: 2: line 1 is no JSON" in words
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
