@@ -24,7 +24,7 @@ from server.core.app import make_app
 from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.files import FileStore
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, check_shape
+from tests.support.http import Body, check_head, check_shape
 
 KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 DAY = 24 * 3600
@@ -261,3 +261,4 @@ async def test_the_shapes_of_the_answers(client: anthropic.AsyncAnthropic, serve
     assert len(lines) == 2
     for line in lines:
         check_shape(MessageBatchResult, line)
+    await check_head(f"{server.url}{raw['results_url']}", {"X-Api-Key": "ann's key"})

@@ -50,7 +50,7 @@ from server.models.orders import LoadOrder
 from server.models.registry import ModelRegistry
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, state_after
-from tests.support.http import Body, Through, check_shape
+from tests.support.http import Body, Through, check_head, check_shape
 from tests.support.tuning_process import STEPS, FakeProcesses
 
 KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
@@ -191,6 +191,7 @@ class TestOfficialClient:
         assert lines.pop() == "data: [DONE]"
         sent = [json.loads(line.removeprefix("data: "))["message"] for line in lines]
         assert sent == await messages(client, job)
+        await check_head(f"{client.base_url}fine_tuning/jobs/{job.id}/events?stream=true", client.auth_headers)
 
     async def test_the_shapes_of_the_answers(self, client: openai.AsyncOpenAI) -> None:
         method: Any = {"type": "state", "state": {"hyperparameters": {"learning_rate_multiplier": 0.5}}}

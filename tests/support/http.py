@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient
 from pydantic import TypeAdapter
+from yarl import URL
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.replica import ReplicaEngine
@@ -16,6 +18,7 @@ from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from server.core.settings import ServerSettings
 from server.models.registry import MODELS
+from tools.live_server.asking import connection, encode_request
 
 Client: TypeAlias = TestClient[web.Request, web.Application]
 Body: TypeAlias = dict[str, Any]
@@ -47,6 +50,14 @@ class Load(Protocol):
     """A function that loads a model."""
 
     async def __call__(self, choice: EngineChoice, progress: Progress = ..., /) -> EngineLike: ...
+
+
+async def check_head(url: str, headers: Mapping[str, str]) -> None:
+    """Check that the answer to a HEAD of `url` is the head of one, and nothing after it."""
+    async with connection(url) as (reader, writer):
+        writer.write(encode_request("HEAD", URL(url).raw_path_qs, headers={**headers, "Connection": "close"}))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert (head.split()[1], body) == (b"200", b"")
 
 
 async def post(client: Client, path: str, kind: type[object], body: Body) -> Body:

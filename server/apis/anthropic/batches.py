@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic import FailFast, Field
 from pydantic_core import from_json
 from typing_extensions import TypedDict
@@ -185,7 +185,7 @@ async def get_results(request: web.Request) -> web.StreamResponse:
     paths = await asyncio.to_thread(_result_paths, store, batch)
     response = web.StreamResponse(headers={"Content-Type": _LINES})
     await response.prepare(request)
-    for path in paths:
+    for path in () if request.method == hdrs.METH_HEAD else paths:
         pieces = _result_pieces(path)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             await response.write(piece)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from typing import Annotated, Literal, TypeAlias
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -317,6 +317,8 @@ async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResp
     """Send the events of a job, the oldest first, until it has ended or the server stops."""
     store, runner, stream = request.app[TUNINGS], request.app[TUNING_RUNNER], EventStream(request)
     await stream.open()
+    if request.method == hdrs.METH_HEAD:
+        return await stream.close()
     sent = 0
     closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
     try:
