@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 from urllib.parse import quote, urlencode
 
 from server.apis.routes import ALL_ROUTES
 from server.core.routing import Route
+from server.core.schema import RequestBody
+from server.jobs.batches import Endpoint
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
 from tools.live_server.asking import encode_request
 
@@ -29,11 +34,28 @@ _TEXTS_OF = {
     "name": NAMES,
     "names": NAMES,
     "state": (*NAMES, "none", "pirate"),
+    "model": ("demo", "demo", "demo", "demo:pirate", "a"),
+    "completion_window": ("24h", "1m"),
     "save_as": NAMES,
 }
 _OPTIONAL = 2  # the average number of optional fields in an object
 
-LEFT_OUT = frozenset({"/admin/models/load", "/admin/models/unload", "/api/models/state", "/v1/engine/events"})
+_IDS_OF = {
+    "input_file_id": "/v1/files",
+    "training_file": "/v1/files",
+    "validation_file": "/v1/files",
+    "previous_response_id": "/v1/responses",
+    "conversation": "/v1/conversations",
+}
+"""Fields that hold the id of an object, with the path under which the object is made."""
+
+_RECENT = 8  # ids of a path, from which one is chosen
+_PARAMETER = re.compile(r"\{([a-z]+)(:\.\+)?\}")
+_BOUNDARY = "fuzz"
+
+LEFT_OUT = frozenset(
+    {"/admin/models/load", "/admin/models/unload", "/api/models/state", "/switch-model", "/v1/engine/events"}
+)
 """Paths that unload the model, or whose answer does not end."""
 
 TRIED_ROUTES = tuple(route for route in ALL_ROUTES if route.path not in LEFT_OUT)
@@ -78,14 +100,55 @@ class Case:
     whole: bool
 
 
+class KnownIds:
+    """The ids and names of the objects that a server has made, by the path that lists them, such as `/v1/files`."""
+
+    def __init__(self) -> None:
+        self._ids: defaultdict[str, list[str]] = defaultdict(list)
+
+    def learn(self, route: str, status: int | None, body: bytes) -> None:
+        """Take the ids in an answer to `route`, a method and a path as in the table of routes."""
+        path = route.partition(" ")[2]
+        if status != 200 or path.endswith("}"):
+            return
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            return
+        for found in _objects(answer):
+            own = found.get("id", found.get("name"))
+            if isinstance(own, str) and own not in self._ids[path][-_RECENT:]:
+                self._ids[path].append(own)
+
+    def choose(self, path: str, random: Random) -> str:
+        """Return an id of an object under `path`, mostly a recent one; now and then, what can't be one."""
+        known = self._ids[path][-_RECENT:]
+        if known and random.random() < 0.8:
+            return random.choice(known)
+        return str(random.choice((*NAMES, *HOSTILE)))
+
+
+def _objects(answer: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401
+    """Yield an answer's object, and the objects of the list that it has."""
+    if isinstance(answer, dict):
+        yield answer
+        for listed in answer.values():
+            if isinstance(listed, list):
+                yield from (each for each in listed if isinstance(each, dict))
+
+
 @dataclass(frozen=True, slots=True)
 class CaseMaker:
-    """A generator of damaged requests for one seed. The case with a given number is the same in every run."""
+    """A generator of damaged requests for one seed.
+
+    The case with a given number is the same in every run, except for the ids of objects that the server has made.
+    """
 
     routes: Sequence[Route]
     files: Mapping[str, bytes]  # states, by form, which uploads are made from
     seed: int
     kinds: Sequence[str] = KINDS
+    ids: KnownIds = field(default_factory=KnownIds)
 
     def make(self, number: int) -> Case:
         random = Random(f"{self.seed} {number}")
@@ -98,7 +161,7 @@ class CaseMaker:
         method, path, headers = route.method, self._path(route, random), {"Connection": "close"}
         body = self._body(route, random)
         match kind:
-            case "value" if route.request is not None:
+            case "value" if route.request is not None or route.form is not None:
                 body = _lower(mutate_value(body, random))
             case "method":
                 method = random.choice(_METHODS)
@@ -106,6 +169,9 @@ class CaseMaker:
                 path = random.choice((*_PATHS, path + "/", mutate_bytes(path.encode(), random).decode("latin-1")))
             case "header":
                 headers.update([random.choice(_HEADERS)])
+        if route.form is not None and isinstance(body, dict):
+            headers["Content-Type"] = f"multipart/form-data; boundary={_BOUNDARY}"
+            body = _encode_form(body)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         match kind:
             case "body":
@@ -117,23 +183,64 @@ class CaseMaker:
 
     def _path(self, route: Route, random: Random) -> str:
         """Return one of the route's paths with its parameters filled in, sometimes with a query string."""
-        path = random.choice(route.paths).replace("{model:.+}", random.choice(("demo", "a/b")))
-        name = random.choice(NAMES) if random.random() < 0.8 else str(random.choice(HOSTILE))
-        path = path.replace("{name}", quote(name.encode(errors="replace"), safe=""))
+        path = _PARAMETER.sub(partial(self._parameter, route, random), random.choice(route.paths))
         known = {**dict.fromkeys(route.query, ""), "limit": "", "unknown": ""}
         if random.random() < 0.3:
             query = {random.choice(list(known)): random.choice(("full", "prefab", "5", "true", *map(str, HOSTILE)))}
             path += "?" + urlencode(query, errors="replace")
         return path
 
+    def _parameter(self, route: Route, random: Random, found: re.Match[str]) -> str:
+        """Return the text in place of a parameter of a path."""
+        match found[1]:
+            case "model":
+                return random.choice(("demo", "a/b", f"demo:{quote(random.choice(NAMES))}"))
+            case "name":
+                value = random.choice(NAMES) if random.random() < 0.8 else str(random.choice(HOSTILE))
+            case _:
+                value = self.ids.choose(route.path.partition("/{" + found[1])[0], random)
+        return quote(value.encode(errors="replace"), safe="")
+
     def _body(self, route: Route, random: Random) -> Any:  # noqa: ANN401
-        """Return a body that the route accepts: a JSON-like value, or the bytes of a file."""
+        """Return a body that the route accepts: a JSON-like value, the bytes of a file, or the fields of a form."""
         if route.method == "PUT":
             return random.choice(list(self.files.values()))
+        if route.form is not None:
+            return {"purpose": random.choice(("batch", "fine-tune")), "file": self._lines(random)}
         if route.request is None:
             return b""
-        schema: Schema = route.request.model_json_schema()
-        return _lower(make_value(schema, random, schema.get("$defs", {})))
+        return self._value(route.request, random)
+
+    def _value(self, kind: type[RequestBody], random: Random) -> Any:  # noqa: ANN401
+        schema: Schema = kind.model_json_schema()
+        body = _lower(make_value(schema, random, schema.get("$defs", {})))
+        for name, path in _IDS_OF.items():
+            if name in body:
+                body[name] = self.ids.choose(path, random)
+        return body
+
+    def _lines(self, random: Random) -> str:
+        """Return a file for a job: requests of a batch, or examples to learn. Some lines are damaged."""
+        route = random.choice([route for route in self.routes if route.path in get_args(Endpoint)])
+        lines: list[object] = []
+        for number in range(random.randint(0, 12)):
+            if route.request is None or random.random() < 0.5:
+                question, answer = ({"role": role, "content": random.choice(_TEXTS)} for role in ("user", "assistant"))
+                line: object = {"messages": [question, answer]}
+            else:
+                body = {**self._value(route.request, random), "stream": False}
+                line = {"custom_id": str(number), "method": "POST", "url": route.path, "body": body}
+            lines.append(mutate_value(line, random) if random.random() < 0.1 else line)
+        return "\n".join(map(json.dumps, lines))
+
+
+def _encode_form(fields: Mapping[str, object]) -> bytes:
+    parts = [
+        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"'
+        f"{'; filename=a.jsonl' if name == 'file' else ''}\r\n\r\n{value}\r\n"
+        for name, value in fields.items()
+    ]
+    return "".join((*parts, f"--{_BOUNDARY}--\r\n")).encode(errors="surrogatepass")
 
 
 def _lower(body: Any) -> Any:  # noqa: ANN401

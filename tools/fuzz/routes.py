@@ -21,7 +21,7 @@ import click
 import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker
+from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker, KnownIds
 from tools.live_server.asking import connection, device_of
 from tools.live_server.process import ServerProcess
 from tools.reliability_table import Row, command_line, finish, record_option, where
@@ -155,6 +155,7 @@ class Fuzzer:
 
     url: str
     pid: int
+    ids: KnownIds  # learns from the answers
     findings: Findings = field(default_factory=Findings)
 
     async def run(self, cases: Iterator[Case]) -> None:
@@ -168,6 +169,7 @@ class Fuzzer:
             answer = await send(self.url, case)
             status = "none" if answer.status is None else f"{answer.status // 100}xx"
             self.findings.answers[case.route, status] += 1
+            self.ids.learn(case.route, answer.status, answer.body)
             for fault in faults(case, answer):
                 self.findings.faults.append(
                     f"case {case.number}: {case.route}, damaged {case.kind}: {fault}\n  {case.data[:_SHOWN]!r}"
@@ -229,8 +231,8 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with ServerProcess((*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options), log=log) as server:
-            fuzzer = Fuzzer(server.url, server.pid)
             maker = CaseMaker(TRIED_ROUTES, asyncio.run(exported_states(server.url)), seed)
+            fuzzer = Fuzzer(server.url, server.pid, maker.ids)
             if only is not None:
                 case = maker.make(only)
                 click.echo(f"{case.route}, damaged {case.kind}\n{case.data!r}\n{asyncio.run(send(server.url, case))}")
