@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class DataOptions:
     """The options of the examples: the held-out part, and what becomes of examples that can't be used."""
 
-    held_out: float | Path
+    held_out: float | Path | None
     bad_lines: Literal["error", "skip"]
     long_texts: Literal["error", "skip", "cut"]
     max_tokens: int
@@ -67,13 +67,15 @@ class DeviceOptions:
     loras: tuple[LoraChoice, ...]
 
 
-def _held_out(_context: click.Context, _parameter: click.Parameter, value: str) -> float | Path:
+def _held_out(_context: click.Context, _parameter: click.Parameter, value: str) -> float | Path | None:
+    if value == "auto":
+        return None
     try:
         share = float(value)
     except ValueError:
         return Path(value)
     if not 0 < share < 1:
-        raise bad_value(value, "a share between 0 and 1, or a file")
+        raise bad_value(value, "auto, a share between 0 and 1, or a file")
     return share
 
 
@@ -95,11 +97,11 @@ _data_options = option_group(
     click.option(
         "--held-out",
         callback=_held_out,
-        metavar="SHARE|FILE",
-        default="0.05",
+        metavar="auto|SHARE|FILE",
+        default="auto",
         show_default=True,
         help="The share of the examples, or a file with others, by which the state is judged and which it does not "
-        "learn.",
+        "learn. auto is a twentieth, but at least 8 examples, or a fifth if that is fewer.",
     ),
     click.option(
         "--bad-lines",
@@ -167,7 +169,8 @@ _run_options = option_group(
         type=click.IntRange(min=0),
         default=5,
         show_default=True,
-        help="Stop after so many judgements without a better one, of 20 in a whole run; 0 never stops early.",
+        help="Stop after so many judgements without a better one, of 20 in a whole run; 0 never stops early. "
+        "With fewer than 8 examples held out, a run never stops early.",
     ),
     click.option(
         "--max-documents",

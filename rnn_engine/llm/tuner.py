@@ -66,7 +66,7 @@ class Tuner:
         model: str | Path = DEMO,
         settings: TunerSettings = DEFAULT_SETTINGS,
         *,
-        held_out: str | Path | float = 0.05,
+        held_out: str | Path | float | None = None,
         bad_lines: BadLines = "error",
         long_texts: LongTexts = "error",
         init: State | str | Path | None = None,
@@ -92,8 +92,9 @@ class Tuner:
         """Read the data, and load a model onto a device; see `AsyncLLM.load` for the arguments that it has, too.
 
         `data` has examples in any form that docs/state-tuning.md describes. `held_out` is a file with other examples,
-        or the share of `data` that is held out. `bad_lines` says what becomes of lines that can't be used, `long_texts`
-        of examples with more than `max_tokens` tokens: they are an error, or skip, or cut, which keeps their beginning.
+        or the share of `data` that is held out; None is a twentieth, but at least 8 examples, or a fifth if that is
+        fewer. `bad_lines` says what becomes of lines that can't be used, `long_texts` of examples with more than
+        `max_tokens` tokens: they are an error, or skip, or cut, which keeps their beginning.
 
         The state starts from `init`, a state or a file, or from the model's empty state; from there, the model first
         reads `init_prompt`. `any_model` takes a file that was made for another model. `train_shifts` also trains the
@@ -126,7 +127,7 @@ class Tuner:
                     self._start = _read_prompt(runner, maker, self._start, init_prompt)
             self._train_shifts = train_shifts
             self.maker = replace(maker, before=self._text_before_chat(maker))
-            part = held_out if isinstance(held_out, int | float) else Path(held_out)
+            part = Path(held_out) if isinstance(held_out, str) else held_out
             self.data = read_data(
                 Path(data), self.maker, DataSettings(max_tokens, part, settings.seed, bad_lines, long_texts)
             )

@@ -25,6 +25,9 @@ BadLines: TypeAlias = Literal["error", "skip"]
 LongTexts: TypeAlias = Literal["error", "skip", "cut"]
 
 _MOST_LISTED: Final = 10  # places of each kind in a report
+_SHARE: Final = 0.05  # of the records, that is held out unless the settings say otherwise
+_LEAST_HELD_OUT: Final = 8  # records then, since the loss of fewer says little
+_MOST_SHARE: Final = 0.2  # then, since few records are all needed for learning
 _MOST_HELD_OUT: Final = 256  # records that a share holds out, since each judgement runs them all
 _MOST_ADDED: Final = 1 << 16  # characters that a chat template writes around the messages
 END_OF_TEXT: Final = 0  # the token that ends a text in all vocabularies
@@ -55,14 +58,14 @@ class DataSettings:
     """How data is read: the longest document, the held-out part, and what becomes of odd records."""
 
     max_tokens: int  # the most inputs of a document
-    held_out: Path | float = 0.05  # a file, or the share of the records; at least one is held out
+    held_out: Path | float | None = None  # a file, or the share of the records; None: as `count_held_out` says
     seed: int = 0  # chooses the records that are held out
     bad_lines: BadLines = "error"
     long_texts: LongTexts = "error"  # cut: learn only from the beginning
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for a share that holds out everything or nothing."""
-        if not isinstance(self.held_out, Path) and not 0 < self.held_out < 1:
+        if isinstance(self.held_out, float | int) and not 0 < self.held_out < 1:
             raise InvalidRequestError("held_out", self.held_out, "a share between 0 and 1, or the path of a file")
 
 
@@ -146,7 +149,18 @@ def read_data(path: Path, maker: TextMaker, settings: DataSettings) -> TrainingD
     )
 
 
-def _choose(path: Path, groups: Sequence[_Group], share: float, seed: int) -> set[bytes]:
+def count_held_out(num_records: int, share: float | None = None) -> int:
+    """Return how many of different records are held out: a share of them, but at least one.
+
+    None is a twentieth, but at least 8 records, or a fifth if that is fewer.
+    """
+    if share is None:
+        least = min(_LEAST_HELD_OUT, round(_MOST_SHARE * num_records))
+        return max(least, count_held_out(num_records, _SHARE))
+    return min(max(1, round(share * num_records)), _MOST_HELD_OUT)
+
+
+def _choose(path: Path, groups: Sequence[_Group], share: float | None, seed: int) -> set[bytes]:
     """Return the digests of the records to hold out: the same for the same records, whatever their order."""
     digests = {group.digest for group in groups}
     if len(digests) < 2:
@@ -155,7 +169,7 @@ def _choose(path: Path, groups: Sequence[_Group], share: float, seed: int) -> se
             "least two, one of which is held out"
         )
         raise InvalidRequestError("data", str(path), "at least two different records", message)
-    count = min(max(1, round(share * len(digests))), _MOST_HELD_OUT)
+    count = count_held_out(len(digests), share)
     return set(sorted(digests, key=lambda digest: hashlib.blake2b(digest + str(seed).encode()).digest())[:count])
 
 

@@ -30,6 +30,7 @@ _SEARCH_SHARE: Final = 10  # of the run's updates, a trial of a rate has a tenth
 _SEARCH_UPDATES: Final = (8, 32)  # but at least and at most so many
 _SEARCH_DOCUMENTS: Final = 32  # of the held-out part, by which a trial is judged
 _JUDGEMENTS: Final = 20  # of a run
+_LEAST_TO_END: Final = 8  # held-out documents; by the loss of fewer, a run does not end early
 _MOST_REFUSED: Final = 10  # updates one after another whose gradient is not finite
 
 
@@ -187,8 +188,12 @@ class Tuning:
 
     @property
     def is_finished(self) -> bool:
-        """True after the last update, or if the held-out loss has not become better for too long."""
-        judged, patience = self._progress.judged, self._settings.patience
+        """True after the last update, or if the held-out loss has not become better for too long.
+
+        With few held-out documents, one that is odd decides whether the loss falls, so the run goes on to its end.
+        """
+        judged = self._progress.judged
+        patience = self._settings.patience if len(self._data.held_out) >= _LEAST_TO_END else None
         if self.rate is None or not judged or judged[-1].step != self._progress.step:
             return False
         best = max(number for number, judgement in enumerate(judged) if judgement.is_best)

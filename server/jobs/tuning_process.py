@@ -36,7 +36,6 @@ from rnn_engine.training.tuner import Judged, RateTried, TunerSettings, Updated
 LEAST_EXAMPLES: Final = 10
 LEAST_TOKENS: Final = 64  # of a call of the trainer, and so of an example
 CHECKPOINT_SECONDS: Final = 10.0
-_HELD_OUT: Final = 0.05  # of the training file, if there is no file of its own
 _MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
 _NICENESS: Final = 5  # of the process, on systems that have that
 
@@ -199,8 +198,7 @@ def check_data(order: TuningOrder) -> Checked:
     with open_merged(order.model, tuple(loading.loras)) as opened:
         tokenizer = load_tokenizer(loading.tokenizer, order.model, opened.shape.vocab_size)
     maker = TextMaker(tokenizer, load_chat_template(loading.chat_template, order.model))
-    held_out = order.validation or _HELD_OUT
-    settings = DataSettings(order.max_tokens, held_out, order.settings.seed, bad_lines="skip", long_texts="cut")
+    settings = DataSettings(order.max_tokens, order.validation, order.settings.seed, bad_lines="skip", long_texts="cut")
     data = read_data(order.training, maker, settings)
     report = data.report
     for name, found in (("training_file", report), ("validation_file", data.held_out_report)):
@@ -255,7 +253,7 @@ def _make_tuner(order: TuningOrder, server: Server, max_tokens: int, *, resume: 
         order.training,
         order.model,
         order.settings,
-        held_out=order.validation or _HELD_OUT,
+        held_out=order.validation,
         long_texts="cut",
         max_tokens=max_tokens,
         max_documents=_MOST_DOCUMENTS,

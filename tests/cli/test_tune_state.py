@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on(
         (["--resume", "-o", "a.st"], "--resume goes on from a.st.checkpoint, which does not exist"),
         (["-o", "a.bin"], "output: 'a.bin' is not allowed; expected a name that ends in"),
         (["-o", "a.st", "--rate", "fast"], "'fast'; expected auto, or a number greater than 0"),
-        (["-o", "a.st", "--held-out", "2"], "'2'; expected a share between 0 and 1, or a file"),
+        (["-o", "a.st", "--held-out", "2"], "'2'; expected auto, a share between 0 and 1, or a file"),
         (["-o", "a.st", "--held-out", "missing.jsonl"], "missing.jsonl can't be read: No such file or directory"),
         (["-o", "a.st", "--epochs", "2", "--steps", "3"], "epochs: 2.0 is not allowed"),
         (["-o", "a.st", "--max-tokens", "3"], "records with more than 3 tokens: 5: line 1; line 2; line 3"),

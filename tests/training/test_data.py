@@ -20,7 +20,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.tokenizer import load_tokenizer
-from rnn_engine.training.data import DataSettings, TextMaker, read_data
+from rnn_engine.training.data import DataSettings, TextMaker, count_held_out, read_data
 from server.apis.openai.schemas import ChatRequest
 from tests.support.byte_tokenizer import ByteTokenizer
 
@@ -180,6 +180,18 @@ def test_a_held_out_share_is_the_same_for_the_same_records_in_any_order(tmp_path
     assert texts[0] == texts[1] != texts[2]
     assert len(one.training) == 54
     assert one.digest != two.digest
+
+
+@pytest.mark.parametrize(
+    ("records", "share", "held_out"),
+    [
+        *[(records, None, held_out) for records, held_out in ((2, 1), (10, 2), (30, 6), (40, 8), (160, 8), (200, 10))],
+        *[(10_000, share, 256) for share in (None, 0.05)],
+        *[(records, 0.05, held_out) for records, held_out in ((2, 1), (10, 1), (200, 10))],
+    ],
+)
+def test_more_of_few_records_are_held_out(records: int, share: float | None, held_out: int) -> None:
+    assert count_held_out(records, share) == held_out
 
 
 def test_copies_of_a_held_out_record_are_not_learnt(tmp_path: Path) -> None:

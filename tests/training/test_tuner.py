@@ -126,8 +126,13 @@ def test_a_batch_is_divided_into_calls_and_weighted_as_a_whole() -> None:
 
 
 def test_a_run_ends_early_with_the_best_state() -> None:
-    documents = data([document(20, 20)], [document(5, 5)])  # what is learnt leads away from what is held out
-    run = tuning(FakeTrainer(), TunerSettings(rate=0.05, steps=400, warm_up=0, patience=3), documents)
+    settings = TunerSettings(rate=0.05, steps=400, warm_up=0, patience=3)
+    learnt = [document(20, 20)]  # leads away from what is held out
+    few = tuning(FakeTrainer(), settings, data(learnt, [document(5, 5)] * 7))
+    *_, last = few.run()
+    assert isinstance(last, Judged)
+    assert last.step == 400  # seven are too few to end a run by their loss
+    run = tuning(FakeTrainer(), settings, data(learnt, [document(5, 5)] * 8))
     events = list(run.run())
     judged = [event for event in events if isinstance(event, Judged)]
     best = min(judged, key=lambda judgement: judgement.held_out_loss)

@@ -93,7 +93,9 @@ class FineTuningRequest(RequestBody):
     model: str = Field(description="The name of a model as `/v1/models` lists it, without a state.")
     training_file: str = Field(description="The id of a file with the purpose `fine-tune`, with at least 10 examples.")
     validation_file: str | None = Field(
-        default=None, description="The id of a file with examples by which the state is judged; else 5 % are held out."
+        default=None,
+        description="The id of a file with examples by which the state is judged. Without it, some of the others are "
+        "held out: a twentieth, but at least 8, or a fifth if that is fewer.",
     )
     method: MethodBody = Field(default=MethodBody(type="supervised"), description="What is trained, and how.")
     hyperparameters: HyperparametersBody | None = Field(
