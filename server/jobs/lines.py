@@ -116,7 +116,7 @@ def _check_body(body: dict[str, Any], route: Route, limits: Limits, *, strict: b
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """Where a line is in its file, in bytes."""
+    """The place of a line in its file, in bytes."""
 
     offset: int
     length: int

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
 class Handle:
-    """The handle of a deployment whose replicas answer a broadcast so."""
+    """The handle of a deployment. Its replicas answer a broadcast with `answers`."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = answers

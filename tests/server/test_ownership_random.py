@@ -44,7 +44,7 @@ async def change(states: OwnStates, chance: random.Random, name: str, new: str) 
 
 
 def names_to_try(states: BlockingStates) -> list[str]:
-    """Names and ids of everybody's, as clients say them and as they are kept."""
+    """Return the names and ids of all keys' states, the names as clients write them and as the store has them."""
     entries = states.entries()
     return ["a", "b", *OWN_NAMES.values(), *(entry.name for entry in entries), *(str(entry.id) for entry in entries)]
 
@@ -62,7 +62,7 @@ class Before:
         self.secrets |= {str(entry.id) for entry in self.foreign}
 
     def check(self, shown: Sequence[NamedState], told: str) -> None:
-        """Compare with what there is now, and with what the key was shown and told."""
+        """Check the states after the operation, and that its results `shown` and `told` show nothing of other keys."""
         now = self.states.entries()
         assert set(self.foreign + self.shared) <= set(now)
         assert {entry for entry in now if not entry.namespace} == set(self.shared)

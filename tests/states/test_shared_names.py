@@ -61,7 +61,7 @@ class Fleet:
         url: str | None = None,
         quota: Quota | None = None,
     ) -> SharedStateStore:
-        """A server, which brings a state called `own` where that is given."""
+        """Return the states of a new server. If `own` is given, it brings a state of this name."""
         own_states = make_states(model=model)
         if own is not None:
             own_states.add(LoadedState("full", some_state(9)), own, "file")

@@ -33,7 +33,7 @@ def change(states: BlockingStates, chance: random.Random) -> None:
 
 
 def check(states: BlockingStates, folder: Path) -> BlockingStates:
-    """Return the states of the next start, which are those that stay and whose folder has nothing else."""
+    """Restart, check that the persistent states are there and that their folder has nothing else, and return them."""
     again = make_states(folder)
     kept = {(entry.name, entry.id, entry.frozen.digest) for entry in states.entries() if entry.persistent}
     assert {(entry.name, entry.id, entry.frozen.digest) for entry in again.entries()} == kept

@@ -154,7 +154,7 @@ def _strays(root: Path) -> set[str]:
 
 
 def _tensor_names(root: Path) -> set[str]:
-    """Names of tensors where any version's are meant."""
+    """Return breaches: names of one version's tensors in code for all versions."""
     breaches = set()
     for path in find_files(root, (*OF_ANY_VERSION, "states")):
         if path.is_relative_to(root / "states" / "files"):

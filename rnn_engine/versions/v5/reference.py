@@ -41,5 +41,5 @@ def compute_time_mix(
 
 
 def mix_kinds(shape: ShapeV5) -> str:
-    """Return the letters of the vectors whose matrices have a shifted input of their own."""
+    """Return the letters of the vectors that have a token shift of their own, such as `rkvg`."""
     return "rkvg" if shape.has_gate else "rkv"
