@@ -20,6 +20,7 @@ from server.apis.routes import ALL_ROUTES
 from server.core.routing import Route
 from server.core.schema import RequestBody
 from server.jobs.batches import Endpoint
+from server.openapi.document import EXAMPLES
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
 from tools.live_server.asking import encode_request
 
@@ -59,7 +60,7 @@ LEFT_OUT = frozenset(
 """Paths that unload the model, or whose answer does not end."""
 
 TRIED_ROUTES = tuple(route for route in ALL_ROUTES if route.path not in LEFT_OUT)
-_MOST = {"max_tokens": 8, "max_completion_tokens": 8, "n": 4, "best_of": 4}
+_MOST = {"max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 8, "n": 4, "best_of": 4}
 """What generation fields are lowered to if a server would accept them: a fuzzer is not a load test."""
 
 _TAKEN = 2**33  # integers below are lowered; a server refuses greater ones
@@ -81,12 +82,13 @@ _HEADERS: tuple[tuple[str, str], ...] = (
 
 
 KINDS = (
+    *("nothing", "nothing", "nothing"),
     *("value", "value", "value", "value", "value", "body", "body"),
     *("bytes", "bytes", "method", "path", "header", "header"),
 )
 """What is damaged. A kind that is listed more often is chosen more often."""
 
-_WHOLE = "value"  # the kind of requests that a server must answer
+_WHOLE = ("nothing", "value")  # the kinds of requests that a server must answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class CaseMaker:
         random = Random(f"{self.seed} {number}")
         route = random.choice(self.routes)
         kind = random.choice(self.kinds)
-        return Case(number, f"{route.method} {route.path}", kind, self._data(route, kind, random), kind == _WHOLE)
+        return Case(number, f"{route.method} {route.path}", kind, self._data(route, kind, random), kind in _WHOLE)
 
     def _data(self, route: Route, kind: str, random: Random) -> bytes:
         """Return a request to `route` as bytes. `kind` names the part that is damaged, such as "value" or "path"."""
@@ -213,11 +215,12 @@ class CaseMaker:
 
     def _value(self, kind: type[RequestBody], random: Random) -> Any:  # noqa: ANN401
         schema: Schema = kind.model_json_schema()
-        body = _lower(make_value(schema, random, schema.get("$defs", {})))
-        for name, path in _IDS_OF.items():
-            if name in body:
-                body[name] = self.ids.choose(path, random)
-        return body
+        body = make_value(schema, random, schema.get("$defs", {}))
+        if random.random() < 0.5:
+            example = EXAMPLES.get(kind.__name__, {})
+            body |= {name: value for name, value in example.items() if name not in _TEXTS_OF}
+        body |= {name: self.ids.choose(path, random) for name, path in _IDS_OF.items() if name in body}
+        return _lower(body)
 
     def _lines(self, random: Random) -> str:
         """Return a file for a job: requests of a batch, or examples to learn. Some lines are damaged."""

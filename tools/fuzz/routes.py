@@ -224,14 +224,20 @@ async def exported_states(url: str) -> dict[str, bytes]:
 @click.option(
     "--case", "only", type=int, help="Send only the case of this number, and print the request and the answer."
 )
+@click.option("--under", multiple=True, help="Try only the routes under this path. May be given several times.")
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tuple[str, ...]) -> None:
+def main(
+    cases: int, seed: int, only: int | None, under: tuple[str, ...], save: bool, serve_options: tuple[str, ...]
+) -> None:
     """Start a server, and send damaged requests to each of its routes."""
+    routes = [route for route in TRIED_ROUTES if route.path.startswith(under or "")]
+    if not routes:
+        raise click.BadParameter(f"there is no route under {' or '.join(under)}", param_hint="--under")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with ServerProcess((*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options), log=log) as server:
-            maker = CaseMaker(TRIED_ROUTES, asyncio.run(exported_states(server.url)), seed)
+            maker = CaseMaker(routes, asyncio.run(exported_states(server.url)), seed)
             fuzzer = Fuzzer(server.url, server.pid, maker.ids)
             if only is not None:
                 case = maker.make(only)
