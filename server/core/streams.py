@@ -6,14 +6,18 @@ aiohttp-sse does not serve here: it starts a task of pings for every stream, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import hdrs, web
 
 from server.core.bodies import to_json
 from server.core.errors import describe
 from server.core.routing import EVENTS, LIFECYCLE, SETTINGS
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 """The event that ends a stream. By it clients know that nothing is missing."""
@@ -108,6 +112,16 @@ async def _send(
         raise
     except Exception as error:
         await stream.write(encode_event(describe(error).body))
+
+
+def uninterrupted(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a function that must run to its end even if its caller is cancelled, as when a client leaves."""
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.shield(function(*args, **kwargs))
+
+    return call
 
 
 async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:

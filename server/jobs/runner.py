@@ -23,7 +23,7 @@ from server.auth.rates import UNBOUNDED
 from server.core.bodies import on_thread, to_json
 from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
-from server.core.streams import cancel_tasks
+from server.core.streams import cancel_tasks, uninterrupted
 from server.jobs.batches import Batch, BatchStatus, BatchStore
 from server.jobs.lines import BatchError, Journal, Line, LinePlace, check_lines, order_lines, read_lines, skip_lines
 
@@ -64,15 +64,12 @@ class BatchRunner:
         self._pausing: dict[str, asyncio.Event] = {}  # owner -> set to look for its batches again
         self._is_closed = False
 
+    @uninterrupted
     async def begin(self, create: Callable[[], Batch]) -> Batch:
-        """Call `create`, which stores a batch, on a thread, and run the batch, even if the caller is cancelled."""
-
-        async def store_and_run() -> Batch:
-            batch = await asyncio.to_thread(create)
-            self.wake(batch.owner)
-            return batch
-
-        return await asyncio.shield(store_and_run())
+        """Call `create`, which stores a batch, on a thread, and run the batch."""
+        batch = await asyncio.to_thread(create)
+        self.wake(batch.owner)
+        return batch
 
     def wake(self, owner: str) -> None:
         """Run the owner's unfinished batches, unless that is being done."""
@@ -87,6 +84,7 @@ class BatchRunner:
         for owner in {batch.owner for batch in self._store.unfinished()}:
             self.wake(owner)
 
+    @uninterrupted
     async def cancel(self, batch: Batch) -> Batch:
         """Cancel a batch unless it has ended, and return it as it is then. Its lines that run end soon afterwards.
 

@@ -26,6 +26,7 @@ from rnn_engine.training.tuner import RateTried, Updated
 from rnn_engine.versions.table import VERSIONS
 from server.auth.engine import OwnStates
 from server.auth.keys import Principal
+from server.core.streams import uninterrupted
 from server.jobs.tuning_process import (
     Answer,
     Checked,
@@ -173,15 +174,25 @@ class TuningRunner:
         self._begin("check", self._check, ("validating_files",))
         self._begin("tune", self._tune, ("running", "queued"))
 
+    @uninterrupted
+    async def begin(self, create: Callable[[], TuningJob]) -> TuningJob:
+        """Call `create`, which stores a job, on a thread, and check and run the job."""
+        job = await asyncio.to_thread(create)
+        self.wake()
+        return job
+
+    @uninterrupted
     async def cancel(self, job: TuningJob) -> TuningJob:
         """Cancel a job. Raises InvalidRequestError if it has ended, and StorageError."""
         among = [status for status, following in FOLLOWS.items() if following]
         return await self._leave(job, "cancelled", "The job has been cancelled", among)
 
+    @uninterrupted
     async def pause(self, job: TuningJob) -> TuningJob:
         """Stop a job, which can be resumed. Raises InvalidRequestError unless it waits or runs, and StorageError."""
         return await self._leave(job, "paused", "The job has been paused", ("queued", "running"))
 
+    @uninterrupted
     async def resume(self, job: TuningJob) -> TuningJob:
         """Have a paused job go on. Raises InvalidRequestError unless it is paused, and StorageError."""
         changed = await self._tell(

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import shutil
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,7 +33,7 @@ from server.jobs.batches import Batch as StoredBatch
 from server.jobs.files import FileStore
 from server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, check_shape
+from tests.support.http import Body, check_shape, leave_during
 
 KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 URL: Literal["/v1/completions"] = "/v1/completions"
@@ -264,23 +263,20 @@ async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOp
 async def test_a_client_that_leaves_before_the_answer_has_a_batch_that_runs(
     client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, may_create, begun = server.batches.create, threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def wait_and_create(*given: Any, **fields: Any) -> Any:  # noqa: ANN401
-        loop.call_soon_threadsafe(begun.set)
-        may_create.wait(10)
-        return create(*given, **fields)
-
-    monkeypatch.setattr(server.batches, "create", wait_and_create)
-    beginning = asyncio.create_task(begin(client, jsonl(LINES)))
-    await begun.wait()
-    beginning.cancel()
-    await asyncio.wait((beginning,))
-    may_create.set()
+    await leave_during(begin(client, jsonl(LINES)), server.batches, "create", monkeypatch)
     while not (found := (await client.batches.list()).data):
         await asyncio.sleep(0)
     assert texts(await results(client, (await until(client, found[0])).output_file_id)) == ANSWERS
+
+
+async def test_a_client_that_leaves_before_the_answer_has_cancelled_its_batch(
+    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.engine.hold = 0
+    batch = await begin(client, jsonl(LINES))
+    await server.engine.held.wait()
+    await leave_during(client.batches.cancel(batch.id), server.batches, "enter", monkeypatch)
+    assert (await until(client, batch)).status == "cancelled"
 
 
 async def test_a_full_queue_delays_lines(

@@ -50,7 +50,7 @@ from server.models.orders import LoadOrder
 from server.models.registry import ModelRegistry
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, state_after
-from tests.support.http import Body, Through, check_head, check_shape
+from tests.support.http import Body, Through, check_head, check_shape, leave_during
 from tests.support.tuning_process import STEPS, FakeProcesses
 
 KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
@@ -307,6 +307,18 @@ class TestCourse:
         kept = (await client.fine_tuning.jobs.checkpoints.list(first.id)).data
         assert [each.step_number for each in kept] == [2]
         assert not list(server.files.folder.glob("*.checkpoint")) + list(server.files.folder.glob("*.state"))
+
+    async def test_a_client_that_leaves_before_the_answer_gets_what_it_asked_for(
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        processes.hold = 4
+        await leave_during(begin(client), server.jobs, "create", monkeypatch)
+        await processes.held.wait()
+        [job] = (await client.fine_tuning.jobs.list()).data
+        await leave_during(client.fine_tuning.jobs.cancel(job.id), server.jobs, "enter", monkeypatch)
+        while not processes.started[-1].has_ended:
+            await asyncio.sleep(0)
+        assert (await client.fine_tuning.jobs.retrieve(job.id)).status == "cancelled"
 
     async def test_bad_data_fails_the_job(self, client: openai.AsyncOpenAI, processes: FakeProcesses) -> None:
         processes.failure = Failed("invalid_training_file", "line 3 is no JSON", "training_file")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import pytest
@@ -50,6 +52,32 @@ class Load(Protocol):
     """A function that loads a model."""
 
     async def __call__(self, choice: EngineChoice, progress: Progress = ..., /) -> EngineLike: ...
+
+
+async def leave_during(
+    asking: Coroutine[Any, Any, object], owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Send a request; while the server calls the method `name` of `owner` on a thread, let the client leave.
+
+    The method goes on when the server has heard of that.
+    """
+    method, may_go_on, begun = getattr(owner, name), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_and_call(*args: object, **kwargs: object) -> object:
+        loop.call_soon_threadsafe(begun.set)
+        may_go_on.wait(10)
+        return method(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wait_and_call)
+        call = asyncio.create_task(asking)
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait((call,))
+        for _ in range(10):  # passes of the loop, in which the server sees that the connection has ended
+            await asyncio.sleep(0)
+        may_go_on.set()
 
 
 async def check_head(url: str, headers: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from server.auth.keys import Principal
 from server.core.bodies import storage_errors, to_json
 from server.core.inner import InnerCalls
 from server.core.routing import LIFECYCLE
-from server.core.streams import EventStream, cancel_tasks, encode_event
+from server.core.streams import EventStream, cancel_tasks, encode_event, uninterrupted
 
 PATH = "/v1/responses"
 
@@ -125,6 +125,7 @@ class BackgroundRunner:
         self._is_closing = is_closing
         self._runs: dict[str, BackgroundRun] = {}  # by response
 
+    @uninterrupted
     async def queue(
         self,
         owner: str,
@@ -167,6 +168,7 @@ class BackgroundRunner:
         """Return the run of a response, or None if it does not run."""
         return self._runs.get(response_id)
 
+    @uninterrupted
     async def cancel(self, kept: Kept) -> None:
         """Cancel a response unless it has ended. Raises StorageError."""
         if (run := self._runs.get(kept.id)) is not None:

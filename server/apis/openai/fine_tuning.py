@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from aiohttp import hdrs, web
@@ -243,7 +244,7 @@ async def create_job(request: web.Request) -> web.Response:
     if request[MODEL_USE].state is not None:
         raise InvalidRequestError("model", body.model, "the name of a model without a state")
     runner.check(info)
-    job = await asyncio.to_thread(
+    create = partial(
         request.app[TUNINGS].create,
         request[PRINCIPAL].name,
         info.model,
@@ -255,8 +256,7 @@ async def create_job(request: web.Request) -> web.Response:
         suffix=body.suffix,
         metadata=body.metadata,
     )
-    runner.wake()
-    return _answer(request, job)
+    return _answer(request, await runner.begin(create))
 
 
 async def list_jobs(request: web.Request) -> web.Response:

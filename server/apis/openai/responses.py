@@ -44,8 +44,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         seed = calls[0].sampling.seed
         fields = {"seed": new_seed() if seed is None else seed, "stream": True}
         queue = request.app[BACKGROUND].queue
-        queueing = queue(owner, dialect.queued, given, before, text, fields, with_events=body.stream)
-        kept = await asyncio.shield(queueing)  # what is stored must run, even if the client leaves
+        kept = await queue(owner, dialect.queued, given, before, text, fields, with_events=body.stream)
         return await stream_events(request, kept, 0) if body.stream else json_response(dialect.queued)
     text = bytearray()  # the request may take long, and needs it no more
 
