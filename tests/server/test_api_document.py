@@ -156,7 +156,9 @@ class TestPage:
     async def test_it_is_served(self, serve: Serve, path: str) -> None:
         response = await (await serve(FakeEngine())).get(path)
         assert (response.status, response.content_type) == (200, "text/html")
-        assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "img-src data:" in policy  # the page's icon is an empty one
 
     async def test_it_has_nothing_from_elsewhere(self, serve: Serve) -> None:
         text = await (await (await serve(FakeEngine())).get("/docs")).text()

@@ -7,6 +7,9 @@ import uPlot from "../vendor/uplot.js";
 
 const HEIGHT = 140;
 
+/** The distances between labels of the x axis, whose places are whole numbers: 1, 2, 5, 10, 20, ... */
+const STEPS = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power));
+
 /** @typedef {(number | null | undefined)[]} Values One for each place on the x axis; null or undefined: none. */
 
 /**
@@ -91,7 +94,7 @@ function optionsOf(lines, range, xText, digits, element) {
     legend: { show: false },
     scales: { x: { time: false, range }, y: { range: (_, __, most) => [0, Math.max(1.1 * most, 10 ** (1 - digits))] } },
     axes: [
-      { ...axis, size: 24, values: (_, places) => places.map(xText) },
+      { ...axis, size: 24, incrs: STEPS, values: (_, places) => places.map(xText) },
       { ...axis, size: 44, values: (_, numbers) => numbers.map((number) => formatNumber(number, digits)) },
     ],
     series: [

@@ -510,7 +510,7 @@ export const en = {
   "search.risen": "{places} places higher than by vector",
   "search.fallen": "{places} places lower than by vector",
   "search.method.reranker": "Ordered by a model that was trained to rank.",
-  "search.method.yes_no": "The model was asked of each text if it answers the query. The figure is P(Yes) / (P(Yes) + P(No)).",
+  "search.method.yes_no": "The model, which was not trained to rank, was asked of each text if it answers the query. The figure is P(Yes) / (P(Yes) + P(No)).",
   "search.method.none": "Ordered by vectors alone.",
   "search.runs": "What was run, the last first",
   "search.what": "Query",

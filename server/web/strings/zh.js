@@ -511,7 +511,7 @@ export const zh = {
   "search.risen": "比按向量高 {places} 位",
   "search.fallen": "比按向量低 {places} 位",
   "search.method.reranker": "由训练过的重排模型排序。",
-  "search.method.yes_no": "逐条询问模型文本能否回答查询。数值为 P(Yes) / (P(Yes) + P(No))。",
+  "search.method.yes_no": "该模型未经重排训练，逐条询问它文本能否回答查询。数值为 P(Yes) / (P(Yes) + P(No))。",
   "search.method.none": "仅按向量排序。",
   "search.runs": "运行记录，最近的在前",
   "search.what": "查询",

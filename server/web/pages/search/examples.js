@@ -5,11 +5,11 @@ import { modelName, models } from "../../server.js";
 const FACTS = {
   texts: [
     "The capital of France is Paris.",
-    "A spider has eight legs and no wings.",
-    "Bread is made of flour and water.",
-    "A cat sleeps on the red sofa.",
+    "A spider has eight legs.",
+    "The capital of Japan is Tokyo.",
+    "A cat has four legs.",
   ].join("\n"),
-  query: "How many legs does a spider have?",
+  query: "What is the capital of Japan?",
 };
 
 const TOWN = {
