@@ -1,7 +1,8 @@
 """`python -m tools.bench.tuning`: tune a pirate over HTTP while clients chat, and measure how long they wait.
 
 The clients chat before, during and after the job, with other conversations each time. What the tuned model and the
-plain one answer to questions that were not learnt is printed at the end.
+plain one answer to questions that were not learnt is printed at the end, and for which part of the time the process
+that trains was at work while they chatted. On a GPU it sleeps while the device works, so only `--device cpu` shows it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+import psutil
 from aiohttp import ClientSession, FormData
 
 from tools.bench.load import Clients, Traffic, summarise
@@ -27,6 +31,7 @@ from tools.live_server.process import ServerProcess
 
 _JOBS = "/v1/fine_tuning/jobs"
 _LOOK_SECONDS = 0.5
+_WATCH_SECONDS = 0.01
 _SHOWN = 5  # questions whose answers are printed
 
 
@@ -51,8 +56,10 @@ async def _measure(
         before = await _chat(session, server, num_clients, 0, asyncio.sleep(seconds))
         job = await _begin(session, server.url, examples, epochs)
         begun = time.monotonic()
-        ending = _until_it_ends(session, server.url, job["id"])
-        during = await _chat(session, server, num_clients, 1, ending)
+        looks = list[bool]()
+        watching = asyncio.create_task(_watch_training(server.pid, looks))
+        during = await _chat(session, server, num_clients, 1, _until_it_ends(session, server.url, job["id"]))
+        watching.cancel()
         took = time.monotonic() - begun
         after = await _chat(session, server, num_clients, 2, asyncio.sleep(seconds))
         job = await _get(session, f"{server.url}{_JOBS}/{job['id']}")
@@ -62,6 +69,7 @@ async def _measure(
         for name, figures in (("before", before), ("during", during), ("after", after)):
             click.echo(f"| {name} | {' | '.join(f'{value:.3g}' for value in figures.values())} |")
         click.echo(f"the job took {took:.0f} s, and learnt {job['trained_tokens']} tokens: {job['fine_tuned_model']}")
+        click.echo(f"its process was at work in {100 * mean(looks):.0f} % of {len(looks)} looks")
         await _compare(session, server.url, job["fine_tuned_model"], questions)
 
 
@@ -73,6 +81,17 @@ async def _chat(session: ClientSession, server: ServerProcess, count: int, phase
     chatting.cancel()
     await asyncio.wait((chatting,))
     return summarise(clients, clients.now, server.cpu_seconds() - cpu)
+
+
+async def _watch_training(server: int, looks: list[bool]) -> None:
+    """Append to `looks` again and again if the process that trains is at work, and not at rest."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        with suppress(psutil.NoSuchProcess):  # it may end between two calls
+            for process in psutil.Process(server).children():
+                while process.cmdline()[-2:] == ["server.jobs.tuning_process", "tune"]:
+                    looks.append(process.status() != psutil.STATUS_SLEEPING)
+                    await asyncio.sleep(_WATCH_SECONDS)
 
 
 async def _begin(session: ClientSession, url: str, examples: int, epochs: int) -> Any:  # noqa: ANN401
