@@ -37,6 +37,7 @@ LEAST_EXAMPLES: Final = 10
 LEAST_TOKENS: Final = 64  # of a call of the trainer, and so of an example
 CHECKPOINT_SECONDS: Final = 10.0
 _MOST_DOCUMENTS: Final = 8  # of a call of the trainer; with fewer, requests wait less for its end
+_WAY_OUT: Final = "resume it when the server has the model, tokenizer and chat template as before, or cancel it"
 _NICENESS: Final = 5  # of the process, on systems that have that
 
 Word: TypeAlias = Literal["busy", "idle", "go", "stop"]
@@ -230,7 +231,7 @@ def tune(order: TuningOrder, server: Server) -> None:
     except RnnEngineError as error:
         if not resume:
             raise
-        server.send(Stuck(_describe(error, order)))
+        server.send(Stuck(f"{_describe(error, order)}; {_WAY_OUT}"))
         return
     with closing(tuner):
         num_documents = len(tuner.data.training)

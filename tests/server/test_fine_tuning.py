@@ -558,7 +558,8 @@ class TestProcess:
         tune(order, tuning_process.Server(answers, 0.5))
         answer = parse_answer(answers.getvalue().encode())
         assert isinstance(answer, Stuck)
-        assert "checkpoint" in answer.message
+        assert answer.message.startswith("checkpoint: ")
+        assert answer.message.endswith("as before, or cancel it")
 
     async def test_a_state_is_tuned_in_a_process_of_its_own(self, tmp_path: Path) -> None:
         choice = demo_choice()
