@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,16 @@ import anthropic
 import openai
 import pytest
 from aiohttp import ClientSession
-from aiohttp.test_utils import TestServer
 from anthropic.types.messages import MessageBatch as Batch
 from anthropic.types.messages import MessageBatchIndividualResponse
 
 from rnn_engine.requests import Client
 from server.apis.anthropic.batches import MessageBatch, MessageBatchList, MessageBatchResult
 from server.apis.anthropic.schemas import AnthropicError
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
-from server.jobs.files import FileStore
-from tests.support.fake_engine import FakeEngine
+from server.core.settings import Limits
 from tests.support.http import Body, check_head, check_shape
+from tests.support.job_server import JobServer
 
-KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 DAY = 24 * 3600
 
 
@@ -35,34 +29,14 @@ def asked(custom_id: str, text: str = "Hi", **fields: object) -> Any:  # noqa: A
     return {"custom_id": custom_id, "params": params}
 
 
-class Server:
-    """A server over a fake engine, with a folder of jobs and a clock that a test sets."""
-
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        self.folder = folder
-        self.limits = limits or Limits()
-        self.engine = FakeEngine(reply=lambda request: f" Hi {len(request.prompt)}")
-        self.now = 1_000_000.0
-        self.url = ""
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[anthropic.AsyncAnthropic]:
-        settings = ServerSettings(auth=AuthSettings(KEYS), limits=self.limits)
-        files = FileStore(self.folder, self.limits, clock=lambda: self.now)
-        async with TestServer(make_app(self.engine, settings, files=files)) as server:
-            self.url = str(server.make_url(""))
-            async with anthropic.AsyncAnthropic(base_url=self.url, api_key="ann's key", max_retries=0) as client:
-                yield client
+@pytest.fixture
+def server(tmp_path: Path) -> JobServer:
+    return JobServer(tmp_path)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
-
-
-@pytest.fixture
-async def client(server: Server) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with server.run() as client:
+async def client(server: JobServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with server.run_anthropic() as client:
         yield client
 
 
@@ -87,7 +61,7 @@ def left(folder: Path) -> list[Path]:
     return [*folder.glob("file-*"), *folder.glob("batch_*")]
 
 
-async def test_a_batch_is_run_and_read(client: anthropic.AsyncAnthropic, server: Server) -> None:
+async def test_a_batch_is_run_and_read(client: anthropic.AsyncAnthropic, server: JobServer) -> None:
     begun = await client.messages.batches.create(requests=[asked(f"a-{number}", "x" * number) for number in range(5)])
     assert (begun.type, begun.processing_status) == ("message_batch", "in_progress")
     assert begun.request_counts.to_dict() == {
@@ -104,7 +78,7 @@ async def test_a_batch_is_run_and_read(client: anthropic.AsyncAnthropic, server:
     found = await results(client, batch)
     texts = {each: found[each].result.message.content[0].text for each in found}  # type: ignore[union-attr]
     assert texts == {f"a-{number}": f"Hi {18 + number}" for number in range(5)}
-    assert {request.client for request in server.engine.requests} == {Client("ann batches", 1.0, is_background=True)}
+    assert {request.client for request in server.engine.requests} == {Client("ann batches", 2.0, is_background=True)}
 
 
 async def test_a_wrong_request_is_an_error_of_its_own(client: anthropic.AsyncAnthropic) -> None:
@@ -136,7 +110,7 @@ async def test_a_wrong_request_is_an_error_of_its_own(client: anthropic.AsyncAnt
     ],
 )
 async def test_requests_that_make_no_batch(tmp_path: Path, requests: list[Any], words: str) -> None:
-    async with Server(tmp_path, Limits(max_batch_lines=3)).run() as client:
+    async with JobServer(tmp_path, limits=Limits(max_batch_lines=3)).run_anthropic() as client:
         with pytest.raises(anthropic.BadRequestError, match=words) as caught:
             await client.messages.batches.create(requests=requests)
         check_shape(AnthropicError, caught.value.body)
@@ -145,9 +119,9 @@ async def test_requests_that_make_no_batch(tmp_path: Path, requests: list[Any], 
 
 
 async def test_a_batch_beyond_the_bound_leaves_no_file(tmp_path: Path) -> None:
-    server = Server(tmp_path, Limits(max_key_batches=1))
+    server = JobServer(tmp_path, limits=Limits(max_key_batches=1))
     server.engine.hold = 0
-    async with server.run() as client:
+    async with server.run_anthropic() as client:
         await client.messages.batches.create(requests=[asked("a")])
         with pytest.raises(anthropic.BadRequestError, match="max_key_batches"):
             await client.messages.batches.create(requests=[asked("b")])
@@ -155,7 +129,7 @@ async def test_a_batch_beyond_the_bound_leaves_no_file(tmp_path: Path) -> None:
 
 
 async def test_a_batch_is_cancelled_and_says_of_each_request_what_became_of_it(
-    client: anthropic.AsyncAnthropic, server: Server
+    client: anthropic.AsyncAnthropic, server: JobServer
 ) -> None:
     server.engine.hold = 0
     running, waiting = [
@@ -177,7 +151,7 @@ async def test_a_batch_is_cancelled_and_says_of_each_request_what_became_of_it(
         assert {each.result.type for each in found.values()} == {"canceled"}
 
 
-async def test_a_deleted_batch_leaves_nothing(client: anthropic.AsyncAnthropic, server: Server) -> None:
+async def test_a_deleted_batch_leaves_nothing(client: anthropic.AsyncAnthropic, server: JobServer) -> None:
     batch = await run(client, [asked("a"), asked("b", temperature="hot")])
     deleted = await client.messages.batches.delete(batch.id)
     assert deleted.to_dict() == {"id": batch.id, "type": "message_batch_deleted"}
@@ -211,9 +185,9 @@ async def test_a_batch_belongs_to_its_key(client: anthropic.AsyncAnthropic) -> N
             await call(batch.id)
 
 
-async def test_openais_routes_show_a_message_batch_too(client: anthropic.AsyncAnthropic, server: Server) -> None:
+async def test_openais_routes_show_a_message_batch_too(client: anthropic.AsyncAnthropic) -> None:
     batch = await run(client, [asked("a")])
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="ann's key", max_retries=0) as other:
+    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="ann's key", max_retries=0) as other:
         [shown] = (await other.batches.list()).data
         assert (f"msg{shown.id}", shown.endpoint, shown.status) == (batch.id, "/v1/messages", "completed")
         file = await other.files.create(file=b"{}", purpose="batch")
@@ -224,7 +198,7 @@ async def test_openais_routes_show_a_message_batch_too(client: anthropic.AsyncAn
     assert [each.id for each in (await client.messages.batches.list()).data] == [batch.id]
 
 
-async def test_results_are_deleted_after_29_days(client: anthropic.AsyncAnthropic, server: Server) -> None:
+async def test_results_are_deleted_after_29_days(client: anthropic.AsyncAnthropic, server: JobServer) -> None:
     batch = await run(client, [asked("a")])
     server.now += 29 * DAY
     archived = await client.messages.batches.retrieve(batch.id)
@@ -235,30 +209,30 @@ async def test_results_are_deleted_after_29_days(client: anthropic.AsyncAnthropi
 
 @pytest.mark.parametrize("days", [0, 1])
 async def test_a_restart_goes_on_unless_the_day_is_over(tmp_path: Path, days: int) -> None:
-    server = Server(tmp_path)
+    server = JobServer(tmp_path)
     server.engine.hold = 0
-    async with server.run() as client:
+    async with server.run_anthropic() as client:
         begun = await client.messages.batches.create(requests=[asked("a"), asked("b")])
         await server.engine.held.wait()
-    restarted = Server(tmp_path)
+    restarted = JobServer(tmp_path)
     restarted.now += days * DAY
-    async with restarted.run() as client:
+    async with restarted.run_anthropic() as client:
         batch = await until_ended(client, begun)
         assert (batch.request_counts.succeeded, batch.request_counts.expired) == ((0, 2) if days else (2, 0))
         kinds = {each.result.type for each in (await results(client, batch)).values()}
         assert kinds == {"expired" if days else "succeeded"}
 
 
-async def test_the_shapes_of_the_answers(client: anthropic.AsyncAnthropic, server: Server) -> None:
+async def test_the_shapes_of_the_answers(client: anthropic.AsyncAnthropic) -> None:
     batch = await run(client, [asked("a"), asked("b", temperature="hot")])
     raw: Any = await client.get(f"/v1/messages/batches/{batch.id}", cast_to=object)
     check_shape(MessageBatch, raw)
     check_shape(MessageBatchList, await client.get("/v1/messages/batches", cast_to=object))
-    async with ClientSession(server.url, headers={"X-Api-Key": "ann's key"}) as session:
+    async with ClientSession(str(client.base_url), headers={"X-Api-Key": "ann's key"}) as session:
         response = await session.get(raw["results_url"])
         assert response.content_type == "application/x-jsonl"
         lines: list[Body] = [json.loads(line) for line in (await response.text()).splitlines()]
     assert len(lines) == 2
     for line in lines:
         check_shape(MessageBatchResult, line)
-    await check_head(f"{server.url}{raw['results_url']}", {"X-Api-Key": "ann's key"})
+    await check_head(f"{client.base_url}{raw['results_url']}", {"X-Api-Key": "ann's key"})

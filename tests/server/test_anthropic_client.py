@@ -8,7 +8,6 @@ from typing import Any
 
 import anthropic
 import pytest
-from aiohttp.test_utils import TestServer
 from anthropic.types import JSONOutputFormatParam, MessageParam, TextBlock, ToolChoiceParam, ToolParam, ToolUseBlock
 
 from rnn_engine.chat_template import WorldTemplate
@@ -21,6 +20,7 @@ from server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post
+from tests.support.official import anthropic_client
 
 PATH = "/v1/messages"
 KEY = "a key"
@@ -35,10 +35,7 @@ MOST: Any = {"model": "fake", "max_tokens": 200}
 
 async def client_of(engine: EngineLike) -> AsyncIterator[anthropic.AsyncAnthropic]:
     app = make_app(engine, ServerSettings(auth=AuthSettings((ApiKey.of(KEY),))))
-    async with (
-        TestServer(app) as server,
-        anthropic.AsyncAnthropic(base_url=str(server.make_url("")), api_key=KEY, max_retries=0) as client,
-    ):
+    async with anthropic_client(app, KEY) as client:
         yield client
 
 

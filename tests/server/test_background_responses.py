@@ -6,14 +6,12 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from aiohttp import ClientSession
-from aiohttp.test_utils import TestServer
 from openai.types.responses import Response as ClientResponse
 from openai.types.responses import ResponseStreamEvent
 
@@ -21,51 +19,27 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import Client
 from server.apis.openai.background import BACKGROUND
 from server.apis.openai.response_schemas import Response, ResponseEvent
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
-from server.jobs.files import FileStore
+from server.core.settings import Limits
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import check_shape
+from tests.support.job_server import KEYS, JobServer
 
-KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 HI: Any = {"model": "fake", "input": "Hi", "background": True}
 UNFINISHED = ("queued", "in_progress")
 
 
-class Server:
-    """A server over a fake engine with a folder of jobs."""
-
-    def __init__(self, folder: Path, keys: tuple[ApiKey, ...] = KEYS, limits: Limits | None = None) -> None:
-        self.folder = folder
-        self.keys = keys
-        self.limits = limits or Limits()
-        self.engine = FakeEngine(reply=lambda request: f" Hi {len(request.prompt)}")
-        self.url = ""
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        settings = ServerSettings(auth=AuthSettings(self.keys), limits=self.limits)
-        app = make_app(self.engine, settings, files=FileStore(self.folder, self.limits))
-        self.runner = app[BACKGROUND]
-        async with TestServer(app) as server:
-            self.url = str(server.make_url("/v1"))
-            async with openai.AsyncOpenAI(base_url=self.url, api_key="ann's key", max_retries=0) as client:
-                yield client
+@pytest.fixture
+def server(tmp_path: Path) -> JobServer:
+    return JobServer(tmp_path)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
-
-
-@pytest.fixture
-def engine(server: Server) -> FakeEngine:
+def engine(server: JobServer) -> FakeEngine:
     return server.engine
 
 
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(server: JobServer) -> AsyncIterator[openai.AsyncOpenAI]:
     async with server.run() as client:
         yield client
 
@@ -180,7 +154,7 @@ async def test_a_response_is_cancelled(client: openai.AsyncOpenAI, engine: FakeE
 
 
 async def test_a_deleted_response_stops_and_leaves_nothing(
-    client: openai.AsyncOpenAI, server: Server, engine: FakeEngine
+    client: openai.AsyncOpenAI, server: JobServer, engine: FakeEngine
 ) -> None:
     engine.hold = 0
     queued = await client.responses.create(**HI)
@@ -247,7 +221,7 @@ async def test_a_full_queue_delays_a_response(
 
 
 async def test_a_key_may_have_so_many(tmp_path: Path) -> None:
-    server = Server(tmp_path, limits=Limits(max_key_background=2))
+    server = JobServer(tmp_path, limits=Limits(max_key_background=2))
     server.engine.hold = 0
     async with server.run() as client:
         for _ in range(2):
@@ -264,7 +238,7 @@ async def test_a_key_may_have_so_many(tmp_path: Path) -> None:
 async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Path) -> None:
     """A server is stopped in the middle of an answer, and its folder copied before, as a kill leaves it."""
     (tmp_path / "a").mkdir()
-    first = Server(tmp_path / "a")
+    first = JobServer(tmp_path / "a")
     async with first.run() as client:
         made = await client.responses.create(model="fake", input="Bye")
         first.engine.hold = 3
@@ -275,7 +249,7 @@ async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Pa
         await client.responses.delete(made.id)
         shutil.copytree(tmp_path / "a", tmp_path / "b")
     for folder in ("a", "b"):
-        second = Server(tmp_path / folder)
+        second = JobServer(tmp_path / folder)
         async with second.run() as client:
             ended = await until_ended(client, await client.responses.retrieve(created.response.id))
             assert (ended.status, ended.output_text) == ("completed", "Hi 49")
@@ -285,7 +259,7 @@ async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Pa
         old, new = first.engine.requests[-1], second.engine.requests[-1]
         assert old.sampling.seed == new.sampling.seed is not None
         assert old.prompt == new.prompt
-        third = Server(tmp_path / folder)
+        third = JobServer(tmp_path / folder)
         async with third.run() as client:
             assert (await client.responses.retrieve(ended.id)).output_text == "Hi 49"
             assert len(await events_after(client, ended.id)) == len(events) + 2
@@ -293,25 +267,26 @@ async def test_a_restart_runs_what_had_not_ended_with_the_same_seed(tmp_path: Pa
 
 
 async def test_a_response_of_a_removed_key_fails(tmp_path: Path) -> None:
-    first = Server(tmp_path)
+    first = JobServer(tmp_path)
     first.engine.hold = 0
     async with first.run() as client:
         queued = await client.responses.create(**HI)
-    second = Server(tmp_path, KEYS[1:])
+    second = JobServer(tmp_path, keys=KEYS[1:])
     async with second.run():
-        while second.runner.find(queued.id) is not None:
+        while second.app[BACKGROUND].find(queued.id) is not None:
             await asyncio.sleep(0)
-    async with Server(tmp_path).run() as client:
+    async with JobServer(tmp_path).run() as client:
         failed = await client.responses.retrieve(queued.id)
         assert failed.error is not None
         assert (failed.status, failed.error.code) == ("failed", "key_removed")
 
 
-async def test_the_shapes_of_the_answers(client: openai.AsyncOpenAI, server: Server) -> None:
+async def test_the_shapes_of_the_answers(client: openai.AsyncOpenAI) -> None:
+    url = f"{client.base_url}responses"
     async with ClientSession(headers={"Authorization": "Bearer ann's key"}) as session:
-        queued = await (await session.post(f"{server.url}/responses", json=HI)).json()
+        queued = await (await session.post(url, json=HI)).json()
         check_shape(Response, queued)
-        text = await (await session.post(f"{server.url}/responses", json={**HI, "stream": True})).text()
+        text = await (await session.post(url, json={**HI, "stream": True})).text()
         for frame in text.removesuffix("\n\n").split("\n\n"):
             name, _, data = frame.partition("\ndata: ")
             event = json.loads(data)

@@ -9,14 +9,12 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 from openai.types import Batch
 from typing_extensions import Buffer
 
@@ -25,17 +23,15 @@ from rnn_engine.requests import Client as EngineClient
 from rnn_engine.requests import GenerateRequest
 from server.apis.openai.batches import BATCHES, BatchList, BatchObject
 from server.apis.openai.completions import ROUTES as COMPLETIONS
-from server.auth.keys import ApiKey, Scope
-from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.core.settings import Limits
 from server.jobs.batches import FOLLOWS, BatchStore, parse_window
 from server.jobs.batches import Batch as StoredBatch
 from server.jobs.files import FileStore
 from server.jobs.lines import MOST_ERRORS, Journal, TokenUsage, check_lines, order_lines, read_lines
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, check_shape, leave_during
+from tests.support.job_server import JobServer
 
-KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE, 2.0), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 URL: Literal["/v1/completions"] = "/v1/completions"
 [ROUTE] = COMPLETIONS
 LIMITS = Limits()
@@ -57,32 +53,13 @@ LINES = [line(f"line {number}", {"prompt": f"{number % 3} {number}"}) for number
 ANSWERS = {f"line {number}": f" {number % 3} {number}!" for number in range(10)}
 
 
-class Server:
-    """A server of batches over a fake engine, with a folder of jobs."""
-
-    def __init__(self, folder: Path, engine: FakeEngine | None = None, now: float | None = None) -> None:
-        self.folder = folder
-        self.engine = engine or FakeEngine(reply=echo)
-        self.files = FileStore(folder) if now is None else FileStore(folder, clock=lambda: now)
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        app = make_app(self.engine, ServerSettings(auth=AuthSettings(KEYS)), files=self.files)
-        self.batches = app[BATCHES]
-        async with (
-            TestServer(app) as server,
-            openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
-        ):
-            yield client
+@pytest.fixture
+def server(tmp_path: Path) -> JobServer:
+    return JobServer(tmp_path, FakeEngine(reply=echo))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
-
-
-@pytest.fixture
-async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(server: JobServer) -> AsyncIterator[openai.AsyncOpenAI]:
     async with server.run() as client:
         yield client
 
@@ -112,7 +89,7 @@ def texts(found: Sequence[Body]) -> dict[str, str]:
 
 
 class TestOfficialClient:
-    async def test_a_batch_is_run_and_read(self, client: openai.AsyncOpenAI, server: Server) -> None:
+    async def test_a_batch_is_run_and_read(self, client: openai.AsyncOpenAI, server: JobServer) -> None:
         begun = await begin(client, jsonl(LINES), metadata={"a": "b"})
         assert (begun.object, begun.status, begun.metadata) == ("batch", "validating", {"a": "b"})
         assert begun.expires_at == begun.created_at + 24 * 3600
@@ -181,7 +158,9 @@ class TestOfficialClient:
         assert found["response"]["status_code"] == 200
         assert found["response"]["body"].get("object") == kind or kind is None
 
-    async def test_bad_lines_fail_the_batch_before_it_starts(self, client: openai.AsyncOpenAI, server: Server) -> None:
+    async def test_bad_lines_fail_the_batch_before_it_starts(
+        self, client: openai.AsyncOpenAI, server: JobServer
+    ) -> None:
         bad = [
             (b"{", "line"),
             (b"[]", "line"),
@@ -239,7 +218,7 @@ class TestOfficialClient:
         check_shape(BatchObject, await client.get(f"/batches/{batch.id}", cast_to=object))
 
 
-async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOpenAI, server: Server) -> None:
+async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOpenAI, server: JobServer) -> None:
     engine = server.engine
     first = await until(client, await begin(client, jsonl(LINES[:1])))
     engine.hold = 0
@@ -261,26 +240,26 @@ async def test_a_batch_is_cancelled_and_keeps_what_it_has(client: openai.AsyncOp
 
 
 async def test_a_client_that_leaves_before_the_answer_has_a_batch_that_runs(
-    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await leave_during(begin(client, jsonl(LINES)), server.batches, "create", monkeypatch)
+    await leave_during(begin(client, jsonl(LINES)), server.app[BATCHES], "create", monkeypatch)
     while not (found := (await client.batches.list()).data):
         await asyncio.sleep(0)
     assert texts(await results(client, (await until(client, found[0])).output_file_id)) == ANSWERS
 
 
 async def test_a_client_that_leaves_before_the_answer_has_cancelled_its_batch(
-    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.engine.hold = 0
     batch = await begin(client, jsonl(LINES))
     await server.engine.held.wait()
-    await leave_during(client.batches.cancel(batch.id), server.batches, "enter", monkeypatch)
+    await leave_during(client.batches.cancel(batch.id), server.app[BATCHES], "enter", monkeypatch)
     assert (await until(client, batch)).status == "cancelled"
 
 
 async def test_a_full_queue_delays_lines(
-    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.engine.refuse = OverloadedError("the queue is full", 0.01)
     naps, sleep = [], asyncio.sleep
@@ -300,7 +279,7 @@ async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> No
     """A server is stopped after some lines, and its folder copied before, as a kill leaves it. Both go on."""
     (tmp_path / "a").mkdir()
     engine = FakeEngine(reply=echo, num_slots=1)
-    first = Server(tmp_path / "a", engine)
+    first = JobServer(tmp_path / "a", engine)
     async with first.run() as client:
         begun = await begin(client, jsonl(LINES[:4]))
         await until(client, begun)
@@ -310,7 +289,7 @@ async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> No
             engine.hold = 50  # of the long answers
         shutil.copytree(tmp_path / "a", tmp_path / "b")
     for folder in ("a", "b"):
-        second = Server(tmp_path / folder)
+        second = JobServer(tmp_path / folder, FakeEngine(reply=echo))
         async with second.run() as client:
             batch = await until(client, await client.batches.retrieve(begun.id))
             assert batch.status == "completed"
@@ -323,7 +302,7 @@ async def test_a_restart_goes_on_and_answers_no_line_twice(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("error", [StorageError("the disk is full"), ZeroDivisionError("a fault")])
 async def test_a_batch_that_a_fault_stops_goes_on_after_a_pause_and_others_meanwhile(
-    client: openai.AsyncOpenAI, server: Server, monkeypatch: pytest.MonkeyPatch, error: Exception
+    client: openai.AsyncOpenAI, server: JobServer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     real, stopped = BatchStore.journal, dict[str, int]()
 
@@ -375,11 +354,11 @@ async def test_a_new_batch_does_not_wait_for_the_pause_of_another(
 
 async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
     engine = FakeEngine(reply=echo, hold=0)
-    async with Server(tmp_path, engine).run() as client:
+    async with JobServer(tmp_path, engine).run() as client:
         begun = await begin(client, jsonl(LINES))
         await engine.held.wait()
     (tmp_path / f"{begun.input_file_id}.data").unlink()
-    async with Server(tmp_path).run() as client:
+    async with JobServer(tmp_path, FakeEngine(reply=echo)).run() as client:
         batch = await until(client, begun)
     assert batch.status == "failed"
     assert batch.errors is not None
@@ -388,10 +367,10 @@ async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
 
 async def test_a_batch_whose_window_ends_expires(tmp_path: Path) -> None:
     engine = FakeEngine(reply=echo, hold=0)
-    async with Server(tmp_path, engine, now=1000.0).run() as client:
+    async with JobServer(tmp_path, engine, now=1000.0).run() as client:
         begun = await begin(client, jsonl(LINES), completion_window="1m")
         await engine.held.wait()
-    async with Server(tmp_path, now=1060.0).run() as client:
+    async with JobServer(tmp_path, now=1060.0).run() as client:
         batch = await until(client, begun)
         assert (batch.status, batch.expired_at) == ("expired", 1060)
         errors = await results(client, batch.error_file_id)
@@ -407,11 +386,11 @@ async def test_a_batch_of_a_removed_key_fails(tmp_path: Path) -> None:
     assert new.stored is not None
     batch = BatchStore(files, LIMITS).create("eve", URL, new.stored.id, "24h")
     files.close()
-    server = Server(tmp_path)
+    server = JobServer(tmp_path)
     async with server.run():
-        while not server.batches.get("eve", batch.id).has_ended:
+        while not server.app[BATCHES].get("eve", batch.id).has_ended:
             await asyncio.sleep(0)
-    failed = server.batches.get("eve", batch.id)
+    failed = server.app[BATCHES].get("eve", batch.id)
     assert (failed.status, failed.errors[0].code) == ("failed", "key_removed")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 from openai.types.responses import ResponseInputItemParam
 
 from server.apis.openai.response_items import KeptConversation
@@ -17,6 +16,7 @@ from server.core.app import make_app
 from server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post
+from tests.support.official import openai_client
 
 PATH = "/v1/conversations"
 KEYS = (ApiKey.of("ann's key", "ann"), ApiKey.of("bob's key", "bob"))
@@ -32,10 +32,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
     app = make_app(await through(engine), ServerSettings(auth=AuthSettings(KEYS)))
-    async with (
-        TestServer(app) as server,
-        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
-    ):
+    async with openai_client(app, "ann's key") as client:
         yield client
 
 

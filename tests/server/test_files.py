@@ -14,7 +14,6 @@ from pathlib import Path
 import openai
 import pytest
 from aiohttp import FormData
-from aiohttp.test_utils import TestServer
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from server.apis.openai.files import FILES, FileDeleted, FileList, FileObject
@@ -24,6 +23,7 @@ from server.core.settings import AuthSettings, Limits, ServerSettings
 from server.jobs.files import FOLDER_LOCK, FileStore, StoredFile
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, Through, check_shape, error_of
+from tests.support.official import openai_client
 
 PATH = "/v1/files"
 KEYS = (
@@ -37,10 +37,7 @@ LINES = b'{"custom_id": "1"}\n' * 1000
 @pytest.fixture
 async def client(through: Through) -> AsyncIterator[openai.AsyncOpenAI]:
     app = make_app(await through(FakeEngine()), ServerSettings(auth=AuthSettings(KEYS)))
-    async with (
-        TestServer(app) as server,
-        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
-    ):
+    async with openai_client(app, "ann's key") as client:
         yield client
 
 

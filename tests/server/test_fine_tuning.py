@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 from openai.types.fine_tuning import FineTuningJob
 
 from rnn_engine.cli.session import load_engine
@@ -26,9 +24,8 @@ from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
 from server.apis.openai import fine_tuning
 from server.apis.openai.fine_tuning import TUNINGS
 from server.apis.openai.models import ModelList
-from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
-from server.core.settings import AuthSettings, Limits, ServerSettings
+from server.core.settings import Limits, ServerSettings
 from server.jobs import tuning_process
 from server.jobs.files import FileStore
 from server.jobs.tuning_process import (
@@ -51,47 +48,33 @@ from server.models.registry import ModelRegistry
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, state_after
 from tests.support.http import Body, Through, check_head, check_shape, leave_during
+from tests.support.job_server import JobServer
+from tests.support.official import openai_client
 from tests.support.tuning_process import STEPS, FakeProcesses
 
-KEYS = (ApiKey.of("ann's key", "ann", Scope.MANAGE), ApiKey.of("bob's key", "bob", Scope.MANAGE))
 LINES = [json.dumps({"prompt": f"{number}+1=", "completion": f"{number + 1}"}).encode() + b"\n" for number in range(20)]
 EXAMPLES = b"".join(LINES)
 
 
-class Server:
-    """A server of tuning jobs over a fake engine, or a fleet with it, with a folder of jobs."""
-
-    def __init__(self, folder: Path, through: Through, engine: FakeEngine | None = None) -> None:
-        self.engine = engine or FakeEngine()
-        self.through = through
-        self.files = FileStore(folder)
-        self.settings = ServerSettings(auth=AuthSettings(KEYS), loading=LoadSettings())
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[openai.AsyncOpenAI]:
-        app = make_app(await self.through(self.engine), self.settings, files=self.files)
-        self.jobs = app[TUNINGS]
-        async with (
-            TestServer(app) as server,
-            openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
-        ):
-            yield client
+async def job_server(folder: Path, through: Through, engine: FakeEngine) -> JobServer:
+    """Return a server of tuning jobs."""
+    return JobServer(folder, engine, served=await through(engine), loading=LoadSettings())
 
 
 @pytest.fixture
-def server(tmp_path: Path, through: Through) -> Server:
-    return Server(tmp_path, through)
+async def server(tmp_path: Path, through: Through) -> JobServer:
+    return await job_server(tmp_path, through, FakeEngine())
 
 
 @pytest.fixture
-def processes(server: Server, monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
+def processes(server: JobServer, monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
     made = FakeProcesses(server.engine.state_files)
     monkeypatch.setattr(TuningProcess, "start", made.start)
     return made
 
 
 @pytest.fixture
-async def client(server: Server, processes: FakeProcesses) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(server: JobServer, processes: FakeProcesses) -> AsyncIterator[openai.AsyncOpenAI]:
     async with server.run() as client:
         yield client
 
@@ -114,7 +97,7 @@ async def messages(client: openai.AsyncOpenAI, job: FineTuningJob) -> list[str]:
 
 
 class TestOfficialClient:
-    async def test_a_job_is_run_and_its_model_used(self, client: openai.AsyncOpenAI, server: Server) -> None:
+    async def test_a_job_is_run_and_its_model_used(self, client: openai.AsyncOpenAI, server: JobServer) -> None:
         method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3, "batch_size": "auto"}}}
         begun = await begin(client, suffix="sums", seed=7, method=method, metadata={"a": "b"})
         assert (begun.status, begun.fine_tuned_model, begun.finished_at) == ("validating_files", None, None)
@@ -289,7 +272,7 @@ class TestCourse:
                 await call(job.id)
 
     async def test_a_job_is_cancelled_and_the_next_one_runs(
-        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: Server
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: JobServer
     ) -> None:
         processes.hold = 4
         first = await begin(client)
@@ -306,16 +289,16 @@ class TestCourse:
         assert [each.what for each in processes.started] == ["check", "tune", "check", "check", "tune"]
         kept = (await client.fine_tuning.jobs.checkpoints.list(first.id)).data
         assert [each.step_number for each in kept] == [2]
-        assert not list(server.files.folder.glob("*.checkpoint")) + list(server.files.folder.glob("*.state"))
+        assert not list(server.folder.glob("*.checkpoint")) + list(server.folder.glob("*.state"))
 
     async def test_a_client_that_leaves_before_the_answer_gets_what_it_asked_for(
-        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: Server, monkeypatch: pytest.MonkeyPatch
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: JobServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         processes.hold = 4
-        await leave_during(begin(client), server.jobs, "create", monkeypatch)
+        await leave_during(begin(client), server.app[TUNINGS], "create", monkeypatch)
         await processes.held.wait()
         [job] = (await client.fine_tuning.jobs.list()).data
-        await leave_during(client.fine_tuning.jobs.cancel(job.id), server.jobs, "enter", monkeypatch)
+        await leave_during(client.fine_tuning.jobs.cancel(job.id), server.app[TUNINGS], "enter", monkeypatch)
         while not processes.started[-1].has_ended:
             await asyncio.sleep(0)
         assert (await client.fine_tuning.jobs.retrieve(job.id)).status == "cancelled"
@@ -347,7 +330,7 @@ class TestCourse:
         assert (await until(client, job)).status == "succeeded"
 
     async def test_the_process_hears_of_requests(
-        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: Server
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses, server: JobServer
     ) -> None:
         processes.hold, server.engine.hold = 4, 0
         job = await begin(client)
@@ -367,7 +350,7 @@ class TestCourse:
 async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through, step: int) -> None:
     """A server is stopped before a step, and its folder copied before, as a kill leaves it. Both go on."""
     (tmp_path / "a").mkdir()
-    first = Server(tmp_path / "a", through)
+    first = await job_server(tmp_path / "a", through, FakeEngine())
     processes = FakeProcesses(first.engine.state_files, hold=step)
     monkeypatch.setattr(TuningProcess, "start", processes.start)
     async with first.run() as client:
@@ -376,7 +359,7 @@ async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shutil.copytree(tmp_path / "a", tmp_path / "b")
     processes.hold = None
     for folder in ("a", "b"):
-        second = Server(tmp_path / folder, through, FakeEngine(named=first.engine.named))
+        second = await job_server(tmp_path / folder, through, FakeEngine(named=first.engine.named))
         async with second.run() as client:
             with pytest.raises(openai.BadRequestError, match="cancel the job first"):
                 await client.files.delete(begun.training_file)
@@ -392,14 +375,14 @@ async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_a_job_that_can_not_go_on_after_a_restart_waits_for_better_circumstances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through
 ) -> None:
-    first = Server(tmp_path, through)
+    first = await job_server(tmp_path, through, FakeEngine())
     processes = FakeProcesses(first.engine.state_files, hold=4)
     monkeypatch.setattr(TuningProcess, "start", processes.start)
     async with first.run() as client:
         begun = await begin(client)
         await processes.held.wait()
     processes.hold, processes.failure = None, Stuck("it began with another model")
-    second = Server(tmp_path, through, FakeEngine(named=first.engine.named))
+    second = await job_server(tmp_path, through, FakeEngine(named=first.engine.named))
     async with second.run() as client:
         job = await until(client, begun, "paused")
         told = (await messages(client, job))[-1]
@@ -425,7 +408,7 @@ class TestModelNames:
     )
 
     @pytest.mark.parametrize(("path", "body"), BODIES)
-    async def test_routes(self, server: Server, processes: FakeProcesses, path: str, body: Body) -> None:
+    async def test_routes(self, server: JobServer, processes: FakeProcesses, path: str, body: Body) -> None:
         async with server.run() as client:
             job = await until(client, await begin(client))
             url = str(client.base_url).removesuffix("/v1/") + path
@@ -566,10 +549,7 @@ class TestProcess:
         order = LoadOrder("demo", choice.model)
         models = await ModelRegistry.load([order], "demo", lambda _: partial(load_engine, replace(choice, name="demo")))
         app = make_app(models, ServerSettings(loading=choice.loading), files=FileStore(tmp_path))
-        async with (
-            TestServer(app) as server,
-            openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none", max_retries=0) as client,
-        ):
+        async with openai_client(app) as client:
             hyperparameters = {"n_epochs": 1, "batch_size": 5, "learning_rate_multiplier": 10}
             begun = await begin(client, model="demo", seed=1, hyperparameters=hyperparameters)
             async with client.with_streaming_response.fine_tuning.jobs.list_events(

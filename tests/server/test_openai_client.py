@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 
 from rnn_engine.errors import OverloadedError
 from server.auth.keys import ApiKey
@@ -15,6 +14,7 @@ from server.core.app import make_app
 from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Through
+from tests.support.official import openai_client
 
 KEY = "a key"
 
@@ -27,10 +27,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
     app = make_app(await through(engine), ServerSettings(auth=AuthSettings((ApiKey.of(KEY),))))
-    async with (
-        TestServer(app) as server,
-        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key=KEY, max_retries=0) as client,
-    ):
+    async with openai_client(app, KEY) as client:
         yield client
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 from openai.types.responses import (
     FunctionToolParam,
     ResponseFunctionToolCall,
@@ -25,6 +24,7 @@ from server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, error_of, post
+from tests.support.official import openai_client
 
 PATH = "/v1/responses"
 ANN, BOB = "ann's key", "bob's key"
@@ -47,10 +47,7 @@ MODEL: Any = {"model": "fake"}
 
 async def client_of(engine: EngineLike) -> AsyncIterator[openai.AsyncOpenAI]:
     app = make_app(engine, ServerSettings(auth=AuthSettings(KEYS)))
-    async with (
-        TestServer(app) as server,
-        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key=ANN, max_retries=0) as client,
-    ):
+    async with openai_client(app, ANN) as client:
         yield client
 
 
@@ -141,6 +138,7 @@ async def test_every_event_has_its_type_as_name(serve: Serve) -> None:
         check_shape(ResponseEvent, event)
 
 
+@PIECES
 async def test_a_stream_tells_how_far_it_has_come(serve: Serve) -> None:
     response = await (await serve(FakeEngine(cached_tokens=2))).post(
         PATH, json={"input": "Hi", "stream": True, "return_progress": True, "timings_per_token": True}

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from aiohttp.test_utils import TestServer
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from rnn_engine.chat_template import WorldTemplate
@@ -20,6 +19,7 @@ from server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, error_of, post
+from tests.support.official import openai_client
 
 PATH = "/v1/chat/completions"
 
@@ -41,10 +41,7 @@ CALLS = (
 
 
 async def client_of(engine: EngineLike) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        TestServer(make_app(engine, ServerSettings())) as server,
-        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="-", max_retries=0) as client,
-    ):
+    async with openai_client(make_app(engine, ServerSettings())) as client:
         yield client
 
 
