@@ -73,7 +73,7 @@ WORKERS = $$(cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1
 # Ray gives its processes seconds to start, so its tests run when the others have ended.
 unit: setup-dev $(NODE_MODULES) ## Run the tests
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --ignore tests/fleet
-	$(BIN)/pytest -p no:schemathesis --over fleet tests/fleet $(OVER_FLEET)
+	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)
 
 # Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server
 OVER_FLEET = $(patsubst %,tests/server/test_%.py,cancellations completions errors full_queue real_engine states streams)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,9 @@ def model_file(tiny_model: TensorModel, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def rnn_engine() -> Iterator[Command]:
+def rnn_engine(monkeypatch: pytest.MonkeyPatch) -> Command:
     """Return a function that runs `rnn-engine` with arguments and, optionally, a text on standard input."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # `serve` would keep what earlier tests left from being freed
 
     def run(*arguments: object, stdin: str | None = None, code: int = 0) -> str:
         result = CliRunner().invoke(
@@ -39,8 +40,7 @@ def rnn_engine() -> Iterator[Command]:
         assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
         return result.output
 
-    yield run
-    gc.unfreeze()  # objects that `serve` has frozen
+    return run
 
 
 @pytest.fixture
