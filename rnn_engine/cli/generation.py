@@ -64,7 +64,7 @@ def generate(
         lacks_turns = bool(prompt) and not chat and _lacks_turns(session.engine.info.chat_template, prompt or "")
         if lacks_turns:
             click.echo(_TURNS_HINT, err=True)
-        printer = _TextPrinter()
+        printer = _TextPrinter(strips=chat)
         session.generate(request, printer.print if prompt is not None else _print_ids)
         click.echo()
         if printer.only_blanks and prompt is not None and not lacks_turns:
@@ -102,11 +102,15 @@ def _read(session: Session, initial: FrozenState | None, prompt: str, *, chat: b
 class _TextPrinter:
     """Prints generated text as it comes, and records if it was white space only."""
 
-    only_blanks = True
+    def __init__(self, *, strips: bool) -> None:
+        """Begin a text. With `strips`, white space at its beginning is left out."""
+        self._strips = strips
+        self.only_blanks = True
 
     def print(self, delta: TextDelta) -> None:
-        self.only_blanks &= not delta.text.strip()
-        click.echo(delta.text, nl=False)
+        text = delta.text.lstrip() if self._strips and self.only_blanks else delta.text
+        self.only_blanks &= not text.strip()
+        click.echo(text, nl=False)
         sys.stdout.flush()
 
 

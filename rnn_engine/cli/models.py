@@ -17,6 +17,7 @@ from rnn_engine.cli.options import (
     device_memory_option,
     lora_option,
     model_argument,
+    parse_model,
     slots_option,
     tokenizer_option,
 )
@@ -140,11 +141,11 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.command(
     help=f"""Write a model in another file format.
 
-    SRC is any model that the engine reads. The ending of DST's name selects the format: {_FORMATS}; without an
-    ending: {FOLDER_TITLE}.
+    SRC is any model that the engine reads, or the name of one that was pulled. The ending of DST's name selects the
+    format: {_FORMATS}; without an ending: {FOLDER_TITLE}.
     """
 )
-@click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
+@click.argument("source", callback=parse_model, metavar="SRC")
 @click.argument("target", type=click.Path(path_type=Path), metavar="DST")
 @click.option(
     "--weights",

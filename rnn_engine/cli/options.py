@@ -140,11 +140,12 @@ def names_model(word: str) -> bool:
     return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # `os.path.exists`, unlike Path, takes any text
 
 
-def _find(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
+def parse_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
+    """A click callback that finds a model, as `find_model` does."""
     return find_model(value)
 
 
-model_argument = click.argument("model", required=False, callback=_find, metavar="[MODEL]")
+model_argument = click.argument("model", required=False, callback=parse_model, metavar="[MODEL]")
 device_option = click.option(
     "--device",
     default="auto",

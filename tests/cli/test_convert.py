@@ -23,6 +23,10 @@ def test_it_says_what_it_wrote(rnn_engine: Command, model_file: Path, tiny_model
     assert "MB, from " in shown
 
 
+def test_it_converts_a_model_by_its_name(rnn_engine: Command, tmp_path: Path) -> None:
+    assert "RWKV v7, layers 6" in rnn_engine("convert", "demo", tmp_path / "out.st")
+
+
 def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
     for name in ("out.pth", "folder"):
         target = tmp_path / name
@@ -83,7 +87,7 @@ def test_what_is_not_known_is_refused(rnn_engine: Command, model_file: Path, tmp
         "a file name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder name without an ending" in said
     )
     assert "expected one of the formats" in rnn_engine("convert", model_file, "x.pth", "--weights", "f8", code=2)
-    assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=1)
+    assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=2)
 
 
 def test_help_lists_the_formats(rnn_engine: Command) -> None:

@@ -233,9 +233,9 @@ def prompts(engine: FakeEngine) -> list[str]:
 
 
 def test_a_question_alone_is_asked_as_a_chat_has_it(rnn_engine: Command, install: Install) -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(reply=lambda _: " é!")
     install(engine)
-    rnn_engine("generate", "m", "--chat", "--prompt", "One", "--stop", "x")
+    assert rnn_engine("generate", "m", "--chat", "--prompt", "One", "--stop", "x") == "é!\n"
     assert prompts(engine) == ["User: One\n\nAssistant:"]
     assert engine.requests[0].stop == (b"x", b"\n\n")
     said = rnn_engine("generate", "m", "--chat", "--tokens", "1", code=2)
