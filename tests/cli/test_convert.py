@@ -87,7 +87,7 @@ def test_what_is_not_known_is_refused(rnn_engine: Command, model_file: Path, tmp
         "a file name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder name without an ending" in said
     )
     assert "expected one of the formats" in rnn_engine("convert", model_file, "x.pth", "--weights", "f8", code=2)
-    assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=2)
+    assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=1)
 
 
 def test_help_lists_the_formats(rnn_engine: Command) -> None:
