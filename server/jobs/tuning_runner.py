@@ -109,9 +109,9 @@ class TuningProcess:
     async def end(self, seconds: float) -> None:
         """Have the process end, and kill it if that takes longer than some seconds."""
         self.say("stop")
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), seconds)
-        except TimeoutError:
+        if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
@@ -263,12 +263,17 @@ class TuningRunner:
 
     async def _interrupt(self, job: TuningJob, error: Exception) -> None:
         """Pause a job that can't go on, such as for a full disk, or fail it if its data was not checked yet."""
+        reason = str(error) or type(error).__name__
         try:
             if self._store.get(job.owner, job.id).status == "validating_files":
-                await self._fail(job, Failed("server_error", str(error)))
+                await self._fail(job, Failed("server_error", reason))
             else:
                 await self._tell(
-                    self._store.enter, job, "paused", f"The job has been paused, since it can't go on: {error}", "error"
+                    self._store.enter,
+                    job,
+                    "paused",
+                    f"The job has been paused, since it can't go on: {reason}",
+                    "error",
                 )
         except RnnEngineError:
             with suppress(TimeoutError):

@@ -346,6 +346,18 @@ class TestCourse:
         await client.fine_tuning.jobs.cancel(job.id)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_process_ends_or_has_ended_before(has_ended: bool) -> None:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec("sleep", "0" if has_ended else "60", stdin=pipe, stdout=pipe)
+    assert process.stdout is not None
+    if has_ended:
+        await process.stdout.read()
+        await process.wait()
+    await TuningProcess(process).end(0.0)
+    assert (process.returncode == 0) == has_ended
+
+
 @pytest.mark.parametrize("step", [1, 3, 4, 8])
 async def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: Through, step: int) -> None:
     """A server is stopped before a step, and its folder copied before, as a kill leaves it. Both go on."""
