@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rnn_engine.demo import model_path
 from rnn_engine.loading.runner import open_merged, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.tokenizer import load_tokenizer
@@ -23,8 +24,13 @@ def test_it_says_what_it_wrote(rnn_engine: Command, model_file: Path, tiny_model
     assert "MB, from " in shown
 
 
-def test_it_converts_a_model_by_its_name(rnn_engine: Command, tmp_path: Path) -> None:
-    assert "RWKV v7, layers 6" in rnn_engine("convert", "demo", tmp_path / "out.st")
+def test_a_model_is_converted_by_its_name_without_its_tokenizer(rnn_engine: Command, tmp_path: Path) -> None:
+    shown = rnn_engine("convert", "demo", tmp_path / "out.st")
+    assert "RWKV v7, layers 6" in shown
+    hint = f"hint: the tokenizer is a file of its own; copy {model_path().parent / 'tokenizer.json'} to {tmp_path}\n"
+    assert shown.endswith(hint)
+    (tmp_path / "tokenizer.json").touch()
+    assert "hint" not in rnn_engine("convert", "demo", tmp_path / "out.st", "--force")
 
 
 def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
