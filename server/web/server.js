@@ -28,6 +28,11 @@ export function modelName() {
   return chosenModel.get() || models.get()[0]?.id || "";
 }
 
+/** Return whether the chosen model makes vectors of texts and writes none. */
+export function isForVectors() {
+  return Boolean(models.get().find(({ id }) => id === modelName())?.meta.embedding);
+}
+
 /** Load the models anew. */
 export async function loadModels() {
   models.set((await get("/v1/models", { quiet: true })).data);

@@ -40,6 +40,19 @@ async def choose_exact(page: Page) -> None:
     await page.get_by_label("Preset", exact=True).select_option("exact")
 
 
+async def test_a_model_for_vectors_offers_to_search(visit: Visit) -> None:
+    page = await visit()
+    await expect(page.get_by_role("button", name="Ask the model")).to_be_visible()
+    embedding = {"width": 96, "tasks": ["retrieval"], "reranker": None}
+    entry = {"id": "vectors", "meta": {"embedding": embedding}}
+    await page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [entry]}))
+    await page.reload()
+    await expect(page.get_by_role("heading", name="This model does not chat")).to_be_visible()
+    await expect(page.get_by_role("button", name="Ask the model")).to_have_count(0)
+    await page.get_by_role("main").get_by_role("link", name="Search").click()
+    await expect(page.get_by_role("textbox", name="Query")).to_be_visible()
+
+
 async def test_an_example_is_answered_and_found_again(visit: Visit) -> None:
     page = await visit()
     await page.get_by_role("button", name="Ask the model").click()

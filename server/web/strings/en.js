@@ -57,6 +57,8 @@ export const en = {
   "chat.thoughts": "Thoughts",
   "chat.hello": "What would you like to know?",
   "chat.hello_more": "Click on an example, or write a message. You can edit any message, or continue from it: the model's state there is kept.",
+  "chat.no_chat": "This model does not chat",
+  "chat.no_chat_more": "It turns texts into vectors, and orders texts by how well they answer a query:",
   "chat.conversations": "Conversations",
   "chat.conversation": "Conversation",
   "chat.untitled": "Untitled",

@@ -58,6 +58,8 @@ export const zh = {
   "chat.thoughts": "思考过程",
   "chat.hello": "想知道些什么？",
   "chat.hello_more": "点击一个示例，或输入消息。任何一条消息都可以修改，或从那里继续：模型在该处的状态都保留着。",
+  "chat.no_chat": "该模型不能对话",
+  "chat.no_chat_more": "它把文本变成向量，并按文本回答查询的程度排序：",
   "chat.conversations": "对话列表",
   "chat.conversation": "对话",
   "chat.untitled": "无标题",

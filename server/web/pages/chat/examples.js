@@ -1,7 +1,7 @@
 // The examples that the empty page offers.
 
 import { Icon } from "../../components/icons.js";
-import { persistentNames } from "../../server.js";
+import { chosenModel, isForVectors, models, persistentNames } from "../../server.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
@@ -51,12 +51,16 @@ function examples(states) {
 
 /** @param {{onChoose: (text: string, settings?: object) => void}} props */
 export function Examples({ onChoose }) {
+  useStore(models);
+  useStore(chosenModel);
+  const states = useStore(persistentNames);
+  if (isForVectors()) return html`<${NoChat} />`;
   return html`
     <div class="examples">
       <h2>${t("chat.hello")}</h2>
       <p class="muted">${t("chat.hello_more")}</p>
       <div class="example-grid">
-        ${examples(useStore(persistentNames)).map(
+        ${examples(states).map(
           ({ title, text, icon, settings, isExtra }) => html`
             <button type="button" class=${isExtra ? "example is-extra" : "example"} key=${title} onClick=${() => onChoose(text, settings)}>
               <${Icon} name=${icon} />
@@ -65,6 +69,16 @@ export function Examples({ onChoose }) {
           `,
         )}
       </div>
+    </div>
+  `;
+}
+
+/** What the empty page shows if the model can't chat. */
+function NoChat() {
+  return html`
+    <div class="examples">
+      <h2>${t("chat.no_chat")}</h2>
+      <p class="muted">${t("chat.no_chat_more")} <a href="#/search">${t("nav.search")}</a></p>
     </div>
   `;
 }

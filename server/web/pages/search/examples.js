@@ -1,6 +1,6 @@
 // Texts and a query for a new user to begin with, in words that the demo models know.
 
-import { modelName, models } from "../../server.js";
+import { isForVectors } from "../../server.js";
 
 const FACTS = {
   texts: [
@@ -24,6 +24,5 @@ const TOWN = {
 
 /** @returns {{texts: string, query: string}} The example for the chosen model: models made for embedding know a town. */
 export function exampleForModel() {
-  const model = models.get().find(({ id }) => id === modelName());
-  return model?.meta.embedding ? TOWN : FACTS;
+  return isForVectors() ? TOWN : FACTS;
 }
