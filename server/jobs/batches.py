@@ -195,10 +195,10 @@ class BatchStore(JobRecords[Batch]):
     ) -> Batch:
         """Write that a batch comes into `status`, and return it as it is then; unchanged if that may not follow.
 
-        Raises StorageError.
+        Raises NotFoundError if it was deleted, and StorageError.
         """
         with self.lock:
-            batch = self._shown(self._jobs[batch_id])
+            batch = self._shown(self._find(batch_id))
             if status not in FOLLOWS[batch.status]:
                 return batch
             changed = replace(

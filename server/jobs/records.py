@@ -78,10 +78,7 @@ class JobRecords(Generic[J]):
     def get(self, owner: str, job_id: str) -> J:
         """Return the owner's job with this id. Raises NotFoundError if there is none."""
         with self.lock:
-            job = self._jobs.get(job_id)
-            if job is None or job.owner != owner:
-                raise NotFoundError(f"there is no {job_id[:80]!r} among the {BOUNDS[self._limit].unit}")
-            return self._shown(job)
+            return self._shown(self._find(job_id, owner))
 
     def unfinished(self, owner: str | None = None) -> list[J]:
         """Return the jobs that have not ended, of one owner or of all, the oldest first."""
@@ -91,6 +88,13 @@ class JobRecords(Generic[J]):
     def path(self, job: J, ending: str) -> Path:
         """Return the path of the file of a job with this ending."""
         return self.files.folder / f"{job.id}.{ending}"
+
+    def _find(self, job_id: str, owner: str | None = None) -> J:
+        """Return the job with this id as its record has it. Raises NotFoundError if the owner, or nobody, has it."""
+        job = self._jobs.get(job_id)
+        if job is None or owner not in (None, job.owner):
+            raise NotFoundError(f"there is no {job_id[:80]!r} among the {BOUNDS[self._limit].unit}")
+        return job
 
     def _add(self, job: J) -> None:
         """Write a new job, and hold its files. If its owner has as many as allowed, the oldest ended one is forgotten.

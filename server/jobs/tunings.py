@@ -234,7 +234,7 @@ class TuningStore(JobRecords[TuningJob]):
     def change(self, job: TuningJob, change: Callable[[TuningJob], TuningJob]) -> TuningJob:
         """Write a job as `change` makes it of its present form, and return that. Raises StorageError."""
         with self.lock:
-            changed = change(self._jobs[job.id])
+            changed = change(self._find(job.id))
             self._write(changed)
             return changed
 
@@ -252,10 +252,10 @@ class TuningStore(JobRecords[TuningJob]):
         """Write that a job comes into `status`, with an event, and return its present form.
 
         It is unchanged if `status` may not follow its own. Raises InvalidRequestError if its own is not `among` some,
-        and StorageError.
+        NotFoundError if the job was forgotten, and StorageError.
         """
         with self.lock:
-            job = self._jobs[job.id]
+            job = self._find(job.id)
             if among is not None and job.status not in among:
                 raise InvalidRequestError("status", job.status, f"a job whose status is {' or '.join(among)}")
             if status not in FOLLOWS[job.status]:
@@ -287,7 +287,7 @@ class TuningStore(JobRecords[TuningJob]):
         """Return the events of a job, the oldest first, and True if the job has ended. Raises StorageError."""
         found = []
         with self.lock, storage_errors("the events of the job can't be read"), suppress(FileNotFoundError):
-            has_ended = self._jobs[job.id].has_ended
+            has_ended = self._find(job.id).has_ended
             for line in self.path(job, "events").read_bytes().splitlines():
                 with suppress(ValueError):  # a part of a line that a crash has left
                     found.append(_EVENT.validate_json(line))

@@ -18,7 +18,7 @@ import pytest
 from openai.types import Batch
 from typing_extensions import Buffer
 
-from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
 from rnn_engine.requests import Client as EngineClient
 from rnn_engine.requests import GenerateRequest
 from server.apis.openai.batches import BATCHES, BatchList, BatchObject
@@ -518,6 +518,8 @@ class TestStore:
         third = store.create("ann", URL, file_id, "24h")
         assert [batch.id for batch in store.of_owner("ann")] == [first.id, third.id]
         assert [batch.id for batch in BatchStore(store.files, LIMITS).of_owner("ann")] == [first.id, third.id]
+        with pytest.raises(NotFoundError, match=f"there is no '{second.id}' among the batches"):
+            store.enter(second.id, "cancelling")  # as after it was forgotten during a request to cancel it
 
     def test_the_estimated_finish_follows_from_the_lines_since_the_start(self, tmp_path: Path) -> None:
         now = 1000.0

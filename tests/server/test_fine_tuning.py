@@ -18,7 +18,7 @@ from openai.types.fine_tuning import FineTuningJob
 
 from rnn_engine.cli.session import load_engine
 from rnn_engine.demo import model_path
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, NotFoundError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.training.tuner import RateTried, TunerSettings, Updated
 from server.apis.openai import fine_tuning
@@ -458,6 +458,9 @@ class TestStore:
         assert [job.id for job in store.of_owner("ann")] == [second.id, third.id]
         assert [job.id for job in TuningStore(store.files, store.limits).of_owner("ann")] == [second.id, third.id]
         assert not list(store.files.folder.glob(f"{first.id}*"))
+        for use in (store.events, lambda job: store.enter(job, "cancelled", "")):
+            with pytest.raises(NotFoundError, match=f"there is no '{first.id}' among the tuning jobs"):
+                use(first)  # as after it was forgotten during a request for it
 
     def test_only_what_may_follow_follows(self, store: TuningStore) -> None:
         job = self.create(store)
