@@ -358,7 +358,7 @@ ROUTES = (
         "/completion",
         completion,
         "Continue texts or tokens, as llama-server's own route does.",
-        LlamaCompletion,
+        LlamaCompletion | list[LlamaCompletion],
         request=LlamaCompletionRequest,
         chunk=LlamaCompletionChunk,
         also=("/completions",),
