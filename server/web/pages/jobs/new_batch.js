@@ -58,13 +58,6 @@ export function NewBatchDialog({ onClose, onBegun }) {
   `;
 }
 
-const EXAMPLE = JSON.stringify(
-  {
-    custom_id: "one",
-    method: "POST",
-    url: "/v1/chat/completions",
-    body: { messages: [{ role: "user", content: "Hello" }] },
-  },
-  null,
-  1,
-);
+const EXAMPLE =
+  '{"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", ' +
+  '"body": {"messages": [{"role": "user", "content": "Hello"}]}}';
