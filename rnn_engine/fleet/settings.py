@@ -71,13 +71,14 @@ def device_at(place: ReplicaPlace, choice: str) -> str:
 
     WebGPU ignores the variable by which Ray hides a process's other GPUs (CUDA_VISIBLE_DEVICES), so the device is
     named. Of several devices that are as good for `choice`, the replica gets the one with the number of its GPU. If Ray
-    reserved no GPU, the replicas of a machine take turns. Raises DeviceError if WebGPU does not reach the GPU.
+    reserved no GPU, the replicas of a machine take turns. So "auto" without a GPU is the software driver, and never
+    numpy, for which each replica would decide by itself. Raises DeviceError if WebGPU does not reach the GPU.
     """
     if choice == "cpu" or choice.isdecimal():
         return choice
     devices = equal_devices(choice)
     if not place.gpus:
-        return choice if devices[0].is_software else str(devices[place.local_number % len(devices)].index)
+        return str(devices[place.local_number % len(devices)].index)
     [gpu, *_] = place.gpus
     number = int(gpu) if gpu.isdecimal() else place.local_number  # Ray may also give it as GPU-<UUID>
     if number >= len(devices) or devices[0].is_software:

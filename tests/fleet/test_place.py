@@ -66,9 +66,9 @@ def test_a_gpu_that_webgpu_does_not_reach(adapters: list[Adapter]) -> None:
         device_at(ReplicaPlace(0, 0, ("0",)), "auto")
 
 
-def test_without_gpus_the_engine_chooses(adapters: list[Adapter]) -> None:
+def test_without_gpus_all_replicas_take_the_software_driver(adapters: list[Adapter]) -> None:
     adapters[1:] = []
-    assert device_at(ReplicaPlace(0, 1), "auto") == "auto"
+    assert [device_at(ReplicaPlace(0, local), "auto") for local in range(2)] == ["0", "0"]
     adapters.clear()
     with pytest.raises(DeviceError, match="WebGPU finds no GPU"):
         device_at(ReplicaPlace(0), "auto")
