@@ -123,6 +123,7 @@ class _Run:
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set when the job must not go on
     told: set[str] = field(default_factory=set)  # the messages of its events, of which a restart repeats some
     step: int = 0  # the last one with an event
+    num_steps: int | None = None  # that the run has if it does not end early; None before this process's first update
     loss: float | None = None  # of that step
     tokens: int = 0  # trained so far
     begun: tuple[float, int] | None = None  # when this process made its first update, and the number of that
@@ -422,7 +423,7 @@ class TuningRunner:
             run.begun = time.monotonic(), update.step
         self._store.updates += 1
         self._store.tokens += update.num_tokens
-        run.step, run.loss = update.step, update.loss
+        run.step, run.num_steps, run.loss = update.step, update.num_steps, update.loss
         message = f"Step {update.step}/{update.num_steps}: training loss={update.loss:.4f}"
         if message not in run.told:
             run.tokens += update.num_tokens
@@ -466,6 +467,9 @@ class TuningRunner:
     async def _finish(self, job: TuningJob, run: _Run, finished: Finished) -> None:
         await self._keep_state(job, job.state)
         await asyncio.to_thread(self._store.add_results, job)
+        if run.num_steps is not None and run.step < run.num_steps:
+            early = f"Training ended after step {run.step} of {run.num_steps}: the validation loss no longer falls"
+            await self._add_once(job, run, early)
         best = f"its state is that of step {finished.best_step}, with validation loss={finished.held_out_loss:.4f}"
         await self._add_once(job, run, f"New fine-tuned model created: {job.model_name(job.state)}; {best}")
         await self._tell(

@@ -152,6 +152,7 @@ class TestOfficialClient:
             "Step 2/8: validation loss=1.5000",
             f"Checkpoint created at step 2: {job.fine_tuned_model}:ckpt-step-2",
         ]
+        assert told[-3].startswith("Checkpoint created at step 8: ")  # nothing says that the run ended early
         assert told[-2].startswith(f"New fine-tuned model created: {job.fine_tuned_model}; ")
         assert told[-1] == "The job has successfully completed"
         events = (await client.fine_tuning.jobs.list_events(job.id, limit=1000)).data[::-1]
@@ -160,6 +161,13 @@ class TestOfficialClient:
         assert figures[1] == {"step": 1, "total_steps": 8, "train_loss": 2.0, "learning_rate": 0.1, "tokens": 10}
         paged = [event.id async for event in client.fine_tuning.jobs.list_events(job.id, limit=3)]
         assert paged[::-1] == [event.id for event in events]
+
+    async def test_the_events_say_if_a_run_ends_early(
+        self, client: openai.AsyncOpenAI, processes: FakeProcesses
+    ) -> None:
+        processes.last_step = 4
+        told = await messages(client, await until(client, await begin(client)))
+        assert told[-3] == "Training ended after step 4 of 8: the validation loss no longer falls"
 
     async def test_events_are_streamed_as_they_come(self, client: openai.AsyncOpenAI, processes: FakeProcesses) -> None:
         processes.hold = 5

@@ -23,6 +23,7 @@ class FakeProcesses:
 
     files: StateFiles
     hold: int | None = None  # the step before which runs wait
+    last_step: int = STEPS  # of each run, which ends early if it is less than all steps
     die: Sequence[int] = ()  # the steps before which the first of the next processes end
     failure: Failed | Stuck | None = None  # what the next process answers
     held: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,7 +72,7 @@ class FakeProcess:
         if first == 0:
             yield RateTried(0.1, 1.0)
             yield Judgement(0, 2.0, 0.1)
-        for step in range(first + 1, STEPS + 1):
+        for step in range(first + 1, self.all.last_step + 1):
             if step == last:
                 return
             await self._wait(step)
@@ -83,8 +84,8 @@ class FakeProcess:
                 yield Judgement(step, 3 / step, 0.1)
                 assert self.words[-1] == "go"
                 checkpoint.write_text(str(step))
-        self._save(STEPS)
-        yield Finished(STEPS, 3 / STEPS)
+        self._save(self.all.last_step)
+        yield Finished(self.all.last_step, 3 / self.all.last_step)
 
     async def _wait(self, step: int) -> None:
         if step == self.all.hold:
