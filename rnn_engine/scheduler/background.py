@@ -13,7 +13,7 @@ from __future__ import annotations
 from rnn_engine.scheduler.meter import Meter, StepCosts, StepTimes
 
 LENGTHENING = 0.15  # of steps with foreground requests, in the mean: a share of their time
-PROMPT_SECONDS = 1.0  # in which foreground prompts run alone; if they go on, they leave time as other steps do
+PROMPT_SECONDS = 1.0  # in which foreground prompts run alone; if they go on, background sequences take turns with them
 QUIET_SECONDS = 10.0  # without foreground requests, after which steps may be as long as they are without such requests
 _MOST_OF_PROMPT = 0.5  # of the mean time of a prompt: the time of a step for which the next request may have to wait
 _LEAST_TIMES = 1.25  # times the time of one token, which such a step may take in any case
@@ -46,17 +46,21 @@ class BackgroundShare:
         """The seconds that a step of background requests alone may take while foreground requests are expected."""
         return max(_MOST_OF_PROMPT * (self._meter.prompt_seconds or 0.0), _LEAST_TIMES * self._costs.estimate(1))
 
-    def must_wait(self, now: float, *, has_prompt: bool) -> bool:
-        """Return True if no background token may run in the next step, because a foreground prompt runs in it.
+    def count_turn(self, now: float, least: int, wanted: int, *, has_prompt: bool) -> int:
+        """Return how many background tokens run in a step of their own, which the other requests wait for.
 
-        `has_prompt` if one does. Prompts that follow one another do not keep background sequences waiting for ever.
+        They are `least` to `wanted`, or 0 if the next step is not their turn. They get turns if foreground prompts
+        follow one another for long, or they would wait for ever. `has_prompt` if the next step would have such a
+        prompt.
         """
         if not has_prompt:
             self._prompts_since = None
-            return False
+            return 0
         if self._prompts_since is None:
             self._prompts_since = now
-        return now - self._prompts_since < PROMPT_SECONDS
+        if now - self._prompts_since < PROMPT_SECONDS or self._credit < self._costs.estimate(least):
+            return 0
+        return self._fitting(0, wanted, self._credit)
 
     def count_tokens(self, foreground: int, wanted: int) -> int:
         """Return how many of `wanted` background tokens may run in a step with `foreground` tokens of other requests.

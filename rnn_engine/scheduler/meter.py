@@ -73,9 +73,10 @@ class StepTimes:
     def cost(self, now: float) -> float:
         """Return the seconds that the step has cost, if its outcome has been processed at the time `now`.
 
-        The host's work counts, too, unless the device had the next step meanwhile.
+        The host's work counts, too, unless the device had another step meanwhile. A runner may do all its work when a
+        step is submitted.
         """
-        return self.seconds if self.was_ahead else now - self.begun
+        return max(self.seconds, self.submitted - self.begun) if self.was_ahead else now - self.begun
 
     @property
     def was_ahead(self) -> bool:

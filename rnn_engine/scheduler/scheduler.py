@@ -429,13 +429,13 @@ class Scheduler:
         """
         if not live:
             return []
-        begun = self._clock()
-        live, demands, counts = self._divide_step(live)
+        begun, runnable = self._clock(), live
+        live, demands, counts = self._divide_step(runnable)
         num_draws = self._count_draws(live)
         batch = [one.phase.run(one, count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
         times = StepTimes(begun, demands, counts, num_steps, is_background=self._is_background(live))
-        if self._slots.num_background and not times.is_background:
+        if self._slots.num_background and (not times.is_background or _foreground(runnable)):
             background = sum(count for one, count in zip(live, counts, strict=True) if one.request.client.is_background)
             self._background.charge(times.tokens - background, background, num_steps)
         if self._mask_threads.added:
@@ -452,24 +452,26 @@ class Scheduler:
     def _divide_step(self, live: list[SlotSequence]) -> tuple[list[SlotSequence], list[TokenDemand], list[int]]:
         """Return which of the sequences `live` run in the next step, their demands, and how many tokens each runs.
 
-        All run except those in the background for which there is no time beside other requests.
+        All run except those in the background for which there is no time beside other requests. None of these run
+        beside the prompt of another request, whose client waits; but they may have a step of their own.
         """
-        foreground, background = live, list[SlotSequence]()
+        foreground, background, wanted = live, list[SlotSequence](), 0
+        max_tokens, max_rows = self._runner.max_tokens, self._runner.max_rows
         if self._is_restrained():
             foreground = _foreground(live)
             background = [one for one in live if one.request.client.is_background]
+            has_prompt = any(isinstance(one.phase, Prompt) for one in foreground)
+            wanted = min(sum(one.phase.demand(one).tokens for one in background), max_tokens)
+            if turn := self._background.count_turn(self._clock(), len(background), wanted, has_prompt=has_prompt):
+                return background, *self._allocate(background, turn, max_rows)
+            if has_prompt:
+                background = []
         choose_drafts(self._drafts, foreground)
-        max_tokens, max_rows = self._runner.max_tokens, self._runner.max_rows
         demands, counts = self._allocate(foreground, max_tokens, max_rows)
-        has_prompt = any(isinstance(one.phase, Prompt) for one in foreground)
-        if not background or self._background.must_wait(self._clock(), has_prompt=has_prompt):
+        if not background:
             return foreground, demands, counts
         num_tokens = sum(counts)
-        kept = min(num_tokens, max(len(foreground), max_tokens // 2))  # of these, if the background needs the others
-        wanted = min(sum(one.phase.demand(one).tokens for one in background), max_tokens - kept)
-        more = self._background.count_tokens(num_tokens, wanted)
-        if num_tokens + more > max_tokens:
-            demands, counts = self._allocate(foreground, max_tokens - more, max_rows)
+        more = self._background.count_tokens(num_tokens, min(wanted, max_tokens - num_tokens))
         rows = max_rows - sum(map(count_rows, demands, counts))
         more_demands, more_counts = self._allocate(background[: min(more, rows)], more, rows)
         return foreground + background[: len(more_counts)], demands + more_demands, counts + more_counts
