@@ -257,10 +257,15 @@ chat_template_option = click.option(
     "template, or JSON as the user guide describes it.",
 )
 
+
+def _parse_reranker(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path | None:
+    return None if value is None else find_model(value)
+
+
 reranker_option = click.option(
     "--reranker",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
+    callback=_parse_reranker,
+    metavar="MODEL",
     help="The reranker of the first model, which must be an embedding model: it ranks documents by the states after "
     "them.",
 )

@@ -21,6 +21,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError, check_list, check_whole, is_whole
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import Grammar, json_grammar
+from rnn_engine.hub import locate_model
 from rnn_engine.llm.collection import AsyncCollection
 from rnn_engine.llm.jsonl import Results, fill, read_lines
 from rnn_engine.llm.progress import completion_bar
@@ -114,8 +115,8 @@ class AsyncLLM:
 
         `device` is auto, an index, a part of a name, or cpu. `weights` is the format of the matrices, such as f16,
         int8, int4 or auto; None keeps that of a quantised file, and is f16 for others. `num_slots` texts run at a time.
-        `reranker` is the file of a reranker for an embedding model. `cache` says how many states of prompts are kept;
-        None keeps none. `progress` is called on another thread.
+        `reranker` names a reranker for an embedding model in the same way. `cache` says how many states of prompts are
+        kept; None keeps none. `progress` is called on another thread.
 
         Raises ModelError, TokenizerError, DeviceError or InvalidRequestError.
         """
@@ -125,7 +126,7 @@ class AsyncLLM:
             chat_template=chat_template,
             weights=weights,
             loras=loras,
-            reranker=None if reranker is None else Path(reranker),
+            reranker=None if reranker is None else locate_model(reranker),
         )
         engine = await Engine.load(
             model, settings, num_slots=num_slots, max_queued=_MAX_QUEUED, cache=cache, progress=progress

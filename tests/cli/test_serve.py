@@ -123,6 +123,13 @@ def test_doors_that_can_not_be_are_told_at_once(
     assert message in " ".join(said.split())
 
 
+def test_a_reranker_is_found_by_its_name(rnn_engine: Command) -> None:
+    said = rnn_engine("serve", EMBEDDING, "--reranker", "owner/repository:rank.pth", code=2)
+    assert "owner/repository:rank.pth is neither a file nor a model that was pulled" in said
+    said = rnn_engine("serve", EMBEDDING, "--reranker", "demo", "--device", "cpu", "--tokenizer", "none", code=1)
+    assert "holds v7; expected a reranker" in said
+
+
 def test_an_embedding_model_with_its_reranker() -> None:
     options = ("--reranker", RERANKER, "--device", "cpu", "--tokenizer", "none", "--port", 0)
     with serving_process("serve", EMBEDDING, *options) as serving:
