@@ -171,6 +171,17 @@ class FileStore:
         """Return the path of a file's content, which exists until the file is deleted or has expired."""
         return self.folder / f"{stored.id}{_DATA}"
 
+    def open_content(self, stored: StoredFile) -> IO[bytes]:
+        """Open a file's content, which can then be read even if the file is deleted.
+
+        Raises NotFoundError if it is deleted already, and StorageError.
+        """
+        with storage_errors("the file can't be read"):
+            try:
+                return self.content_path(stored).open("rb")
+            except FileNotFoundError:
+                raise NotFoundError(f"there is no file {stored.id!r}") from None
+
     @contextmanager
     def create(self, owner: str) -> Iterator[NewFile]:
         """Begin a new file, which is stored at the end of the `with` block, or deleted if the block raises an error.

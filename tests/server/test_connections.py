@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
 from server.connections.acceptor import fit_descriptors, raise_descriptor_limit
-from server.core.settings import ConnectionSettings
+from server.core.settings import ConnectionSettings, ServerSettings
+from server.jobs.files import FileStore
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, scripted_logits
@@ -153,6 +155,21 @@ class TestTime:
                 await asyncio.sleep(0)
             assert (engine.produced < 3000) == stream
             assert server.counters.closed["stalled"] == 1
+
+    async def test_a_reader_of_a_file_that_stalls_is_dropped(self, through: Through, tmp_path: Path) -> None:
+        files = FileStore(tmp_path)
+        with files.create("") as new:
+            new.write(bytes(1 << 24))
+            new.describe("zeros.jsonl", "batch", None)
+        files.close()
+        assert new.stored is not None
+        settings = ServerSettings(connections=ConnectionSettings(stall_seconds=SHORT), job_folder=tmp_path)
+        async with raw_server(await through(FakeEngine()), settings=settings) as server:
+            client = await server.connect(limit=1000)
+            client.ask(f"/v1/files/{new.stored.id}/content")
+            while not server.counters.closed["stalled"]:
+                await asyncio.sleep(0)
+            assert 1000 < len(await client.ended()) < 1 << 24
 
     async def test_readers_that_stall_in_all_slots_make_room_for_others(self, through: Through) -> None:
         tokenizer = ByteTokenizer()

@@ -235,8 +235,9 @@ class TestStore:
         now[0] += 59.0
         assert store.get("ann", brief.id) == brief
         now[0] += 1.0
-        with pytest.raises(NotFoundError):
-            store.get("ann", brief.id)
+        for find in (lambda: store.get("ann", brief.id), lambda: store.open_content(brief)):
+            with pytest.raises(NotFoundError, match=f"there is no file '{brief.id}'"):
+                find()
         assert store.of_owner("ann") == [lasting]
         assert len(contents(tmp_path)) == 2
 
