@@ -146,7 +146,7 @@ class FileStore:
     @property
     def persistent(self) -> bool:
         """Whether files outlive the process."""
-        return self._owned is not None
+        return self._owned is not None and self._delete_folder is None
 
     def paths(self, pattern: str) -> list[Path]:
         """Return the paths in the folder whose names match `pattern`, ordered by name."""

@@ -306,5 +306,6 @@ class TestStore:
         store = FileStore()
         put(store, "")
         assert store.folder.exists()
+        assert not store.persistent
         store.close()
         assert not store.folder.exists()
