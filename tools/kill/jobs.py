@@ -21,6 +21,7 @@ from tools.live_server.process import ROOT, ServerProcess
 from tools.reliability_table import Row, command_line, where
 
 _DATA: Final = ROOT / "docs" / "state-tuning" / "calls.jsonl"
+_OPTIONS: Final = ("--device", "cpu")  # with `auto`, another run may have another device, and so other states
 _LINES: Final = 600  # of the batch
 _TUNING: Final = {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 30}
 _SHORTEST, _LONGEST = 1.0, 25.0  # seconds of the life of a server
@@ -56,7 +57,7 @@ class Run:
         With None it is not killed.
         """
         self.resumed += any((self.folder / "jobs").glob("ftjob-*.checkpoint"))
-        with ServerProcess(("--state-folder", str(self.folder), *self.options)) as server:
+        with ServerProcess((*_OPTIONS, "--state-folder", str(self.folder), *self.options)) as server:
             deadline = None if seconds is None else time.monotonic() + seconds
             async with ClientSession() as session:
                 caller = Caller(session, server.url, Random(0), 0)
