@@ -247,19 +247,18 @@ class StoredCollection:
             found = ((row, connection.execute(query, (row,)).fetchone()) for row in rows)
             return {row: _document(each) for row, each in found if each is not None}
 
-    def read_vectors(self) -> _Vectors:
-        """Read the vectors of all documents. Blocks for about a second for 100,000 of them."""
+    def read_vectors(self, dimensions: int) -> _Vectors:
+        """Read the vectors of all documents, of `dimensions` numbers each. Blocks for about a second for 100,000."""
         with self._reading() as connection:
             rows = np.empty(self.num_documents, np.int64)
-            matrix: F32 | None = None
+            matrix = np.empty((len(rows), dimensions), np.float32)
             for index, (row, data) in enumerate(connection.execute("SELECT row, vector FROM documents ORDER BY row")):
-                vector = np.frombuffer(data, "<f4")
-                if matrix is None:
-                    matrix = np.empty((len(rows), len(vector)), np.float32)
-                if len(vector) != matrix.shape[1]:
-                    raise self._damaged(f"a vector has {len(vector)} numbers, and another one {matrix.shape[1]}")
-                rows[index], matrix[index] = row, vector
-            return _Vectors(self.version, rows, np.empty((0, 0), np.float32) if matrix is None else matrix)
+                if not isinstance(data, bytes) or len(data) != matrix.itemsize * dimensions:
+                    raise self._damaged(f"a vector has not the bytes of {dimensions} numbers")
+                rows[index], matrix[index] = row, np.frombuffer(data, "<f4")
+            if not np.isfinite(matrix).all():
+                raise self._damaged("a vector has a number that is not finite")
+            return _Vectors(self.version, rows, matrix)
 
     def close(self, reason: str) -> None:
         """Close the file; later uses raise NotFoundError with the `reason`, a participle such as "deleted".
@@ -303,9 +302,13 @@ class StoredCollection:
 _FIELDS = "id, text, metadata, num_tokens"
 
 
-def _document(fields: tuple[str, str, str, int]) -> Document:
-    document_id, text, metadata, num_tokens = fields
-    return Document(document_id, text, json.loads(metadata), num_tokens)
+def _document(fields: tuple[object, ...]) -> Document:
+    """Return the document with these fields. Raises ValueError if they are damaged."""
+    match fields:
+        case (str(document_id), str(text), str(metadata), int(num_tokens)):
+            if isinstance(loaded := json.loads(metadata), dict):
+                return Document(document_id, text, loaded, num_tokens)
+    raise ValueError("a document has a field of another type")
 
 
 def check_new_ids(known: Sequence[str]) -> None:
@@ -416,7 +419,7 @@ class DocumentStore:
 
         The nearest comes first. Blocks while the vectors are compared, and read if that was not done before.
         """
-        nearest = self._matrices.of(collection).nearest(vector, count)
+        nearest = self._matrices.of(collection, len(vector)).nearest(vector, count)
         found = collection.of_rows(row for row, _ in nearest)
         return [(found[row], cosine) for row, cosine in nearest if row in found]
 
@@ -438,12 +441,15 @@ class _Matrices:
         self._held: OrderedDict[StoredCollection, _Vectors] = OrderedDict()  # the one unused for longest first
         self._lock = threading.Lock()
 
-    def of(self, collection: StoredCollection) -> _Vectors:
-        """Return the current vectors of a collection. Drop those of other collections if the bound is exceeded."""
+    def of(self, collection: StoredCollection, dimensions: int) -> _Vectors:
+        """Return the current vectors of a collection, of `dimensions` numbers each.
+
+        Drop those of other collections if the bound is exceeded.
+        """
         with self._lock:
             found = self._held.pop(collection, None)
             if found is None or found.version != collection.version:
-                found = collection.read_vectors()
+                found = collection.read_vectors(dimensions)
             self._held[collection] = found
             while len(self._held) > 1 and sum(each.matrix.nbytes for each in self._held.values()) > self._capacity:
                 self._held.popitem(last=False)

@@ -360,6 +360,11 @@ class TestRestarts:
         assert path.with_name(f"{FILE}.damaged").read_bytes() == data
         assert kept(store, keep(store, KEY)) == [f"resp_{KEY}"]
 
+    @pytest.mark.parametrize("damaged", [b"5", b'{"role": "user', b""])
+    def test_a_damaged_item_is_an_error_of_its_own(self, damaged: bytes) -> None:
+        with pytest.raises(StorageError, match="the item 'item' was kept and is damaged"):
+            KeptItem.stored("item", "message", damaged).load()
+
     def test_a_file_of_a_later_version_is_refused(self, lasting: Stores) -> None:
         assert lasting.folder is not None
         lasting.open()

@@ -6,11 +6,12 @@ import logging
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,36 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureF
     with pytest.raises(StorageError, match="can't be read or written"):
         left.get("a")
     again.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "metadata = 5",
+        "metadata = '{'",
+        "text = x'00'",
+        "vector = 'x'",
+        f"vector = x'{WIDTH * '0000c07f'}'",
+        "vector = zeroblob(36)",
+    ],
+)
+def test_damaged_values_of_a_document_are_an_error_of_their_own(tmp_path: Path, damage: str) -> None:
+    store = DocumentStore(tmp_path)
+    fill(make(store), "a")
+    store.close()
+    [path] = tmp_path.glob("*.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE documents SET {damage}")
+    store = DocumentStore(tmp_path)
+
+    def use(store: DocumentStore) -> None:
+        notes = store.get("", "notes")
+        notes.page(None, 1)
+        store.nearest(notes, vectors(1)[0], 1)
+
+    with pytest.raises(StorageError, match="the file of collection 'notes' can't be read or written"):
+        use(store)
+    store.close()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role, find_role
+from rnn_engine.errors import StorageError
 from server.apis.common.messages import CalledFunction, Message, ToolCallBody, parse_content, parse_role
 from server.core.bodies import parsed_bytes
 from server.core.schema import STRING, RefusedError, RequestBody
@@ -113,8 +114,14 @@ class KeptItem:
         return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
 
     def load(self) -> Item:
-        """Parse the item's stored JSON, and return the item."""
-        return {"id": self.id, **from_json(self.fields)}
+        """Parse the item's stored JSON, and return the item. Raises StorageError if it is damaged."""
+        try:
+            fields = from_json(self.fields)
+            if not isinstance(fields, dict):
+                raise ValueError(f"{fields!r} is no object")
+            return {"id": self.id, **fields}
+        except ValueError as error:
+            raise StorageError(f"the item {self.id!r} was kept and is damaged: {error}") from error
 
 
 def _one_text(value: object) -> object:
