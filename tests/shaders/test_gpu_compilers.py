@@ -9,10 +9,24 @@ import pytest
 from rnn_engine.forward.cost import MULTIPLYING, UNPACKING
 from tools.gpu_compilers import FAMILIES, Compiled, UnavailableError, chosen_kernels, compile_for
 
+DECODE = "stream 1t 1g 1p 16s 4u direct f32"  # the matmul of a step of one token
+NORMED = "stream 1t 1g 4p 32s 2u normed f32, f16"
+OF_BYTES = "stream 1t 1g 1p 16s 2u direct int8, int8"
+CANDIDATES = "candidates, v7"
+RECURRENCE = "wkv7, v7"
+
 
 @pytest.fixture(scope="module")
 def kernels() -> Mapping[str, str]:
     return chosen_kernels()
+
+
+@pytest.fixture(scope="module")
+def on_navi31(kernels: Mapping[str, str]) -> Mapping[str, Compiled]:
+    """Return what the compiler says, with loops, of the kernels that tests look into, by name."""
+    names = (*(f"{DECODE}, {weights}" for weights in UNPACKING), NORMED, OF_BYTES, CANDIDATES, RECURRENCE)
+    rolled = kernels[f"{DECODE}, f16"].replace("const UNROLL = 4u;", "const UNROLL = 1u;")
+    return compiled("navi31", {**{name: kernels[name] for name in names}, "rolled": rolled})
 
 
 def compiled(family: str, kernels: Mapping[str, str], *, with_loops: bool = True) -> dict[str, Compiled]:
@@ -29,10 +43,8 @@ def test_no_kernel_keeps_registers_in_memory(family: str, kernels: Mapping[str, 
     assert {name: kernel for name, kernel in found.items() if kernel.spilled or kernel.scratch_bytes} == {}
 
 
-def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(kernels: Mapping[str, str]) -> None:
-    text = kernels["stream 1t 1g 1p 16s 4u direct f32, f16"]
-    found = compiled("navi31", {"four": text, "one": text.replace("const UNROLL = 4u;", "const UNROLL = 1u;")})
-    fast, one = found["four"].loop, found["one"].loop
+def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(on_navi31: Mapping[str, Compiled]) -> None:
+    fast, one = on_navi31[f"{DECODE}, f16"].loop, on_navi31["rolled"].loop
     assert fast is not None
     assert one is not None
     assert (one.loads, one.bytes_in_flight) == (3, 48)  # 16 bytes of weights, and two of inputs
@@ -42,42 +54,41 @@ def test_a_decode_product_asks_for_four_blocks_of_weights_before_it_waits(kernel
 
 
 def test_a_matmul_that_norms_its_inputs_asks_for_as_many_weights_in_fewer_instructions(
-    kernels: Mapping[str, str],
+    on_navi31: Mapping[str, Compiled],
 ) -> None:
-    names = {"plain": "stream 1t 1g 1p 16s 4u direct f32, f16", "normed": "stream 1t 1g 4p 32s 2u normed f32, f16"}
-    found = compiled("navi31", {label: kernels[name] for label, name in names.items()})
-    plain, normed = found["plain"].loop, found["normed"].loop
+    plain, normed = on_navi31[f"{DECODE}, f16"].loop, on_navi31[NORMED].loop
     assert plain is not None
     assert normed is not None
     assert normed.bytes_in_flight == 8 * 16
     assert normed.instructions / 8 < plain.instructions / 4
 
 
-def test_the_instructions_of_the_model_of_cost_are_those_of_the_compiler(kernels: Mapping[str, str]) -> None:
+@pytest.mark.parametrize("weights", UNPACKING)
+def test_the_instructions_of_the_model_of_cost_are_those_of_the_compiler(
+    on_navi31: Mapping[str, Compiled], weights: str
+) -> None:
     """A look-up in workgroup memory counts as two."""
-    names = {weights: f"stream 1t 1g 1p 16s 4u direct f32, {weights}" for weights in UNPACKING}
-    found = compiled("navi31", {weights: kernels[name] for weights, name in names.items()})
-    for weights, kernel in found.items():
-        assert kernel.loop is not None
-        counted = (kernel.loop.vector + 2 * kernel.loop.workgroup_loads) / 4
-        assert counted == pytest.approx(UNPACKING[weights] + MULTIPLYING["f32"], rel=0.1), weights
+    loop = on_navi31[f"{DECODE}, {weights}"].loop
+    assert loop is not None
+    counted = (loop.vector + 2 * loop.workgroup_loads) / 4
+    assert counted == pytest.approx(UNPACKING[weights] + MULTIPLYING["f32"], rel=0.1)
 
 
-def test_products_of_bytes_ask_for_two_blocks_of_weights_before_they_wait(kernels: Mapping[str, str]) -> None:
-    (kernel,) = compiled("navi31", {"": kernels["stream 1t 1g 1p 16s 2u direct int8, int8"]}).values()
-    assert kernel.loop is not None
-    assert kernel.loop.bytes_in_flight >= 2 * 32
-    assert kernel.loop.vector / 8 == pytest.approx(5 + MULTIPLYING["int8"], rel=0.1)
+def test_products_of_bytes_ask_for_two_blocks_of_weights_before_they_wait(on_navi31: Mapping[str, Compiled]) -> None:
+    loop = on_navi31[OF_BYTES].loop
+    assert loop is not None
+    assert loop.bytes_in_flight >= 2 * 32
+    assert loop.vector / 8 == pytest.approx(5 + MULTIPLYING["int8"], rel=0.1)
 
 
-def test_candidates_ask_for_32_logits_at_once(kernels: Mapping[str, str]) -> None:
-    (kernel,) = compiled("navi31", {"": kernels["candidates, v7"]}).values()
-    assert kernel.loop is not None
-    assert kernel.loop.bytes_in_flight == 32 * 4
+def test_candidates_ask_for_32_logits_at_once(on_navi31: Mapping[str, Compiled]) -> None:
+    loop = on_navi31[CANDIDATES].loop
+    assert loop is not None
+    assert loop.bytes_in_flight == 32 * 4
 
 
-def test_a_recurrence_keeps_its_state_in_registers_that_the_code_names(kernels: Mapping[str, str]) -> None:
-    (kernel,) = compiled("navi31", {"wkv7": kernels["wkv7, v7"]}).values()
+def test_a_recurrence_keeps_its_state_in_registers_that_the_code_names(on_navi31: Mapping[str, Compiled]) -> None:
+    kernel = on_navi31[RECURRENCE]
     assert kernel.instructions < 1150
     # A loop over the state's parts would be within that over tokens, and would load nothing from device memory.
     assert kernel.loop is not None
