@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from pathlib import Path
 from uuid import uuid4
@@ -25,7 +25,7 @@ from server.core.inner import InnerAnswer, InnerCalls
 from server.core.settings import Limits
 from server.core.streams import cancel_tasks, uninterrupted
 from server.jobs.batches import Batch, BatchStatus, BatchStore
-from server.jobs.lines import BatchError, Journal, Line, LinePlace, check_lines, order_lines, read_lines, skip_lines
+from server.jobs.lines import BatchError, Journal, LinePlace, check_lines, order_lines, read_lines, skip_lines
 
 _MOST_AHEAD = 32  # lines that wait for a slot
 _READ_LINES, _READ_BYTES = 64, 1 << 20  # that are read at a time
@@ -228,7 +228,7 @@ class _BatchLines:
         self._path = path
         self._places = places
         self._journal = journal
-        self._lines = deque[Line]()  # that were read and are not run yet
+        self._lines = deque[tuple[str, bytes]]()  # ids and bodies of those that were read and are not run yet
         self._reading = asyncio.Lock()
 
     async def run(self, num_tasks: int) -> None:
@@ -239,16 +239,20 @@ class _BatchLines:
 
     async def _run_each(self) -> None:
         while (line := await self._next()) is not None:
+            custom_id, body = line
             request_id = uuid4().hex
-            answer = await self._answer(to_json(line.body), request_id)
-            await self._write(line.custom_id, request_id, answer)
+            answer = await self._answer(body, request_id)
+            await self._write(custom_id, request_id, answer)
 
-    async def _next(self) -> Line | None:
-        """Return the next line to run; None after the last one. Raises OSError."""
+    async def _next(self) -> tuple[str, bytes] | None:
+        """Return the `custom_id` and the body of the next line to run; None after the last one. Raises OSError."""
         async with self._reading:
             if not self._lines:
-                self._lines.extend(await asyncio.to_thread(read_lines, self._path, self._next_places(), self._url))
+                self._lines.extend(await asyncio.to_thread(self._read, self._next_places()))
             return self._lines.popleft() if self._lines else None
+
+    def _read(self, places: Sequence[LinePlace]) -> list[tuple[str, bytes]]:
+        return [(line.custom_id, to_json(line.body)) for line in read_lines(self._path, places, self._url)]
 
     def _next_places(self) -> list[LinePlace]:
         """Return the places of the lines to read together."""

@@ -94,8 +94,8 @@ async def test_an_upload_lies_in_a_file_until_it_is_read(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     client = await serve(FakeEngine())
     async with stalled(client, "PUT", "/v1/states/s", 3 * MEGABYTE):
-        await reach(lambda: sum(path.stat().st_size for path in tmp_path.glob("*/upload")) >= 2 * MEGABYTE)
-    await reach(lambda: not any(tmp_path.iterdir()))
+        await reach(lambda: sum(path.stat().st_size for path in tmp_path.rglob("upload")) >= 2 * MEGABYTE)
+    await reach(lambda: not any(tmp_path.rglob("upload")))
     assert client.app[BUDGET].held == 0
 
 
