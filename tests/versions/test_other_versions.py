@@ -32,7 +32,7 @@ SIZES: dict[str, ModelShape] = {
     "v5.0, one head of 128": tiny_v5("v5.0", layers=1, width=128, head_size=128, vocab=256),
     "v4, width 40": tiny_v4(layers=1, width=40, ffn=33, vocab=50277),
     "v4, width 200": tiny_v4(layers=5, width=200, vocab=256),
-    "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1, width=40, head_size=20, ffn=52, vocab=50277)),
+    "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1, width=40, head_size=20, ffn=52, vocab=5027)),
     "v7, 2 heads of 20": tiny_shape(layers=2, width=40, head_size=20, vocab=12),
     "v7, 2 heads of 64": tiny_shape(layers=3, width=128, head_size=64, vocab=12),
     "v7, one head of 256": tiny_shape(layers=1, width=256, head_size=256),
