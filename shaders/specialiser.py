@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,6 +24,7 @@ Include: TypeAlias = str | Path
 """A file to include: the name of a file of this package, without its suffix, or the path of another file."""
 
 _INCLUDE = re.compile(r"^#include\s+(\w+)\s*$")
+_WORD = re.compile(r"\w+")
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage)\s*,\s*(read|read_write)\s*>\s*(\w+)\s*:")
 
 
@@ -71,7 +73,8 @@ def specialise(
     body = "\n".join(text)
     if unknown := set(chosen) - used:
         raise KeyError(f"{name}.wgsl includes none of {sorted(unknown)}")
-    if unused := [key for key in constants if not re.search(rf"\b{key}\b", body)]:
+    words = set(_WORD.findall(body))
+    if unused := [key for key in constants if key not in words]:
         raise KeyError(f"{name}.wgsl uses none of the constants {unused}")
     bindings = {match[4]: Binding(int(match[1]), match[3] == "read") for match in _BINDING.finditer(body)}
     lines = [(line, ("constants", number)) for number, line in enumerate(header, 1)]
@@ -83,14 +86,25 @@ def specialise(
 def _append(
     include: Include, chosen: Mapping[str, Include], used: set[str], text: list[str], origins: list[tuple[str, int]]
 ) -> None:
-    file: Traversable = include if isinstance(include, Path) else files("shaders") / f"{include}.wgsl"
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    name, lines = (include.name, _lines_of(include)) if isinstance(include, Path) else _shader(include)
+    for number, line in enumerate(lines, 1):
         if match := _INCLUDE.match(line):
             used.add(match[1])
             _append(chosen.get(match[1], match[1]), chosen, used, text, origins)
         else:
             text.append(line)
-            origins.append((file.name, number))
+            origins.append((name, number))
+
+
+@cache
+def _shader(name: str) -> tuple[str, list[str]]:
+    """Return the file name and the lines of a shader of this package."""
+    file = files("shaders") / f"{name}.wgsl"
+    return file.name, _lines_of(file)
+
+
+def _lines_of(file: Traversable) -> list[str]:
+    return file.read_text("utf-8").splitlines()
 
 
 def _literal(value: Constant) -> str:
