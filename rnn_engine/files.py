@@ -57,6 +57,19 @@ def _create(path: Path) -> IO[bytes]:
     return path.open("xb")
 
 
+def append(file: IO[bytes], data: bytes) -> None:
+    """Write `data` at the end of an unbuffered file, or nothing if the disk has no room for it. Raises OSError then."""
+    rest, written = memoryview(data), 0
+    try:
+        while written < len(data):
+            written += file.write(rest[written:]) or 0
+    except OSError:
+        end = file.seek(0, os.SEEK_END) - written
+        file.truncate(end)
+        file.seek(end)
+        raise
+
+
 @contextmanager
 def atomic_folder(path: Path, field: str) -> Iterator[Path]:
     """Make a temporary folder, which replaces `path` when the `with` block ends, or is deleted if the block raises.

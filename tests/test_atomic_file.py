@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
+from typing_extensions import Buffer
 
 from rnn_engine import files
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, atomic_folder, delete_unfinished
+from rnn_engine.files import TEMPORARY_SUFFIX, append, atomic_file, atomic_folder, delete_unfinished
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
 
 
@@ -20,6 +22,25 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         file.writelines([b"new", object()])  # type: ignore[list-item]
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert path.read_text() == "old"
+
+
+class SmallDisk(io.FileIO):
+    """A file on a disk that takes two bytes at a time, and none beyond some six."""
+
+    def write(self, data: Buffer) -> int:
+        if self.tell() >= 6:
+            raise OSError("full")
+        return super().write(memoryview(data)[:2])
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_what_is_appended_is_there_as_a_whole_or_not_at_all(tmp_path: Path, mode: str) -> None:
+    with SmallDisk(tmp_path / "out", mode) as file:
+        append(file, b"abc")
+        with pytest.raises(OSError, match="full"):
+            append(file, b"defghi")
+        append(file, b"xyz")
+    assert (tmp_path / "out").read_bytes() == b"abcxyz"
 
 
 def test_what_crashes_have_left_of_a_file_is_deleted(tmp_path: Path) -> None:

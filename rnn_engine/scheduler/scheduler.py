@@ -538,9 +538,10 @@ class Scheduler:
             self._conclude(outcome, deliveries)
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)
-        self._drafts.note_step(step.times, self._clock())
+        now = self._clock()
+        self._drafts.note_step(step.times, now)
         if step.times.was_ahead or not self._steps:  # else its time may include that of the step behind it
-            self._background.note_step(step.times, self._clock())
+            self._background.note_step(step.times, now)
         return deliveries
 
     def _suspend(self) -> list[Delivery]:

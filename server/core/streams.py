@@ -67,6 +67,23 @@ class EventStream:
         return self._response
 
 
+async def send_until_closing(
+    request: web.Request, send: Coroutine[Any, Any, None], seconds: float | None = None
+) -> None:
+    """Run `send`, which sends a stream, until it ends, the server takes no more requests, or `seconds` are over.
+
+    Raises what it raises: ConnectionError if the client has left.
+    """
+    sending = asyncio.create_task(send)
+    closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
+    try:
+        await asyncio.wait((sending, closing), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        await cancel_tasks(sending, closing)
+
+
 # Streams that report the current status again and again.
 
 _CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
@@ -84,15 +101,8 @@ async def send_repeatedly(
     first = encode_event(await make())  # an error before the first event has a status of its own
     await stream.open()
     if request.method != hdrs.METH_HEAD:
-        sending = asyncio.create_task(_send(stream, first, seconds, make))
-        closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
-        try:
-            most = request.app[SETTINGS].limits.max_request_seconds
-            await asyncio.wait((sending, closing), timeout=most, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()  # raises if the client has left
-        finally:
-            await cancel_tasks(sending, closing)
+        most = request.app[SETTINGS].limits.max_request_seconds
+        await send_until_closing(request, _send(stream, first, seconds, make), most)
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             return await stream.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from uuid import uuid4
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import append
 from server.core.bodies import to_json
 from server.core.routing import Route
 from server.core.schema import UnknownFields, parse_json
@@ -287,13 +287,7 @@ class Journal:
         usage: TokenUsage = NO_TOKENS,
     ) -> None:
         file = self._outputs if is_success else self._errors
-        rest, written = memoryview(line + b"\n"), 0
-        try:
-            while written < len(rest):
-                written += file.write(rest[written:]) or 0
-        except OSError:  # such as a full disk
-            file.truncate(file.seek(0, os.SEEK_END) - written)
-            raise
+        append(file, line + b"\n")
         self.done.add(custom_id)
         self.num_added += 1
         for counts in (self.counts, self._total):

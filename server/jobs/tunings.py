@@ -19,6 +19,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import append
 from rnn_engine.training.tuner import TunerSettings
 from server.core.bodies import storage_errors
 from server.core.settings import Limits
@@ -281,7 +282,7 @@ class TuningStore(JobRecords[TuningJob]):
             storage_errors("an event can't be written to the folder of jobs"),
             self.path(job, "events").open("ab", buffering=0) as file,
         ):
-            file.write(line)
+            append(file, line)
 
     def events(self, job: TuningJob) -> tuple[list[TuningEvent], bool]:
         """Return the events of a job, the oldest first, and True if the job has ended. Raises StorageError."""

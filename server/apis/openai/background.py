@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 from pydantic_core import from_json
 
 from rnn_engine.errors import InvalidRequestError, StorageError
+from rnn_engine.files import append
 from rnn_engine.requests import Client
 from server.apis.openai.kept import ConversationStore
 from server.apis.openai.kept_file import History, Kept
@@ -27,8 +28,7 @@ from server.apis.openai.response_items import KeptItem
 from server.auth.keys import Principal
 from server.core.bodies import storage_errors, to_json
 from server.core.inner import InnerCalls
-from server.core.routing import LIFECYCLE
-from server.core.streams import EventStream, cancel_tasks, encode_event, uninterrupted
+from server.core.streams import EventStream, cancel_tasks, encode_event, send_until_closing, uninterrupted
 
 PATH = "/v1/responses"
 
@@ -93,9 +93,7 @@ class BackgroundRun:
     def _write(self, events: bytes) -> None:
         self.num_events += events.count(_END)
         if self._events is not None:
-            rest = memoryview(events)
-            while rest:
-                rest = rest[self._events.write(rest) :]
+            append(self._events, events)
             self.num_bytes += len(events)
         self.changed.set()
         self.changed = asyncio.Event()
@@ -256,14 +254,7 @@ async def stream_events(request: web.Request, kept: Kept, first: int) -> web.Str
     await stream.open()
     if request.method == hdrs.METH_HEAD:
         return await stream.close()
-    sending = asyncio.create_task(_send(stream, request.app[BACKGROUND].events(kept), first))
-    closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
-    try:
-        await asyncio.wait((sending, closing), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await cancel_tasks(sending, closing)
-    if not sending.cancelled():
-        sending.result()  # raises if the client has left
+    await send_until_closing(request, _send(stream, request.app[BACKGROUND].events(kept), first))
     return await stream.close()
 
 

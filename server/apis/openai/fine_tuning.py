@@ -18,9 +18,9 @@ from server.auth.admission import PRINCIPAL
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import json_response, page_ends, query_page, read_body
-from server.core.routing import LIFECYCLE, Route
+from server.core.routing import Route
 from server.core.schema import RequestBody
-from server.core.streams import DONE, EventStream, encode_event
+from server.core.streams import DONE, EventStream, encode_event, send_until_closing
 from server.jobs.tuning_runner import TuningRunner
 from server.jobs.tunings import (
     BASE_RATE,
@@ -317,28 +317,27 @@ async def list_checkpoints(request: web.Request) -> web.Response:
 
 async def _stream_events(request: web.Request, job: TuningJob) -> web.StreamResponse:
     """Send the events of a job, the oldest first, until it has ended or the server stops."""
-    store, runner, stream = request.app[TUNINGS], request.app[TUNING_RUNNER], EventStream(request)
+    stream = EventStream(request)
     await stream.open()
-    if request.method == hdrs.METH_HEAD:
-        return await stream.close()
-    sent = 0
-    closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
-    try:
-        while not closing.done():
-            news = asyncio.create_task(runner.wait_for_news())  # from before the events are read
-            try:
-                events, has_ended = await asyncio.to_thread(store.events, job)
-                await stream.write(b"".join(encode_event({**_event_object(event)}) for event in events[sent:]))
-                sent = len(events)
-                if has_ended:
-                    await stream.write(DONE)
-                    break
-                await asyncio.wait((news, closing), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                news.cancel()
-    finally:
-        closing.cancel()
+    if request.method != hdrs.METH_HEAD:
+        await send_until_closing(request, _send(stream, job, request.app[TUNINGS], request.app[TUNING_RUNNER]))
     return await stream.close()
+
+
+async def _send(stream: EventStream, job: TuningJob, store: TuningStore, runner: TuningRunner) -> None:
+    sent = 0
+    while True:
+        news = asyncio.create_task(runner.wait_for_news())  # from before the events are read
+        try:
+            events, has_ended = await asyncio.to_thread(store.events, job)
+            await stream.write(b"".join(encode_event({**_event_object(event)}) for event in events[sent:]))
+            sent = len(events)
+            if has_ended:
+                await stream.write(DONE)
+                return
+            await news
+        finally:
+            news.cancel()
 
 
 def _job(request: web.Request) -> TuningJob:
